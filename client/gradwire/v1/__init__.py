@@ -1,0 +1,75 @@
+"""The gradwire.v1 wire API: import this package, not the generated modules in it."""
+
+from gradwire.v1.error_reason_pb2 import (
+    ErrorReason,
+)
+from gradwire.v1.gradient_service_pb2 import (
+    AttributeInfo,
+    Chunk,
+    Error,
+    EvaluateRequest,
+    EvaluateResponse,
+    EvaluateStreamRequest,
+    EvaluateStreamResponse,
+    GetServerInfoRequest,
+    GetServerInfoResponse,
+    Limits,
+    ListOperatorsRequest,
+    ListOperatorsResponse,
+    Open,
+    Opened,
+    OperatorInfo,
+    Options,
+)
+from gradwire.v1.gradient_service_pb2_grpc import (
+    GradientServiceServicer,
+    GradientServiceStub,
+    add_GradientServiceServicer_to_server,
+)
+from gradwire.v1.operator_pb2 import (
+    DmlAxisDirection,
+    DmlInterpolationMode,
+    DmlNearestRounding,
+    DmlOffsetConvention,
+    DmlResample,
+    DmlResample2,
+    Interpolate,
+    Operator,
+)
+from gradwire.v1.tensor_pb2 import (
+    DataType,
+    TensorDescriptor,
+)
+
+__all__ = [
+    "AttributeInfo",
+    "Chunk",
+    "DataType",
+    "DmlAxisDirection",
+    "DmlInterpolationMode",
+    "DmlNearestRounding",
+    "DmlOffsetConvention",
+    "DmlResample",
+    "DmlResample2",
+    "Error",
+    "ErrorReason",
+    "EvaluateRequest",
+    "EvaluateResponse",
+    "EvaluateStreamRequest",
+    "EvaluateStreamResponse",
+    "GetServerInfoRequest",
+    "GetServerInfoResponse",
+    "GradientServiceServicer",
+    "GradientServiceStub",
+    "Interpolate",
+    "Limits",
+    "ListOperatorsRequest",
+    "ListOperatorsResponse",
+    "Open",
+    "Opened",
+    "Operator",
+    "OperatorInfo",
+    "Options",
+    "TensorDescriptor",
+    "add_GradientServiceServicer_to_server",
+]

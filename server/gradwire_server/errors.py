@@ -1,0 +1,88 @@
+"""What the server's core raises; failures.py turns each into a status.
+
+EvaluationError
+├── InvalidFieldError           an attribute, shape, dtype or stride is not valid
+├── InvalidDataError            the bytes are not those the descriptor promises
+├── UnknownFieldError           the request carries a field this server does not know
+├── UnknownOperatorError        the operator is not known to this server
+├── UseStreamError              too large for a unary call
+├── LimitExceededError          a limit of this server; a retry does not help
+│   ├── TableTooLargeError          the weight tables
+│   └── LayoutNotStreamableError    axis orders differ and the tensor cannot be held whole
+├── OverloadedError             the server is full; a retry helps
+├── StalledError                no progress for the stall timeout
+├── DrainingError               the server is shutting down
+└── EvaluationChangedError      the evaluation to resume is another one
+"""
+
+from __future__ import annotations
+
+
+class EvaluationError(Exception):
+    """Base of every error a request can be answered with.
+
+    message  for people: names the field, what came and what would do
+    facts    each variable part of the message, by name
+    """
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = {name: str(value) for name, value in facts.items()}
+
+
+class InvalidFieldError(EvaluationError):
+    """An attribute, shape, dtype or stride is not valid; field is its path in the request."""
+
+    def __init__(self, field: str, message: str, **facts: object) -> None:
+        super().__init__(f"{field}: {message}", field=field, **facts)
+        self.field = field
+        self.description = message
+
+
+class InvalidDataError(EvaluationError):
+    """The bytes are not those the descriptor promises, or chunks are out of order."""
+
+
+class UnknownFieldError(EvaluationError):
+    """The request carries a field this server does not know."""
+
+
+class UnknownOperatorError(EvaluationError):
+    """The operator is not known to this server."""
+
+
+class UseStreamError(EvaluationError):
+    """Request or result is too large for a unary call."""
+
+
+class LimitExceededError(EvaluationError):
+    """A limit of this server is exceeded; a retry does not help."""
+
+
+class TableTooLargeError(LimitExceededError):
+    """The weight tables would exceed this server's limit."""
+
+
+class LayoutNotStreamableError(LimitExceededError):
+    """Input and output axis orders differ and the tensor is too large to hold whole."""
+
+
+class OverloadedError(EvaluationError):
+    """The server is full; a retry after retry_after_s seconds is welcome."""
+
+    def __init__(self, message: str, *, retry_after_s: float, **facts: object) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **facts)
+        self.retry_after_s = retry_after_s
+
+
+class StalledError(EvaluationError):
+    """The stream made no progress for the stall timeout."""
+
+
+class DrainingError(EvaluationError):
+    """The server is shutting down."""
+
+
+class EvaluationChangedError(EvaluationError):
+    """The evaluation to resume is not the one this server computes."""
