@@ -2,7 +2,7 @@
 
 EvaluationError
 ├── InvalidFieldError           an attribute, shape, dtype or stride is not valid
-├── InvalidDataError            the bytes are not those the descriptor promises
+│   └── InvalidDataError            the bytes are not those the descriptor promises
 ├── UnknownFieldError           the request carries a field this server does not know
 ├── UnknownOperatorError        the operator is not known to this server
 ├── UseStreamError              too large for a unary call
@@ -40,8 +40,8 @@ class InvalidFieldError(EvaluationError):
         self.description = message
 
 
-class InvalidDataError(EvaluationError):
-    """The bytes are not those the descriptor promises, or chunks are out of order."""
+class InvalidDataError(InvalidFieldError):
+    """The bytes are not those the descriptor promises, or messages are out of order."""
 
 
 class UnknownFieldError(EvaluationError):

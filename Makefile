@@ -1,0 +1,101 @@
+# Each target does its own set-up; nothing is installed outside the folders named here.
+PYTHON ?= python3
+VENV ?= .venv
+GENERATE_VENV ?= .venv-generate
+# Further arguments of pytest: make test ARGS="tests/plans -k adjoint"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+BIN := $(VENV)/bin
+PINS := constraints/pinned.txt
+PIP := -m pip --quiet --disable-pip-version-check
+# The Node client of the contract tests; without npm those tests are skipped.
+NODE := tests/contract/node
+NODE_MODULES := $(if $(shell command -v npm),$(patsubst %,$(NODE)/node_modules/.%,$(notdir $(wildcard $(NODE)/package-lock.json))))
+
+.PHONY: help demo test lint schema check generate load-smoke bench full image install constraints clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; writes out/demo.png
+	mkdir -p out
+	$(BIN)/gradwire demo --output out/demo.png
+
+test: $(VENV)/.installed $(NODE_MODULES)  ## Run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.tools  ## Check with ruff, mypy, pyright and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+schema: $(VENV)/.installed $(GENERATE_VENV)/.installed  ## Check that generated code is current; buf lint, format, breaking
+	$(GENERATE_VENV)/bin/python proto/generate.py --check
+	$(BIN)/buf lint proto
+	$(BIN)/buf format proto --diff --exit-code
+	@if tag=$$(git describe --tags --match 'v*' --abbrev=0 2>/dev/null); then \
+		echo "buf breaking proto --against $$tag"; \
+		git archive "$$tag" proto | $(BIN)/buf breaking proto --against '-#format=tar,subdir=proto'; \
+	else \
+		echo "buf breaking: skipped, this clone has no tag v* to compare with"; \
+	fi
+
+check: lint schema test  ## Run lint, schema and test
+
+generate: $(GENERATE_VENV)/.installed  ## Write client/gradwire/v1 anew from proto/
+	$(GENERATE_VENV)/bin/python proto/generate.py
+
+load-smoke: $(VENV)/.installed  ## Load a server for 30 s; prints latencies, rates and errors as JSON
+	$(BIN)/python tests/load/smoke.py
+
+bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
+	$(BIN)/python -m pytest tests/bench
+
+full: lint schema bench load-smoke  ## Everything, also what is too heavy for CI
+
+image:  ## Build the container image gradwire:cpu
+	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .
+
+install: $(VENV)/.tools $(NODE_MODULES)  ## Set up $(VENV) and run nothing
+
+constraints:  ## Pin today's newest versions in constraints/pinned.txt
+	rm -rf build/pin
+	$(PYTHON) -m venv build/pin
+	build/pin/bin/python $(PIP) install --upgrade pip
+	build/pin/bin/python $(PIP) install --editable '.[all]' --group test --group lint --group package hatchling
+	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
+	rm -rf build/pin
+
+clean:  ## Remove what these targets made
+	rm -rf .venv .venv-generate build dist out .coverage .hypothesis .*_cache $(NODE)/node_modules
+
+# Set up again whenever dependencies or pins have changed.
+$(VENV)/.installed: pyproject.toml $(PINS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "gradwire needs Python 3.11 or newer: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make virtual environments; run: apt-get update && apt-get install -y python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) install --constraint $(PINS) pip
+	$(BIN)/python $(PIP) install --constraint $(PINS) --build-constraint $(PINS) \
+		--editable '.[server,plot]' --group test
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.installed
+	$(BIN)/python $(PIP) install --constraint $(PINS) --group lint --group package
+	@touch $@
+
+$(GENERATE_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(GENERATE_VENV)
+	$(GENERATE_VENV)/bin/python $(PIP) install --constraint $(PINS) pip
+	$(GENERATE_VENV)/bin/python $(PIP) install --group generate
+	@touch $@
+
+$(NODE)/node_modules/.package-lock.json: $(NODE)/package-lock.json
+	npm ci --prefix $(NODE)

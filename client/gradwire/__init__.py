@@ -1,0 +1,50 @@
+"""Gradients of resampling operators, computed by a gradwire server.
+
+Start with Client, or AsyncClient for asyncio; build operators with gradwire.ops.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from gradwire import ops, v1
+from gradwire.async_client import AsyncClient
+from gradwire.client import Client
+from gradwire.errors import (
+    CallCancelledError,
+    DeadlineExceededError,
+    EvaluationChangedError,
+    GradwireError,
+    InvalidRequestError,
+    LimitExceededError,
+    OutOfMemoryError,
+    OverloadedError,
+    ServerError,
+    UnavailableError,
+    UnsupportedOperatorError,
+    UseStreamError,
+)
+from gradwire.retries import RetryPolicy
+
+__version__ = version("gradwire")
+
+__all__ = [
+    "AsyncClient",
+    "CallCancelledError",
+    "Client",
+    "DeadlineExceededError",
+    "EvaluationChangedError",
+    "GradwireError",
+    "InvalidRequestError",
+    "LimitExceededError",
+    "OutOfMemoryError",
+    "OverloadedError",
+    "RetryPolicy",
+    "ServerError",
+    "UnavailableError",
+    "UnsupportedOperatorError",
+    "UseStreamError",
+    "__version__",
+    "ops",
+    "v1",
+]

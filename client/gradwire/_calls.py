@@ -1,0 +1,186 @@
+"""How one call proceeds: every decision of both clients, which only carry them out.
+
+A client repeats until there is a reply: try the call, and where the try fails ask `recover` how
+long to wait before the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gradwire import ops, v1
+from gradwire._channel import Link
+from gradwire._job import prepare
+from gradwire._options import Options
+from gradwire._progress import INTERVAL_S, Progress
+from gradwire._streams import StreamTry
+from gradwire.chunks import Transfer
+from gradwire.errors import (
+    DeadlineExceededError,
+    EvaluationChangedError,
+    GradwireError,
+    InvalidRequestError,
+)
+from gradwire.retries import Tries, is_retryable
+
+
+class UnaryCall:
+    """One call of one message each way, with its tries."""
+
+    def __init__(self, options: Options, link: Link) -> None:
+        self._tries = Tries(options.retry, link.budget)
+        self._until = time.monotonic() + options.timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self._until - time.monotonic())
+
+    def recover(self, error: GradwireError) -> float:
+        """Return the seconds to wait before the next try; raise the error where there is none."""
+        if not is_retryable(error, streamed=False):
+            raise error
+        return self._tries.pause_s(
+            error,
+            progressed=False,
+            left_s=self.left_s,
+            draw=random.random(),  # noqa: S311 - jitter
+        )
+
+    def succeed(self) -> None:
+        """Note that the call succeeded."""
+        self._tries.succeed()
+
+
+class Evaluation:
+    """One evaluate() from its arguments to its result.
+
+    streams  whether it goes by EvaluateStream now; otherwise by Evaluate
+    """
+
+    def __init__(
+        self,
+        operator: ops.Operator,
+        array: object,
+        *,
+        output_shape: Sequence[int] | None,
+        out: NDArray[Any] | None,
+        timeout_s: float | None,
+        on_progress: Callable[[int, int], object] | None,
+        options: Options,
+        link: Link,
+    ) -> None:
+        self._started_at = time.monotonic()
+        self._job = prepare(operator, array, output_shape=output_shape, out=out)
+        self._timeout_s = check_timeout(timeout_s)
+        self._options = options
+        self._progress = Progress(on_progress)
+        self._tries = Tries(options.retry, link.budget)
+        self._transfer = Transfer(self._job, chunk_bytes=options.chunk_bytes)
+        self._stream: StreamTry | None = None
+        self._result: NDArray[Any] | None = None
+        self.streams = self._job.bulk_bytes > options.stream_threshold_bytes
+
+    @property
+    def request_id(self) -> str:
+        """Name of the request, the same for every try."""
+        return self._job.request_id
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0; infinite for a stream without one."""
+        timeout_s = self._timeout_s
+        if timeout_s is None:
+            timeout_s = math.inf if self.streams else self._options.timeout_s
+        return max(0.0, self._started_at + timeout_s - time.monotonic())
+
+    @property
+    def still_s(self) -> float:
+        """Seconds until a stream counts as stalled, unless something moves; at least 0."""
+        still_since = self._transfer.moved_at
+        return max(0.0, still_since + self._options.timeout_s - time.monotonic())
+
+    def unary_request(self) -> v1.EvaluateRequest:
+        """Encode the message for a try of Evaluate."""
+        return self._job.unary_request()
+
+    def take(self, response: v1.EvaluateResponse) -> None:
+        """Decode the answer to Evaluate."""
+        self._result = self._job.unary_result(response)
+
+    def start_stream(self, link: Link, *, on_end: Callable[[], None] | None = None) -> StreamTry:
+        """Start a try of EvaluateStream; on_end is called in another thread when it has ended."""
+        left_s = self.left_s
+        self._stream = StreamTry(
+            link,
+            self._transfer,
+            request_id=self.request_id,
+            chunk_bytes=self._options.chunk_bytes,
+            # After a failure caution: an error is lost more easily to a sender that is ahead.
+            eager=self._stream is None,
+            timeout_s=None if math.isinf(left_s) else left_s,
+            on_end=on_end,
+        )
+        return self._stream
+
+    def next_look_s(self) -> float:
+        """Return the seconds to wait for the end of a stream before the next look."""
+        return min(self.still_s, INTERVAL_S if self._progress.is_wanted else math.inf)
+
+    def look(self) -> None:
+        """Report how far a stream is; raise DeadlineExceededError where it is stalled."""
+        transfer = self._transfer
+        self._progress.report(transfer.sent, transfer.received)
+        if not self.still_s:
+            raise DeadlineExceededError(
+                f"nothing moved for {self._options.timeout_s} s, after {transfer.sent} of "
+                f"{transfer.source.nbytes} input bytes and {transfer.received} result bytes",
+                request_id=self.request_id,
+            )
+
+    def recover(self, error: GradwireError) -> float:
+        """Return the seconds to wait before the next try; raise the error where there is none."""
+        if error.reason == "USE_STREAM" and not self.streams:
+            self.streams = True
+            return 0.0
+        if error.reason == "LAYOUT_NOT_STREAMABLE" and (job := self._job.reordered()) is not None:
+            self._job = job
+            self._transfer = Transfer(job, chunk_bytes=self._options.chunk_bytes)
+            return 0.0
+        if error.reason == "INVALID_DATA" and self._stream and self._stream.sent_too_large:
+            # Another server than the one whose limit was known; the next try waits for its word.
+            return 0.0
+        if isinstance(error, EvaluationChangedError):
+            self._transfer.restart()
+        elif not is_retryable(error, streamed=self.streams):
+            raise error
+        return self._tries.pause_s(
+            error,
+            progressed=self._transfer.progressed,
+            left_s=min(self.left_s, self.still_s) if self.streams else self.left_s,
+            draw=random.random(),  # noqa: S311 - jitter
+        )
+
+    def result(self) -> NDArray[Any]:
+        """Return the result, once a try has succeeded."""
+        result = self._transfer.result if self.streams else self._result
+        if result is None:
+            raise AssertionError("a try without a result fails")
+        self._tries.succeed()
+        self._progress.finish(self._job.input_bytes, result.nbytes)
+        return result
+
+
+def check_timeout(timeout_s: float | None) -> float | None:
+    """Return timeout_s; raise InvalidRequestError where it is no time."""
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise InvalidRequestError.of(
+            "timeout_s", f"is {timeout_s}; give seconds above 0, or None for the default"
+        )
+    return timeout_s

@@ -1,0 +1,7 @@
+"""`python -m gradwire.cli`."""
+
+from __future__ import annotations
+
+from gradwire.cli.app import main
+
+main()

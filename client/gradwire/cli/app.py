@@ -1,0 +1,219 @@
+"""The commands and their options; each one's work is in a module of its own, loaded when it runs."""
+
+# Imports stand in the commands, so that --help answers at once.
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from gradwire.cli import exits
+
+if TYPE_CHECKING:
+    from gradwire.cli.connection import Connection
+
+Decorated = Callable[..., Any]
+
+HEALTH_TARGET = "127.0.0.1:50051"
+INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+SECONDS = click.FloatRange(min=0, min_open=True)
+OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the program; exit with a code of exits.HELP."""
+    try:
+        code = commands.main(arguments, prog_name="gradwire", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("gradwire: interrupted", file=sys.stderr)
+        code = exits.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output, such as head, has left: nothing is wrong, and nobody listens.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        known = exits.code_of(error)
+        if known is None:
+            raise
+        exits.report(error)
+        code = known
+    sys.exit(code)
+
+
+class Shape(click.ParamType):
+    """Axis lengths separated by commas."""
+
+    name = "shape"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Turn "8,64,56,56" into a tuple."""
+        try:
+            lengths = tuple(int(item) for item in str(value).split(","))
+        except ValueError:
+            lengths = ()
+        if not lengths or min(lengths) < 1:
+            self.fail(f"{value!r} is not a shape; give lengths such as 8,64,56,56", param, ctx)
+        return lengths
+
+
+def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
+    """Add --target and --tls-ca, which reach the command as `server`, a Connection."""
+
+    def decorate(command: Decorated) -> Decorated:
+        @functools.wraps(command)
+        def connected(*, target: str | None, tls_ca: Path | None, **options: Any) -> Any:
+            from gradwire.cli.connection import Connection
+
+            return command(server=Connection(target=target, tls_ca=tls_ca), **options)
+
+        of_its_own = "" if default else " Without it a server is started for this command."
+        return click.option(
+            "--target",
+            metavar="HOST:PORT",
+            default=default,
+            show_default=True,
+            help=f"Server to call.{of_its_own}",
+        )(
+            click.option(
+                "--tls-ca",
+                type=INPUT_FILE,
+                metavar="FILE",
+                help="Call --target with TLS; FILE holds the authorities of its certificate, as PEM.",
+            )(connected)
+        )
+
+    return decorate
+
+
+def json_option(command: Decorated) -> Decorated:
+    """Add --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+@click.group(epilog=exits.HELP, invoke_without_command=True)
+@click.version_option(package_name="gradwire", message="%(package)s %(version)s")
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """Gradients of resampling operators, exact to each framework's dialect, as a gRPC service.
+
+    Start here: `gradwire demo`, `gradwire operators`.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@commands.command(epilog=exits.HELP)
+@click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
+@click.argument("result", metavar="OUTPUT.npy", type=OUTPUT_FILE)
+@click.option("--op", "operator", metavar="NAME", required=True, help="See `gradwire operators`.")
+@click.option(
+    "--attr",
+    "attributes",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An attribute; arrays are separated by commas. Once for each attribute.",
+)
+@click.option(
+    "--output-shape",
+    type=Shape(),
+    metavar="N,N,...",
+    help="Shape of the result; may be left out where attributes determine it.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16"]),
+    help="Read the elements of INPUT.npy, 2 bytes each, as this type: .npy has no name for it.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="Time for the whole evaluation. Without it, 60 s without progress end it.",
+)
+@server_options()
+@json_option
+def evaluate(*, server: Connection, as_json: bool, **options: Any) -> None:
+    """Evaluate one operator on the tensor in INPUT.npy and write its result to OUTPUT.npy.
+
+    Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete or
+    not at all.
+
+    \b
+    gradwire evaluate diff_dst.npy diff_src.npy --op interpolate_backward \\
+        --attr mode=bilinear --attr data_format=NCX --output-shape 8,64,56,56
+    """
+    from gradwire.cli import evaluating
+
+    evaluating.run(evaluating.Job(**options), server, as_json=as_json)
+
+
+@commands.command()
+@click.argument("name", required=False)
+@server_options()
+@json_option
+def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
+    """List the server's operators, or tell all about the one called NAME."""
+    from gradwire.cli import listing
+
+    listing.print_operators(name, server, as_json=as_json)
+
+
+@commands.command()
+@server_options()
+@json_option
+def info(*, server: Connection, as_json: bool) -> None:
+    """Tell the server's version, backend and limits."""
+    from gradwire.cli import listing
+
+    listing.print_info(server, as_json=as_json)
+
+
+@commands.command()
+@server_options(default=HEALTH_TARGET)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=SECONDS,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time it has to answer.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="Wait so long for a server that is starting.",
+)
+def health(*, server: Connection, timeout_s: float, wait_s: float | None) -> None:
+    """Ask a running server for its health; exit with 0 only if it is SERVING."""
+    from gradwire.cli import listing
+
+    listing.print_health(server, timeout_s=timeout_s, wait_s=wait_s)
+
+
+@commands.command()
+@click.option(
+    "--output", type=OUTPUT_FILE, default="demo.png", show_default=True, help="Picture to write."
+)
+@click.option("--iterations", type=click.IntRange(min=1), default=60, show_default=True)
+@server_options()
+def demo(*, output: Path, iterations: int, server: Connection) -> None:
+    """Rebuild a photograph from its 4x smaller copy, by gradient descent through the service."""
+    from gradwire.cli import demonstrating
+
+    demonstrating.run(output, server, iterations=iterations)

@@ -1,0 +1,51 @@
+"""Which server a command calls, and how: --target and --tls-ca, or a server of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from gradwire import Client, health
+from gradwire.cli.exits import INVALID, CommandError
+from gradwire.cli.local_server import local_server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A server to call.
+
+    target  HOST:PORT; None for a server that runs as long as the command
+    tls_ca  PEM file with the authorities the server's certificate is checked against; None for no TLS
+    """
+
+    target: str | None
+    tls_ca: Path | None
+
+    def __post_init__(self) -> None:
+        if self.tls_ca is not None and self.target is None:
+            raise CommandError("--tls-ca is for a --target; give that too", code=INVALID)
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """Yield a client; start a server for it, and stop that, where there is no target."""
+        if self.target is not None:
+            with Client(self.target, credentials=self._credentials()) as client:
+                yield client
+            return
+        with local_server() as target, Client(target) as client:
+            yield client
+
+    def health(self, *, timeout_s: float) -> str:
+        """Return the health of the server at target, such as "SERVING"."""
+        return health.health(
+            self.target or "", timeout_s=timeout_s, credentials=self._credentials()
+        )
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if self.tls_ca is None:
+            return None
+        return grpc.ssl_channel_credentials(root_certificates=self.tls_ca.read_bytes())

@@ -1,0 +1,158 @@
+"""`gradwire evaluate`: a .npy file in, a .npy file out, both mapped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gradwire import Client
+from gradwire.cli.attributes import operator_from, operator_kind
+from gradwire.cli.connection import Connection
+from gradwire.cli.exits import INVALID, CommandError
+from gradwire.cli.progress import Progress
+from gradwire.ops import Operator
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One evaluation as asked for; None is what the command line left out."""
+
+    source: Path
+    result: Path
+    operator: str
+    attributes: tuple[str, ...]
+    output_shape: tuple[int, ...] | None
+    dtype: str | None
+    timeout_s: float | None
+
+
+def run(job: Job, connection: Connection, *, as_json: bool) -> None:
+    """Evaluate, write the file, and tell the rates."""
+    kind = operator_kind(job.operator)
+    if kind.output_required and job.output_shape is None:
+        raise CommandError(
+            f"--output-shape is missing; attributes do not determine the result's shape of {kind.name}",
+            code=INVALID,
+        )
+    operator = operator_from(kind, job.attributes)
+    array = _mapped(job)
+    with connection.client() as client, _complete(job.result) as part:
+        start = time.monotonic()
+        shape = _evaluate(client, operator, array, job, part)
+        seconds = time.monotonic() - start
+    facts = _facts(operator, array, shape, seconds)
+    if as_json:
+        click.echo(json.dumps({**facts, "result": str(job.result)}))
+    else:
+        click.echo(_sentence(facts), file=sys.stderr)
+
+
+def _mapped(job: Job) -> Array:
+    """Map the input file; its bytes are read as they are sent."""
+    try:
+        array: Array = np.lib.format.open_memmap(job.source, mode="r")
+    except ValueError as error:
+        raise CommandError(f"{job.source} is not a .npy file of numbers: {error}", code=INVALID) from None
+    if job.dtype == "bfloat16":
+        if array.dtype.itemsize != np.dtype(ml_dtypes.bfloat16).itemsize:
+            raise CommandError(
+                f"--dtype bfloat16: {job.source} holds {array.dtype}; give a file of 2-byte elements",
+                code=INVALID,
+            )
+        return array.view(ml_dtypes.bfloat16)
+    if array.dtype == np.dtype("V2"):
+        raise CommandError(
+            f"{job.source} holds 2-byte elements of no named type; if they are bfloat16, "
+            "give --dtype bfloat16",
+            code=INVALID,
+        )
+    return array
+
+
+@contextmanager
+def _complete(path: Path) -> Iterator[Path]:
+    """Yield a file beside `path` that takes its place if the block succeeds, and goes away if not."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _evaluate(
+    client: Client, operator: Operator, array: Array, job: Job, part: Path
+) -> tuple[int, ...]:
+    """Write the result to the file `part`; return its shape."""
+    if job.output_shape is None:
+        with Progress(array.nbytes) as progress:
+            result = client.evaluate(
+                operator, array, timeout_s=job.timeout_s, on_progress=progress.sent
+            )
+        with part.open("xb") as file:
+            np.lib.format.write_array(file, result)
+        return result.shape
+    out = _allocated(part, array.dtype, job.output_shape)
+    with Progress(array.nbytes + out.nbytes) as progress:
+        client.evaluate(
+            operator,
+            array,
+            output_shape=job.output_shape,
+            out=out,
+            timeout_s=job.timeout_s,
+            on_progress=progress.moved,
+        )
+    return job.output_shape
+
+
+def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    try:
+        out: Array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
+    except ValueError as error:
+        raise CommandError(f"--output-shape: {shape} does not do: {error}", code=INVALID) from None
+    # Taken now, a full disk is an error here; later it would be a signal that ends the program.
+    if hasattr(os, "posix_fallocate"):
+        with part.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+    return out
+
+
+def _facts(
+    operator: Operator, array: Array, shape: tuple[int, ...], seconds: float
+) -> dict[str, Any]:
+    received = math.prod(shape) * array.dtype.itemsize
+    return {
+        "operator": operator.name,
+        "dtype": str(array.dtype),
+        "input_shape": list(array.shape),
+        "output_shape": list(shape),
+        "bytes_up": array.nbytes,
+        "bytes_down": received,
+        "seconds": round(seconds, 6),
+        "mb_per_s_up": round(array.nbytes / seconds / 1e6, 3),
+        "mb_per_s_down": round(received / seconds / 1e6, 3),
+    }
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    shapes = [tuple(facts[name]) for name in ("input_shape", "output_shape")]
+    return (
+        f"{facts['operator']}: {facts['dtype']} {shapes[0]} to {shapes[1]} in {facts['seconds']:.3f} s, "
+        f"{facts['bytes_up'] / 1e6:.1f} MB up at {facts['mb_per_s_up']:.0f} MB/s, "
+        f"{facts['bytes_down'] / 1e6:.1f} MB down at {facts['mb_per_s_down']:.0f} MB/s"
+    )

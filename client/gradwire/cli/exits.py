@@ -1,0 +1,68 @@
+"""How the program ends: one line on stderr, and a code for scripts."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gradwire.errors import (
+    DeadlineExceededError,
+    GradwireError,
+    InvalidRequestError,
+    LimitExceededError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedOperatorError,
+)
+
+OTHER = 1
+INVALID = 2
+INTERRUPTED = 130
+
+CODES: dict[type[GradwireError], int] = {
+    InvalidRequestError: INVALID,
+    UnsupportedOperatorError: 3,
+    LimitExceededError: 4,
+    OverloadedError: 5,
+    DeadlineExceededError: 6,
+    UnavailableError: 7,
+}
+
+HELP = """\b
+Exit codes:
+  0    done
+  1    any other failure
+  2    wrong usage, or an invalid request
+  3    the server does not know the operator or an attribute
+  4    a limit of the server is exceeded; a retry does not help
+  5    the server is overloaded; a retry does help
+  6    the deadline has passed
+  7    no server answers, or it is shutting down
+  130  interrupted
+"""
+
+
+class CommandError(click.ClickException):
+    """What a command cannot do for a reason of its own; one line, with an exit code."""
+
+    def __init__(self, message: str, *, code: int = OTHER) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+def code_of(error: Exception) -> int | None:
+    """Return the exit code of an error that a user can meet; None for a fault of this program."""
+    if isinstance(error, GradwireError):
+        return next((code for kind, code in CODES.items() if isinstance(error, kind)), OTHER)
+    if isinstance(error, click.ClickException):
+        return error.exit_code
+    return OTHER if isinstance(error, OSError) else None
+
+
+def report(error: Exception) -> None:
+    """Print an error in one line on stderr."""
+    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+    click.echo(f"gradwire: error: {' '.join(text.split())}", file=sys.stderr)

@@ -1,0 +1,146 @@
+"""What a server tells of itself: `gradwire operators`, `info` and `health`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from typing import Any
+
+import click
+
+from gradwire import v1
+from gradwire.cli.connection import Connection
+from gradwire.cli.exits import CODES, CommandError
+from gradwire.errors import UnavailableError, UnsupportedOperatorError
+from gradwire.health import SERVING
+from gradwire.ops import OPERATORS
+from gradwire.ops._attributes import Choice, rule_of
+
+WIDTH = 96
+
+
+def print_operators(name: str | None, connection: Connection, *, as_json: bool) -> None:
+    """Print all operators, or everything about one."""
+    with connection.client() as client:
+        known = {info.name: info for info in client.operators()}
+    if name is not None and name not in known:
+        raise CommandError(
+            f"the server has no operator {name!r}; it has {', '.join(known)}",
+            code=CODES[UnsupportedOperatorError],
+        )
+    chosen = list(known.values()) if name is None else [known[name]]
+    if as_json:
+        click.echo(json.dumps([_operator_facts(info) for info in chosen], indent=2))
+    elif name is None:
+        for info in chosen:
+            click.echo(f"{info.name:22}{info.summary}")
+        click.echo("\n`gradwire operators NAME` tells the attributes of one.")
+    else:
+        click.echo(_described(chosen[0]))
+
+
+def print_info(connection: Connection, *, as_json: bool) -> None:
+    """Print the server's version, backend, operators and limits."""
+    with connection.client() as client:
+        info = client.server_info()
+    limits: dict[str, Any] = {
+        field.name: getattr(info.limits, field.name)
+        for field in v1.Limits.DESCRIPTOR.fields
+        if field.message_type is None
+    }
+    limits["stall_timeout_s"] = info.limits.stall_timeout.ToNanoseconds() / 1e9
+    facts = {
+        "version": info.version,
+        "numerics_version": info.numerics_version,
+        "backend": info.backend,
+        "backend_reason": info.backend_reason,
+        "operators": list(info.operators),
+        "limits": limits,
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(f"gradwire {info.version}, numerics version {info.numerics_version}")
+    click.echo(f"backend    {info.backend}: {info.backend_reason}")
+    click.echo(f"operators  {', '.join(info.operators)}")
+    click.echo("limits")
+    for limit, value in limits.items():
+        click.echo(f"  {limit:26}{value:>16,}")
+
+
+def print_health(connection: Connection, *, timeout_s: float, wait_s: float | None) -> None:
+    """Print the server's health; raise CommandError unless it is SERVING."""
+    if wait_s is not None:
+        with connection.client() as client:
+            client.wait_ready(wait_s)
+    status = connection.health(timeout_s=timeout_s)
+    if status != SERVING:
+        raise CommandError(
+            f"the server at {connection.target} is {status}", code=CODES[UnavailableError]
+        )
+    click.echo(status)
+
+
+def _operator_facts(info: v1.OperatorInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "summary": info.summary,
+        "source": info.source,
+        "gradient": info.gradient,
+        "counterpart": info.counterpart,
+        "min_rank": info.min_rank,
+        "max_rank": info.max_rank,
+        "data_types": _data_types(info),
+        "output_required": info.output_required,
+        "attributes": [
+            {
+                "name": attribute.name,
+                "type": attribute.type,
+                "required": attribute.required,
+                "default_value": attribute.default_value,
+                "allowed_values": list(attribute.allowed_values),
+                "description": attribute.description,
+            }
+            for attribute in info.attributes
+        ],
+    }
+
+
+def _data_types(info: v1.OperatorInfo) -> list[str]:
+    names = (v1.DataType.Name(each) for each in info.data_types)
+    return [name.removeprefix("DATA_TYPE_").lower() for name in names]
+
+
+def _described(info: v1.OperatorInfo) -> str:
+    lines = [
+        f"{info.name}",
+        f"  {info.summary}",
+        "",
+        f"  {'forward' if info.gradient else 'gradient':13}{info.counterpart}",
+        f"  {'axes':13}{info.min_rank} to {info.max_rank}",
+        f"  {'types':13}{', '.join(_data_types(info))}",
+        f"  {'output shape':13}{'always needed' if info.output_required else 'told by attributes'}",
+        f"  {'source':13}{info.source}",
+        "",
+    ]
+    for attribute in info.attributes:
+        values, default = _words(info.name, attribute)
+        lines.append(f"  --attr {attribute.name}={values}")
+        notes = f"{attribute.description} {default}"
+        lines += textwrap.wrap(notes, WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
+    return "\n".join(lines)
+
+
+def _words(operator: str, attribute: v1.AttributeInfo) -> tuple[str, str]:
+    """Return an attribute's values and default as --attr takes them, where this SDK knows it."""
+    values, default = "|".join(attribute.allowed_values) or attribute.type, attribute.default_value
+    kind = OPERATORS.get(operator)
+    for field in dataclasses.fields(kind) if kind is not None else ():
+        rule = rule_of(field)
+        if field.name == attribute.name and isinstance(rule, Choice):
+            values = "|".join(rule.allowed)
+            default = field.default if isinstance(field.default, str) else default
+    if values.endswith("[]"):
+        values = f"{values.removesuffix('[]')},..."
+    return values, "Required." if attribute.required else f"Default: {default}."

@@ -1,0 +1,69 @@
+"""A server for the length of one command, where no --target is given.
+
+The server is a child process and is never imported: the command line needs no server package, and a
+fault of one does not touch the other.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import IO
+
+from gradwire.cli.exits import CommandError
+
+MODULE = "gradwire_server"
+# The server's first line on standard output, once it listens.
+GREETING = b"gradwire-server listening on "
+INSTALL = 'pip install "gradwire[server]"'
+STOP_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def local_server() -> Iterator[str]:
+    """Yield the target of a server that ends with the block, and with this process at the latest."""
+    if find_spec(MODULE) is None:
+        raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
+    with tempfile.TemporaryFile() as log, _running(log) as child:
+        yield _address(child, log)
+
+
+@contextmanager
+def _running(log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
+    # The pipe at its standard input ends it should this process be killed.
+    with subprocess.Popen(
+        [sys.executable, "-m", "gradwire.cli.tethered", MODULE, "--address", "127.0.0.1:0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            _stop(child)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _address(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    assert child.stdout is not None  # noqa: S101 (Popen was asked for a pipe)
+    for line in child.stdout:
+        if line.startswith(GREETING):
+            return line.removeprefix(GREETING).decode().strip()
+    child.wait()
+    log.seek(0)
+    words = log.read().decode(errors="replace").strip().splitlines()
+    reason = words[-1] if words else f"it ended with code {child.returncode}"
+    raise CommandError(f"the local server did not start: {reason}")

@@ -1,0 +1,56 @@
+"""A bar on a terminal for transfers that take more than a moment."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import click
+
+PATIENCE_S = 1.0
+
+
+class Progress:
+    """Follows a transfer of `total_bytes`; shows a bar on stderr, if that is a terminal, after a second."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._start = time.monotonic()
+        self._shown = ExitStack()
+        self._update: Callable[[int], None] | None = None
+        self._done_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._shown.close()
+
+    def moved(self, sent_bytes: int, received_bytes: int) -> None:
+        """Take what has been sent and received so far."""
+        self._advance(sent_bytes + received_bytes)
+
+    def sent(self, sent_bytes: int, received_bytes: int) -> None:
+        """Take what has been sent so far, where the size of the result is not known."""
+        del received_bytes
+        self._advance(sent_bytes)
+
+    def _advance(self, done_bytes: int) -> None:
+        if self._update is None and self._is_due():
+            bar = click.progressbar(length=self._total_bytes, label="gradwire", file=sys.stderr)
+            self._update = self._shown.enter_context(bar).update
+        if self._update is not None:
+            self._update(done_bytes - self._done_bytes)
+            self._done_bytes = done_bytes
+
+    def _is_due(self) -> bool:
+        return sys.stderr.isatty() and time.monotonic() - self._start > PATIENCE_S

@@ -1,0 +1,151 @@
+"""Errors the SDK raises.
+
+GradwireError
+├── InvalidRequestError         the request can never succeed; fix the caller (a ValueError)
+├── UnsupportedOperatorError    this server knows no such operator or attribute
+├── LimitExceededError          a limit of this server; a retry does not help
+│   └── UseStreamError              too large for a unary call
+├── OverloadedError             the server is full; a retry does help
+├── OutOfMemoryError            memory ran out on the server
+├── DeadlineExceededError       the time is over, or nothing moved for too long (a TimeoutError)
+├── CallCancelledError          the call was cancelled
+├── UnavailableError            no server answers, or it is shutting down (a ConnectionError)
+├── EvaluationChangedError      the stream to resume is not the one this server computes
+└── ServerError                 a fault of the server, or an answer that makes no sense
+
+`grpc.RpcError` never reaches a caller; _statuses.py turns statuses into these. All of them can be
+pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+
+class GradwireError(Exception):
+    """Base of every error this package raises on purpose.
+
+    reason      name of v1.ErrorReason without its prefix, such as "INVALID_FIELD"; empty where a
+                status came without one, as from a proxy
+    request_id  name of the request in the server's log; None where no request was sent or answered
+    metadata    each variable part of the message, by name
+    """
+
+    default_reason = ""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        request_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = self.default_reason if reason is None else reason
+        self.request_id = request_id
+        self.metadata = dict(metadata or {})
+
+
+class InvalidRequestError(GradwireError, ValueError):
+    """The request can never succeed as it stands.
+
+    field  path of the field at fault, such as "operator.dml_resample_grad.scales[2]"; None where
+           no single one is
+    """
+
+    default_reason = "INVALID_FIELD"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        reason: str | None = None,
+        request_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason, request_id=request_id, metadata=metadata)
+        self.field = field
+
+    @classmethod
+    def of(cls, field: str, description: str) -> Self:
+        """Name the field at fault, what came, and what would do."""
+        return cls(f"{field}: {description}", field=field, metadata={"field": field})
+
+    @property
+    def description(self) -> str:
+        """What came and what would do, without the path."""
+        return str(self).removeprefix(f"{self.field}: ")
+
+
+class UnsupportedOperatorError(GradwireError):
+    """The operator, or a field of the request, is not known to this server."""
+
+    default_reason = "UNKNOWN_OPERATOR"
+
+
+class LimitExceededError(GradwireError):
+    """A limit of this server is exceeded; a retry does not help."""
+
+    default_reason = "LIMIT_EXCEEDED"
+
+    @property
+    def limit(self) -> str | None:
+        """Name of the limit, as in v1.Limits; None where the server named none."""
+        return self.metadata.get("limit")
+
+
+class UseStreamError(LimitExceededError):
+    """Request or result is too large for a unary call; a stream takes it."""
+
+    default_reason = "USE_STREAM"
+
+
+class OverloadedError(GradwireError):
+    """The server is full; a retry after retry_after_s seconds is welcome."""
+
+    default_reason = "OVERLOADED"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float = 0.0,
+        reason: str | None = None,
+        request_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason, request_id=request_id, metadata=metadata)
+        self.retry_after_s = retry_after_s
+
+
+class OutOfMemoryError(GradwireError):
+    """Memory ran out on the server during the evaluation; the server stays up."""
+
+    default_reason = "OUT_OF_MEMORY"
+
+
+class DeadlineExceededError(GradwireError, TimeoutError):
+    """The time given is over, or the stream made no progress for too long."""
+
+    default_reason = "DEADLINE_EXCEEDED"
+
+
+class CallCancelledError(GradwireError):
+    """The call was cancelled before its result was complete."""
+
+
+class UnavailableError(GradwireError, ConnectionError):
+    """No server answers at the target, the connection broke, or the server is shutting down."""
+
+
+class EvaluationChangedError(GradwireError):
+    """The stream to resume is not the one this server computes; a fresh one starts at byte 0."""
+
+    default_reason = "EVALUATION_CHANGED"
+
+
+class ServerError(GradwireError):
+    """A fault of the server, or an answer that makes no sense."""

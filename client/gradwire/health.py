@@ -1,0 +1,91 @@
+"""Asks a server's standard health service how it does.
+
+The two messages of `grpc.health.v1.Health.Check` are small enough to be read and written here,
+which spares every user of the SDK a dependency.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import grpc
+
+from gradwire._channel import from_rpc_error, open_channel
+from gradwire.errors import GradwireError, UnavailableError
+
+SERVING: Final = "SERVING"
+METHOD: Final = "/grpc.health.v1.Health/Check"
+
+# grpc.health.v1.HealthCheckResponse.ServingStatus
+_STATUSES: Final = ("UNKNOWN", SERVING, "NOT_SERVING", "SERVICE_UNKNOWN")
+_SERVICE_TAG: Final = b"\x0a"
+_STATUS_TAG: Final = 0x08
+
+# Seconds that one check may take, and between two of them, while a client waits for a server.
+_CHECK_S: Final = 5.0
+_PAUSE_S: Final = 0.1
+
+
+def health(
+    target: str,
+    *,
+    service: str = "",
+    timeout_s: float = 5.0,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> str:
+    """Return how a service does: "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN" or "UNKNOWN".
+
+    service  its full name; by default the server as a whole
+
+    Raises UnavailableError where no server answers, DeadlineExceededError where it takes too long.
+    """
+    with open_channel(target, credentials) as channel:
+        check = channel.unary_unary(METHOD)
+        try:
+            return read_status(check(check_request(service), timeout=timeout_s))
+        except grpc.RpcError as error:
+            if _is_unknown_service(error):
+                return "SERVICE_UNKNOWN"
+            failure = from_rpc_error(error)
+        raise failure
+
+
+def check_request(service: str = "") -> bytes:
+    """Encode a HealthCheckRequest."""
+    name = service.encode()
+    if len(name) > 0x7F:  # noqa: PLR2004 - the length takes one byte
+        raise ValueError(f"service is {len(name)} bytes long; give at most 127")
+    return _SERVICE_TAG + bytes((len(name),)) + name if name else b""
+
+
+def read_status(response: bytes) -> str:
+    """Decode a HealthCheckResponse."""
+    status = response[1] if len(response) > 1 and response[0] == _STATUS_TAG else 0
+    return _STATUSES[status] if status < len(_STATUSES) else _STATUSES[0]
+
+
+class Patience:
+    """The wait for a server to serve: what wait_ready() of both clients goes by."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._until = time.monotonic() + timeout_s
+
+    @property
+    def check_s(self) -> float:
+        """Seconds that the next check may take."""
+        return min(_CHECK_S, max(0.0, self._until - time.monotonic()))
+
+    def pause_s(self, last: GradwireError | str) -> float:
+        """Return the seconds until the next check; raise UnavailableError when time is over.
+
+        last  what the check before failed with, or the status it brought
+        """
+        if time.monotonic() + _PAUSE_S < self._until:
+            return _PAUSE_S
+        raise UnavailableError(f"no server was ready within {self._timeout_s} s: {last}")
+
+
+def _is_unknown_service(error: grpc.RpcError) -> bool:
+    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,30 @@
+"""The operators: one frozen dataclass each, with its attributes in its framework's own terms.
+
+    from gradwire import ops
+
+    ops.InterpolateBackward(mode="bilinear", sizes=(112, 112), data_format="NCX")
+    ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))
+
+A value out of order raises gradwire.InvalidRequestError at once, in the words of the server.
+"""
+
+from __future__ import annotations
+
+from gradwire.ops._messages import OPERATORS, describe, from_message, to_message
+from gradwire.ops._operator import Operator
+from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
+from gradwire.ops.onednn import Interpolate, InterpolateBackward
+
+__all__ = [
+    "OPERATORS",
+    "DmlResample",
+    "DmlResample2",
+    "DmlResampleGrad",
+    "DmlResampleGrad1",
+    "Interpolate",
+    "InterpolateBackward",
+    "Operator",
+    "describe",
+    "from_message",
+    "to_message",
+]

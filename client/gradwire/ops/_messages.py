@@ -1,0 +1,146 @@
+"""Operators to and from the wire's Operator message, led by its descriptors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from gradwire import v1
+from gradwire.errors import InvalidRequestError
+from gradwire.ops._attributes import rule_of
+from gradwire.ops._operator import Operator
+from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
+from gradwire.ops.onednn import Interpolate, InterpolateBackward
+from gradwire.tensors import DTYPES
+
+OPERATORS: Mapping[str, type[Operator]] = {
+    kind.name: kind
+    for kind in (
+        DmlResampleGrad,
+        DmlResampleGrad1,
+        DmlResample,
+        DmlResample2,
+        InterpolateBackward,
+        Interpolate,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Enum:
+    """One enum of the schema.
+
+    numbers  number of each valid value by the word that the attribute takes for it
+    names    name in the schema of each valid value, by number
+    """
+
+    numbers: dict[str, int]
+    names: dict[int, str]
+
+
+def to_message(operator: Operator) -> v1.Operator:
+    """Encode an operator.
+
+    Attributes that hold their default are left out, so that a server which does not know one yet
+    still takes the message.
+    """
+    message = v1.Operator()
+    attributes: Message = getattr(message, operator.name)
+    attributes.SetInParent()
+    enums = _ENUMS[operator.name]
+    for field in dataclasses.fields(operator):
+        value = getattr(operator, field.name)
+        if value == field.default:
+            continue
+        if field.name in enums:
+            setattr(attributes, field.name, enums[field.name].numbers[value])
+        else:
+            getattr(attributes, field.name).extend(value)
+    return message
+
+
+def from_message(message: v1.Operator) -> Operator:
+    """Decode and check an operator; raise InvalidRequestError where it is unset or wrong.
+
+    Absent attributes take their defaults. Fields of a newer schema are not looked for.
+    """
+    name = message.WhichOneof("operator")
+    if name is None:
+        raise InvalidRequestError.of("operator", f"is not set; set one of {', '.join(OPERATORS)}")
+    kind = OPERATORS[name]
+    attributes: Message = getattr(message, name)
+    values = {field.name: value for field, value in attributes.ListFields()}
+    for field_name, enum in _ENUMS[name].items():
+        if field_name in values:
+            values[field_name] = _word(enum, kind.path(field_name), values[field_name])
+    for field_name, only in kind.fixed:
+        given = values.pop(field_name, only)
+        if given != only:
+            wanted = f"{name} takes {only!r} only"
+            raise InvalidRequestError.of(kind.path(field_name), f"is {given!r}; {wanted}")
+    return kind(**values)
+
+
+def describe(kind: type[Operator]) -> v1.OperatorInfo:
+    """Tell what an operator is called, takes and needs, for clients in any language."""
+    return v1.OperatorInfo(
+        name=kind.name,
+        summary=(kind.__doc__ or "").partition("\n")[0],
+        source=kind.source,
+        gradient=kind.gradient,
+        counterpart=kind.counterpart,
+        min_rank=kind.min_rank,
+        max_rank=kind.max_rank,
+        data_types=DTYPES,
+        attributes=[
+            _describe_attribute(field, _ENUMS[kind.name].get(field.name))
+            for field in dataclasses.fields(kind)
+        ],
+        output_required=kind.output_required,
+    )
+
+
+def _describe_attribute(field: dataclasses.Field[object], enum: _Enum | None) -> v1.AttributeInfo:
+    rule = rule_of(field)
+    default = rule.default_text
+    if enum is not None and isinstance(field.default, str):
+        default = enum.names[enum.numbers[field.default]]
+    return v1.AttributeInfo(
+        name=field.name,
+        type=rule.type_name,
+        required=field.default is dataclasses.MISSING,
+        default_value=default,
+        allowed_values=enum.names.values() if enum is not None else (),
+        description=rule.description,
+    )
+
+
+def _word(enum: _Enum, path: str, number: int) -> str:
+    for word, known in enum.numbers.items():
+        if known == number:
+            return word
+    wanted = ", ".join(f"{name} = {known}" for known, name in enum.names.items())
+    raise InvalidRequestError.of(path, f"is {number}, which is not known here; give {wanted}")
+
+
+def _enums_of(name: str) -> dict[str, _Enum]:
+    """Read the enums of an operator's attributes from the schema, by attribute."""
+    message = v1.Operator.DESCRIPTOR.fields_by_name[name].message_type
+    enums: dict[str, _Enum] = {}
+    for field in message.fields if message is not None else ():
+        if field.enum_type is not None:
+            values = field.enum_type.values
+            prefix = values[0].name.removesuffix("UNSPECIFIED")
+            names = {value.number: value.name for value in values[1:]}
+            words = {each.removeprefix(prefix): number for number, each in names.items()}
+            # Data formats are written in capitals by their framework, all else in lower case.
+            capitals = field.name == "data_format"
+            numbers = words if capitals else {word.lower(): n for word, n in words.items()}
+            enums[field.name] = _Enum(numbers, names)
+    return enums
+
+
+_ENUMS = {name: _enums_of(name) for name in OPERATORS}

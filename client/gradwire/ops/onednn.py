@@ -1,0 +1,142 @@
+"""oneDNN Graph's interpolation operators.
+
+Tensors have a batch axis, a channel axis and 1 to 3 spatial axes. Along each spatial axis, with src
+the forward's input size and dst its output size, dst index X reads src at
+
+    half_pixel     x = (X + 0.5) * src / dst - 0.5                       float32, in this order
+    align_corners  x = X * (src - 1) / (dst - 1), and 0 where dst is 1
+    nearest        one element, x rounded half away from zero
+    linear         lo = max(trunc(x), 0), hi = min(ceil(x), src - 1); weight abs(x - lo) on hi
+
+Coordinates come from the two shapes; sizes and scales only have to agree with them. linear,
+bilinear and trilinear are synonyms. A gradient is the exact adjoint of its forward.
+
+Source: https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolatebackward.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+from gradwire.errors import InvalidRequestError
+from gradwire.ops._attributes import Choice, Floats, Integers, attribute
+from gradwire.ops._operator import Operator
+
+Mode = Literal["nearest", "linear", "bilinear", "trilinear"]
+CoordinateTransformationMode = Literal["half_pixel", "align_corners"]
+DataFormat = Literal["NCX", "NXC"]
+
+MAX_SPATIAL_AXES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _Interpolate(Operator):
+    min_rank: ClassVar[int] = 3
+    max_rank: ClassVar[int] = 2 + MAX_SPATIAL_AXES
+
+    mode: Mode = field(
+        metadata=attribute(
+            Choice(
+                allowed=get_args(Mode),
+                description="How an output element of the forward reads the input; linear, "
+                "bilinear and trilinear are synonyms.",
+            )
+        )
+    )
+    coordinate_transformation_mode: CoordinateTransformationMode = field(
+        default="half_pixel",
+        metadata=attribute(
+            Choice(
+                allowed=get_args(CoordinateTransformationMode),
+                description="How coordinates correspond.",
+            )
+        ),
+    )
+    sizes: Sequence[int] = field(
+        default=(),
+        metadata=attribute(
+            Integers(
+                most=MAX_SPATIAL_AXES,
+                bits=64,
+                default_text="not given",
+                description="Spatial sizes of the forward's output, in elements, each at least 1, "
+                "one per spatial axis; they must equal that tensor's.",
+            )
+        ),
+    )
+    scales: Sequence[float] = field(
+        default=(),
+        metadata=attribute(
+            Floats(
+                most=MAX_SPATIAL_AXES,
+                positive=True,
+                default_text="not given",
+                description="Spatial scales, dst over src, finite and above 0, one per spatial "
+                "axis; one agrees with the shapes where abs(float32(src) * scale - dst) < 1.",
+            )
+        ),
+    )
+    data_format: DataFormat = field(
+        default="NXC",
+        metadata=attribute(
+            Choice(
+                allowed=get_args(DataFormat),
+                description="The order of axes: NXC is batch, spatial axes, channel; NCX is "
+                "batch, channel, spatial axes.",
+            )
+        ),
+    )
+    sizes_tensor: Sequence[int] = field(
+        default=(),
+        metadata=attribute(
+            Integers(
+                most=MAX_SPATIAL_AXES,
+                bits=32,
+                default_text="not given",
+                description="Values of the optional third input, the 1-D s32 tensor sizes; where "
+                "the attribute sizes is given too, both must agree.",
+            )
+        ),
+    )
+
+    def _check_together(self) -> None:
+        if self.sizes and self.sizes_tensor and self.sizes != self.sizes_tensor:
+            raise InvalidRequestError.of(
+                self.path("sizes_tensor"),
+                f"is {self.sizes_tensor}, sizes is {self.sizes}; give one of them, or equal ones",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class InterpolateBackward(_Interpolate):
+    """Gradient of Interpolate: takes diff_dst, of dst's shape, to diff_src, of src's shape.
+
+        InterpolateBackward(mode="bilinear", sizes=(112, 112), data_format="NCX")
+
+    takes a gradient of shape (8, 64, 112, 112) to one of shape (8, 64, 56, 56), if that is the
+    output shape asked for. Without sizes and scales any two shapes will do.
+    """
+
+    name: ClassVar[str] = "interpolate_backward"
+    source: ClassVar[str] = (
+        "oneDNN Graph InterpolateBackward (InterpolateBackprop-1), "
+        "https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolatebackward.html"
+    )
+    gradient: ClassVar[bool] = True
+    counterpart: ClassVar[str] = "interpolate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Interpolate(_Interpolate):
+    """Resamples the spatial axes of src to sizes, or to int64(float32(src) * scale) each."""
+
+    name: ClassVar[str] = "interpolate"
+    source: ClassVar[str] = (
+        "oneDNN Graph Interpolate (Interpolate-1), "
+        "https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolate.html"
+    )
+    gradient: ClassVar[bool] = False
+    counterpart: ClassVar[str] = "interpolate_backward"
+    output_required: ClassVar[bool] = False

@@ -1,0 +1,166 @@
+"""Builds the server from its settings and runs it: the composition root and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gradwire_server import backends, logs, service
+from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.service import GradientService, Workshop
+from gradwire_server.settings import Settings
+from gradwire_server.streams import StreamService
+from gradwire_server.version import VERSION
+
+_log = logging.getLogger("gradwire_server")
+_NAMES = ("", service.NAME)
+
+
+class Server:
+    """A gRPC server with everything behind it. Belongs to the loop that makes it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="gradwire-compute")
+        self._health = health.aio.HealthServicer()
+        self._workshop = _workshop(settings, self._pool)
+        self._server = self._build()
+        self.port = 0
+
+    @property
+    def workshop(self) -> Workshop:
+        """What the handlers share."""
+        return self._workshop
+
+    def _build(self) -> grpc.aio.Server:
+        limit = self.settings.max_message_bytes
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_send_message_length", limit),
+            # Two servers on one port would share its calls without anyone having asked for it.
+            ("grpc.so_reuseport", 0),
+        ]
+        server = grpc.aio.server(options=options)
+        streams = StreamService(self._workshop)
+        handlers = service.handlers(GradientService(self._workshop), streams.evaluate_stream)
+        server.add_generic_rpc_handlers((handlers,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    async def start(self) -> None:
+        """Listen and serve; `port` then holds the port bound."""
+        settings = self.settings
+        if settings.tls_certificate:
+            self.port = self._server.add_secure_port(settings.address, _credentials(settings))
+        else:
+            self.port = self._server.add_insecure_port(settings.address)
+        await self._server.start()
+        for name in _NAMES:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        _log.info(
+            "serving",
+            extra={
+                "facts": {
+                    "address": self.bound,
+                    "version": VERSION,
+                    "backend": self._workshop.backend.name,
+                    "backend_reason": self._workshop.backend_reason,
+                    "tls": bool(settings.tls_certificate),
+                }
+            },
+        )
+
+    @property
+    def bound(self) -> str:
+        """The address with the port bound."""
+        if self.settings.address.startswith("unix:"):
+            return self.settings.address
+        return f"{self.settings.address.rpartition(':')[0]}:{self.port}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Turn NOT_SERVING, take no new calls, let running ones finish, then end what is left."""
+        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
+        await self._health.enter_graceful_shutdown()
+        stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
+        await asyncio.wait({stopped}, timeout=grace_s)
+        self._workshop.draining.set()
+        await stopped
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        _log.info("stopped")
+
+    @property
+    def streams(self) -> int:
+        """Streams open now."""
+        return self._workshop.admission.streams
+
+
+# How long streams have, after the grace period, to tell their callers that the server stops.
+_LAST_WORDS_S = 2.0
+
+
+def _workshop(settings: Settings, pool: ThreadPoolExecutor) -> Workshop:
+    backend, reason = backends.choose(settings.backend)
+    return Workshop(
+        settings=settings,
+        backend=backend,
+        backend_reason=reason,
+        preparer=Preparer(settings.limits, PlanCache(max_entries=settings.plan_cache_entries)),
+        admission=Admission(
+            max_memory_bytes=settings.max_memory_bytes,
+            max_streams=settings.max_streams,
+            retry_after_s=settings.retry_after_s,
+        ),
+        pool=pool,
+        draining=asyncio.Event(),
+    )
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to serve in the clear beyond this machine unless told to."""
+    if settings.insecure or settings.tls_certificate or settings.address.startswith("unix:"):
+        return
+    host = settings.address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    if host != "localhost":
+        raise ValueError(
+            f"address is {settings.address}, which is not loopback: give tls_certificate and "
+            "tls_key, or insecure to serve in the clear"
+        )
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials:
+    pair = (Path(settings.tls_key).read_bytes(), Path(settings.tls_certificate).read_bytes())
+    authorities = Path(settings.tls_client_ca).read_bytes() if settings.tls_client_ca else None
+    return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then stop gracefully; a second signal ends the process."""
+    check_exposure(settings)
+    logs.configure(settings.log_format, settings.log_level)
+    server = Server(settings)
+    await server.start()
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    # Parents that start a server on port 0 read this line.
+    print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
+    await asked.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    await server.stop(settings.grace_s)

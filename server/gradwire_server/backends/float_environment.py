@@ -1,0 +1,1 @@
+from contextlib import nullcontext as default_float_environment

@@ -1,0 +1,100 @@
+"""What every call has: its name, its trace, its log line, and its error on the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias, TypeVar
+from uuid import uuid4
+
+import grpc
+
+from gradwire_server.failures import Failure, failure
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Reply = TypeVar("Reply")
+
+_log = logging.getLogger("gradwire_server")
+
+# W3C Trace Context, version 00; a malformed header starts a new trace.
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Call:
+    """One call in flight.
+
+    request_id   the caller's name for it, or one made here
+    traceparent  the caller's trace, or a new one
+    facts        what its log line says besides
+    """
+
+    def __init__(self, method: str, context: Context) -> None:
+        self.method = method
+        self.context = context
+        self.request_id = uuid4().hex
+        self.traceparent = _traceparent(context)
+        self.facts: dict[str, object] = {}
+        self._started = time.monotonic()
+
+    async def answer(
+        self,
+        work: Callable[[], Awaitable[Reply]],
+        *,
+        in_band: Callable[[Failure], Awaitable[None]] | None = None,
+    ) -> Reply:
+        """Do the work; turn what it raises into a status, sent through in_band first if given."""
+        try:
+            reply = await work()
+        except asyncio.CancelledError:
+            self._finish(logging.INFO, "CANCELLED")
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            await self._fail(error, in_band)
+        self._set_trailers()
+        self._finish(logging.INFO, "OK")
+        return reply
+
+    async def _fail(
+        self, error: Exception, in_band: Callable[[Failure], Awaitable[None]] | None
+    ) -> NoReturn:
+        failed = failure(error).within(request_id=self.request_id, traceparent=self.traceparent)
+        fault = failed.code is grpc.StatusCode.INTERNAL
+        self.facts |= {"reason": failed.reason_name, "error": failed.message}
+        self._finish(
+            logging.ERROR if fault else logging.INFO, failed.code.name, error if fault else None
+        )
+        if in_band is not None:
+            await in_band(failed)
+        details: tuple[str, str | bytes] = ("grpc-status-details-bin", failed.details())
+        await self.context.abort(failed.code, failed.message, (*self._trailers(), details))
+        raise AssertionError("abort always raises")
+
+    def _trailers(self) -> tuple[tuple[str, str], ...]:
+        return (("gradwire-request-id", self.request_id), ("traceparent", self.traceparent))
+
+    def _set_trailers(self) -> None:
+        self.context.set_trailing_metadata(self._trailers())
+
+    def _finish(self, level: int, status: str, error: Exception | None = None) -> None:
+        if not _log.isEnabledFor(level):
+            return
+        facts = {
+            "method": self.method,
+            "status": status,
+            "duration_ms": round((time.monotonic() - self._started) * 1e3, 3),
+            "request_id": self.request_id,
+            "traceparent": self.traceparent,
+            **self.facts,
+        }
+        _log.log(level, "call", extra={"facts": facts}, exc_info=error)
+
+
+def _traceparent(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+            return value
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"

@@ -1,0 +1,81 @@
+"""The command line of the server: a flag and an environment variable for every setting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from gradwire_server.settings import Settings
+from gradwire_server.version import VERSION
+
+_PREFIX = "GRADWIRE"
+
+
+def _options(command: click.Command) -> click.Command:
+    for one in fields(Settings):
+        choices = one.metadata["choices"]
+        is_flag = isinstance(one.default, bool)
+        command.params.append(
+            click.Option(
+                [f"--{one.name.replace('_', '-')}"],
+                type=click.Choice(choices) if choices else type(one.default),
+                is_flag=is_flag,
+                default=one.default,
+                show_default=not is_flag and one.default != "",
+                envvar=f"{_PREFIX}_{one.name.upper()}",
+                show_envvar=True,
+                help=one.metadata["help"],
+            )
+        )
+    return command
+
+
+@click.command(context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="gradwire-server")
+@click.option(
+    "--print-config", is_flag=True, help="Print every setting as JSON, secrets masked, and stop."
+)
+def gradwire_server(*, print_config: bool, **values: Any) -> None:
+    """Serve gradients of resampling operators over gRPC.
+
+    Every flag can be given as an environment variable too; a flag wins. The server prints
+    "gradwire-server listening on HOST:PORT" on stdout once it serves, and logs to stderr. SIGTERM
+    or SIGINT stops it gracefully.
+    """
+    try:
+        settings = Settings(**values)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if print_config:
+        click.echo(json.dumps(settings.described(), indent=2))
+        return
+    _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    try:
+        from gradwire_server import app  # noqa: PLC0415 - so that --help works without the extra
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f'{error.name} is missing; gradwire-server needs: pip install "gradwire[server]"'
+        ) from error
+    try:
+        asyncio.run(app.serve(settings))
+    except (ValueError, OSError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+_options(gradwire_server)
+
+
+def main() -> None:
+    """Run the command."""
+    try:
+        gradwire_server.main(prog_name="gradwire-server")
+    except KeyboardInterrupt:
+        sys.exit(130)

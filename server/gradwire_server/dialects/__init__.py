@@ -1,0 +1,128 @@
+"""The operators this server knows, and the one way from a call to its plan.
+
+A dialect says what its forward operator does along each axis. The rest happens here, once for all
+of them: limits before any table exists, and the gradient as the adjoint of the forward's plan.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradwire_server.dialects import dml_resample, onednn_interpolate
+from gradwire_server.dialects.dialect import Axes, Call, Dialect, Shape
+from gradwire_server.errors import (
+    InvalidFieldError,
+    LimitExceededError,
+    TableTooLargeError,
+    UnknownOperatorError,
+)
+from gradwire_server.plans.plan import Plan
+
+__all__ = ["DIALECTS", "Dialect", "lower", "output_shape"]
+
+DIALECTS: Final[dict[str, Dialect]] = {
+    dialect.name: dialect for dialect in (*dml_resample.DIALECTS, *onednn_interpolate.DIALECTS)
+}
+
+# Above 2**23 a float32 cannot hold X + 0.5 for every index X.
+DEFAULT_MAX_FLOAT32_AXIS: Final = 2**23
+DEFAULT_MAX_TABLE_ENTRIES: Final = 2**26
+
+
+def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | None:
+    """Return the output shape that attributes determine, or None where they never do.
+
+    Raises UnknownOperatorError, and InvalidFieldError where they would have to but do not.
+    """
+    dialect = _dialect(name)
+    _check_shape(dialect, input_shape, field="input.sizes")
+    return None if dialect.output_shape is None else dialect.output_shape(attributes, input_shape)
+
+
+def lower(
+    name: str,
+    attributes: object,
+    input_shape: Shape,
+    output_shape: Shape,
+    *,
+    max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
+    max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
+) -> Plan:
+    """Lower a call to the plan that is to be applied to its input.
+
+    The shapes are those of the operator as called: a gradient's input has the shape of the
+    forward's output. Nothing is allocated before the limits hold.
+
+    Raises UnknownOperatorError, InvalidFieldError, LimitExceededError and TableTooLargeError.
+    """
+    dialect = _dialect(name)
+    _check_shape(dialect, input_shape, field="input.sizes")
+    _check_shape(dialect, output_shape, field="output.sizes")
+    if len(input_shape) != len(output_shape):
+        raise InvalidFieldError(
+            "output.sizes",
+            f"has {len(output_shape)} axes, input.sizes has {len(input_shape)}; "
+            f"{name} keeps the number of axes",
+            came=len(output_shape),
+            expected=len(input_shape),
+        )
+    shapes = (input_shape, output_shape)
+    source, result = reversed(shapes) if dialect.gradient else shapes
+    call = Call(operator=name, source=source, result=result, gradient=dialect.gradient)
+    axes = dialect.axes(attributes, call)
+    _check_float32_axes(axes, call, limit=max_float32_axis)
+    _check_table_entries(axes, limit=max_table_entries)
+    forward = Plan.build([None if axis is None else axis.build() for axis in axes], source)
+    return forward.adjoint() if dialect.gradient else forward
+
+
+def _dialect(name: str) -> Dialect:
+    dialect = DIALECTS.get(name)
+    if dialect is None:
+        raise UnknownOperatorError(
+            f"operator {name!r} is not known; known are {', '.join(DIALECTS)}", operator=name
+        )
+    return dialect
+
+
+def _check_shape(dialect: Dialect, shape: Shape, *, field: str) -> None:
+    if len(shape) not in dialect.ranks:
+        ranks = f"{dialect.ranks[0]} to {dialect.ranks[-1]}"
+        raise InvalidFieldError(
+            field,
+            f"has {len(shape)} axes; {dialect.name} takes {ranks}",
+            came=len(shape),
+            expected=ranks,
+        )
+    for axis, size in enumerate(shape):
+        if size < 1:
+            raise InvalidFieldError(
+                f"{field}[{axis}]", f"is {size}; every axis has at least 1 element", came=size
+            )
+
+
+def _check_float32_axes(axes: Axes, call: Call, *, limit: int) -> None:
+    for number, axis in enumerate(axes):
+        if axis is None or max(axis.inputs, axis.outputs) <= limit:
+            continue
+        field = call.source_sizes if axis.inputs > limit else call.result_sizes
+        size = max(axis.inputs, axis.outputs)
+        raise LimitExceededError(
+            f"{field}[{number}] is {size}; {call.operator} computes coordinates in float32, which "
+            f"this server allows on axes of at most {limit} elements: shorten the axis, or raise "
+            f"GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
+            field=f"{field}[{number}]",
+            size=size,
+            limit=limit,
+        )
+
+
+def _check_table_entries(axes: Axes, *, limit: int) -> None:
+    entries = sum(axis.most_entries for axis in axes if axis is not None)
+    if entries > limit:
+        raise TableTooLargeError(
+            f"the weight tables would need {entries} entries, this server allows {limit}: use "
+            f"smaller shapes, or raise GRADWIRE_MAX_TABLE_ENTRIES (--max-table-entries)",
+            entries=entries,
+            limit=limit,
+        )

@@ -1,0 +1,93 @@
+"""What every dialect is made of: a call in forward terms, and axes that are not built yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire_server.plans.banded_map import BandedMap
+from gradwire_server.plans.sampling import Taps
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator, told in the terms of its forward.
+
+    operator  the member of the request's operator, which begins every attribute's path
+    source    shape of the forward's input; what a gradient returns
+    result    shape of the forward's output; what a gradient is given
+    gradient  whether the call runs from result to source
+    """
+
+    operator: str
+    source: Shape
+    result: Shape
+    gradient: bool
+
+    def attribute(self, field: str) -> str:
+        """Path of an attribute in the request."""
+        return f"operator.{self.operator}.{field}"
+
+    @property
+    def source_sizes(self) -> str:
+        """Path of the source's sizes in the request."""
+        return "output.sizes" if self.gradient else "input.sizes"
+
+    @property
+    def result_sizes(self) -> str:
+        """Path of the result's sizes in the request."""
+        return "input.sizes" if self.gradient else "output.sizes"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a forward operator that may do something; nothing of it is computed yet.
+
+    inputs, outputs  lengths in the forward's direction
+    most_taps        most taps any output has, so that the table's size is known before it is built
+    sample           computes the taps of all outputs; called once the limits are known to hold
+    """
+
+    inputs: int
+    outputs: int
+    most_taps: int
+    sample: Callable[[], Taps]
+
+    @property
+    def most_entries(self) -> int:
+        """Upper bound of the entries of the table: weights and one bound per output and input."""
+        return self.outputs * (self.most_taps + 1) + self.inputs
+
+    def build(self) -> BandedMap:
+        """Build the forward's table."""
+        taps = self.sample()
+        return BandedMap.from_taps(taps.index, taps.weight, inputs=self.inputs)
+
+
+# An axis that is the identity whatever the data is None: it needs no table and knows no limit.
+Axes = tuple[Axis | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One operator of one framework.
+
+    name          its member in the request's operator
+    gradient      whether it runs from the forward's output to its input
+    ranks         ranks its tensors may have
+    axes          (attributes, call) -> one Axis per axis; raises InvalidFieldError
+    output_shape  (attributes, input shape) -> output shape; None where sizes always come from the
+                  descriptor
+
+    The attributes are the operator's own, already valid one by one. Each dialect states the fields
+    it reads as a Protocol, which a table of all dialects cannot express.
+    """
+
+    name: str
+    gradient: bool
+    ranks: range
+    axes: Callable[[Any, Call], Axes]
+    output_shape: Callable[[Any, Shape], Shape] | None = None

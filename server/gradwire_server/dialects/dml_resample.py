@@ -1,0 +1,195 @@
+"""DirectML resampling: dml_resample, dml_resample2 and their gradients.
+
+Along every axis, batch and channel too, output element X of the forward reads the input at
+
+    x = (X - output_pixel_offset) / scale - input_pixel_offset
+
+in float32, by true division and in this order. `DML_RESAMPLE1_OPERATOR_DESC` gives
+OutputX = (InputX + InputPixelOffset) * Scale + OutputPixelOffset, solved here for InputX. Sizes
+come from the descriptors, never from scales: what lies beyond the result is cropped, and
+coordinates beyond the source move to its edge ("the output edges are clamped").
+
+Ranks 5 to 8 are an extension: DirectML takes 1 to 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect
+from gradwire_server.errors import InvalidFieldError
+from gradwire_server.plans import sampling
+from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
+
+# X + 0.5 is exact in float32 for every index X of an axis up to this long.
+EXACT_HALF_PIXEL_AXIS: Final = 2**23
+
+# `InputPixelOffsets` and `OutputPixelOffsets`: to resample by the center of the pixels.
+DEFAULT_INPUT_OFFSET: Final = np.float32(0.5)
+DEFAULT_OUTPUT_OFFSET: Final = np.float32(-0.5)
+
+# DirectML's text leaves ties open. Its published example holds with pixel-center offsets only if
+# ties go down; devices are reported to round them up.
+TIE_RULES: Final[dict[str, Rounding]] = {
+    "half_down": sampling.half_down,
+    "half_up": sampling.half_up,
+}
+
+# `DML_AXIS_DIRECTION` in `DML_RESAMPLE2_OPERATOR_DESC.RoundingDirection`.
+DIRECTIONS: Final[dict[str | None, Rounding]] = {
+    "increasing": sampling.ceil,
+    "decreasing": sampling.floor,
+}
+
+
+class Resample(Protocol):
+    """Attributes of all four operators; an array is empty or has one value per axis."""
+
+    @property
+    def interpolation_mode(self) -> str:
+        """Either nearest_neighbor or linear."""
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """Forward scales, output over input."""
+
+    @property
+    def input_pixel_offsets(self) -> Sequence[float]:
+        """Added to an input coordinate before scaling."""
+
+    @property
+    def output_pixel_offsets(self) -> Sequence[float]:
+        """Added to an output coordinate after scaling."""
+
+
+class TieRule(Protocol):
+    """What dml_resample and dml_resample_grad have besides."""
+
+    @property
+    def nearest_rounding(self) -> str:
+        """A key of TIE_RULES."""
+
+
+class RoundingDirection(Protocol):
+    """What dml_resample2 and dml_resample_grad1 have besides."""
+
+    @property
+    def rounding_direction(self) -> str | None:
+        """A key of DIRECTIONS; with linear also None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The forward along one axis: lengths in its direction, parameters in float32."""
+
+    inputs: int
+    outputs: int
+    scale: np.float32
+    input_offset: np.float32
+    output_offset: np.float32
+
+    def coordinates(self) -> Coordinates:
+        """Return x of each output, float32[outputs]; infinite where it overflows, never NaN."""
+        x = np.arange(self.outputs).astype(np.float32)
+        # Infinities are welcome: they clamp to the edge like any coordinate outside.
+        with np.errstate(over="ignore"):
+            return (x - self.output_offset) / self.scale - self.input_offset
+
+    def is_identity(self) -> bool:
+        """Tell whether x is X exactly, by the formula, so that nothing is rounded or weighted."""
+        return (
+            self.inputs == self.outputs <= EXACT_HALF_PIXEL_AXIS
+            and self.scale == 1
+            and (float(self.input_offset), float(self.output_offset)) in {(0.5, -0.5), (0.0, 0.0)}
+        )
+
+
+def _nearest(rounding: Rounding, line: Line) -> Taps:
+    return sampling.nearest_taps(rounding(line.coordinates()), inputs=line.inputs)
+
+
+def _linear(line: Line) -> Taps:
+    """Weight the two neighbors by distance, with x clamped first: no tap leaves the axis."""
+    x = np.clip(line.coordinates(), 0, np.float32(line.inputs - 1))
+    whole = np.floor(x)
+    low = sampling.on_axis(whole, inputs=line.inputs)
+    high = np.minimum(low + 1, line.inputs - 1)
+    return sampling.linear_taps(low, high, upper_weight=x - whole)
+
+
+def _per_axis(call: Call, field: str, values: Sequence[float]) -> list[np.float32]:
+    """Return one value per axis, or none where the array is left empty."""
+    rank = len(call.source)
+    if len(values) not in {0, rank}:
+        raise InvalidFieldError(
+            call.attribute(field),
+            f"has {len(values)} values for tensors of {rank} axes; give {rank}, or none",
+            came=len(values),
+            expected=rank,
+        )
+    return [np.float32(value) for value in values]
+
+
+def _lines(attributes: Resample, call: Call, *, swapped: bool) -> list[Line]:
+    """Read the attributes as the forward's, one Line per axis.
+
+    With swapped offsets, as Microsoft's TensorFlow backends pass them, input_pixel_offsets holds
+    the forward's output offsets and the reverse. Defaults are the forward's: they fill in after
+    the exchange.
+    """
+    scales = _per_axis(call, "scales", attributes.scales)
+    first = _per_axis(call, "input_pixel_offsets", attributes.input_pixel_offsets)
+    second = _per_axis(call, "output_pixel_offsets", attributes.output_pixel_offsets)
+    of_input, of_output = (second, first) if swapped else (first, second)
+    rank = len(call.source)
+    sizes = list(zip(call.source, call.result, strict=True))
+    return [
+        Line(inputs, outputs, scale, input_offset, output_offset)
+        for (inputs, outputs), scale, input_offset, output_offset in zip(
+            sizes,
+            scales or [np.float32(outputs) / np.float32(inputs) for inputs, outputs in sizes],
+            of_input or [DEFAULT_INPUT_OFFSET] * rank,
+            of_output or [DEFAULT_OUTPUT_OFFSET] * rank,
+            strict=True,
+        )
+    ]
+
+
+def _by_tie_rule(attributes: TieRule) -> Rounding:
+    return TIE_RULES[attributes.nearest_rounding]
+
+
+def _by_direction(attributes: RoundingDirection) -> Rounding:
+    return DIRECTIONS[attributes.rounding_direction]
+
+
+def _operator(name: str, *, rounding: Callable[[Any], Rounding], gradient: bool) -> Dialect:
+    """State one of the four, by how it reads its rounding and by its direction."""
+
+    def axes(attributes: Any, call: Call) -> Axes:
+        if attributes.interpolation_mode == "linear":
+            sample, most_taps = _linear, 2
+        else:
+            sample, most_taps = partial(_nearest, rounding(attributes)), 1
+        swapped = gradient and attributes.offset_convention == "swapped"
+        return tuple(
+            None
+            if line.is_identity()
+            else Axis(line.inputs, line.outputs, most_taps, partial(sample, line))
+            for line in _lines(attributes, call, swapped=swapped)
+        )
+
+    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=axes)
+
+
+DIALECTS: Final = (
+    _operator("dml_resample_grad", rounding=_by_tie_rule, gradient=True),
+    _operator("dml_resample_grad1", rounding=_by_direction, gradient=True),
+    _operator("dml_resample", rounding=_by_tie_rule, gradient=False),
+    _operator("dml_resample2", rounding=_by_direction, gradient=False),
+)

@@ -1,0 +1,156 @@
+"""oneDNN Graph interpolation: interpolate and interpolate_backward.
+
+Spatial axes follow oneDNN's own float32 arithmetic (its src/cpu/resampling_utils.hpp), from the two
+shapes alone, never from sizes or scales. With src and dst the lengths of an axis, dst index X reads
+src at
+
+    half_pixel      x = ((X + 0.5) * src) / dst - 0.5
+    align_corners   x = X * (src - 1) / (dst - 1), and 0 where dst is 1
+
+The published text writes half_pixel as (X + 0.5) / scale - 0.5: the same number, rounded elsewhere.
+oneDNN itself runs half_pixel only; align_corners is its published formula in the same arithmetic.
+Batch and channel are never resampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+
+from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
+from gradwire_server.dialects.onednn_sizes import (
+    Sizing,
+    check_sizes,
+    inferred_sizes,
+    require_sizes,
+)
+from gradwire_server.errors import InvalidFieldError
+from gradwire_server.plans import sampling
+from gradwire_server.plans.sampling import Coordinates, Taps
+
+
+class Interpolate(Sizing, Protocol):
+    """Attributes of both operators."""
+
+    @property
+    def mode(self) -> str:
+        """One of nearest, linear, bilinear, trilinear; the last three are synonyms on any rank."""
+
+    @property
+    def coordinate_transformation_mode(self) -> str:
+        """A key of TRANSFORMATIONS."""
+
+    @property
+    def data_format(self) -> str:
+        """Either NXC or NCX."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transformation:
+    """One way from dst indices to src coordinates.
+
+    coordinates  (src, dst) -> float32[dst]
+    exact_to     longest axis on which src == dst gives x == X: every product is then exact in
+                 float32, and so is its quotient
+    """
+
+    coordinates: Callable[[int, int], Coordinates]
+    exact_to: int
+
+
+def _half_pixel(src: int, dst: int) -> Coordinates:
+    x = np.arange(dst).astype(np.float32)
+    return ((x + np.float32(0.5)) * np.float32(src)) / np.float32(dst) - np.float32(0.5)
+
+
+def _align_corners(src: int, dst: int) -> Coordinates:
+    x = np.arange(dst).astype(np.float32)
+    return x if dst == 1 else x * np.float32(src - 1) / np.float32(dst - 1)
+
+
+TRANSFORMATIONS: Final = {
+    # (2 * X + 1) * src is at most 5791 * 2896, the largest such product below 2**24.
+    "half_pixel": Transformation(_half_pixel, exact_to=2896),
+    # X * (src - 1) is at most 4096 * 4096 = 2**24.
+    "align_corners": Transformation(_align_corners, exact_to=4097),
+}
+
+
+def _nearest(transformation: Transformation, src: int, dst: int) -> Taps:
+    """Read the element at roundf(x), half away from zero."""
+    x = transformation.coordinates(src, dst)
+    return sampling.nearest_taps(sampling.half_away(x), inputs=src)
+
+
+def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
+    """Weight lo = max(trunc(x), 0) and hi = min(ceil(x), src - 1) with w1 = |x - lo|, w0 = 1 - w1.
+
+    lo is held to the axis as well: beyond 2**23 elements x can round up to src, where oneDNN would
+    read foreign memory.
+    """
+    x = transformation.coordinates(src, dst)
+    low = np.maximum(np.trunc(x), 0)
+    return sampling.linear_taps(
+        sampling.on_axis(low, inputs=src),
+        sampling.on_axis(np.ceil(x), inputs=src),
+        upper_weight=np.abs(x - low),
+    )
+
+
+def _spatial(attributes: Interpolate, rank: int) -> range:
+    """Return the spatial axes of a tensor: all but batch, the first, and channel."""
+    return range(2, rank) if attributes.data_format == "NCX" else range(1, rank - 1)
+
+
+def _check_batch_and_channel(call: Call, spatial: range) -> None:
+    for axis, (kept, came) in enumerate(zip(call.source, call.result, strict=True)):
+        if axis not in spatial and kept != came:
+            part = "channel" if axis else "batch"
+            raise InvalidFieldError(
+                f"{call.result_sizes}[{axis}]",
+                f"is {came}, {call.source_sizes}[{axis}] is {kept}; the {part} axis is not "
+                f"resampled: give both the same length",
+                came=came,
+                expected=kept,
+            )
+
+
+def _axes(attributes: Interpolate, call: Call) -> Axes:
+    spatial = _spatial(attributes, len(call.source))
+    _check_batch_and_channel(call, spatial)
+    if not call.gradient:
+        require_sizes(attributes, call.operator)
+    check_sizes(
+        attributes,
+        call.operator,
+        src=tuple(call.source[axis] for axis in spatial),
+        dst=tuple(call.result[axis] for axis in spatial),
+    )
+    transformation = TRANSFORMATIONS[attributes.coordinate_transformation_mode]
+    sample, most_taps = (_nearest, 1) if attributes.mode == "nearest" else (_linear, 2)
+    return tuple(
+        None
+        if axis not in spatial or src == dst <= transformation.exact_to
+        else Axis(src, dst, most_taps, partial(sample, transformation, src, dst))
+        for axis, (src, dst) in enumerate(zip(call.source, call.result, strict=True))
+    )
+
+
+def _output_shape(attributes: Interpolate, input_shape: Shape) -> Shape:
+    spatial = _spatial(attributes, len(input_shape))
+    src = tuple(input_shape[axis] for axis in spatial)
+    output_shape = list(input_shape)
+    output_shape[spatial.start : spatial.stop] = inferred_sizes(attributes, "interpolate", src=src)
+    return tuple(output_shape)
+
+
+DIALECTS: Final = (
+    Dialect("interpolate_backward", gradient=True, ranks=range(3, 6), axes=_axes),
+    Dialect(
+        "interpolate", gradient=False, ranks=range(3, 6), axes=_axes, output_shape=_output_shape
+    ),
+)

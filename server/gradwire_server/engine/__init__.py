@@ -1,0 +1,31 @@
+"""From a decoded request to the bytes of its result; knows no wire."""
+
+from __future__ import annotations
+
+from gradwire_server.engine.admission import Admission
+from gradwire_server.engine.assembly import InputAssembler
+from gradwire_server.engine.evaluation import (
+    NUMERICS_VERSION,
+    Evaluation,
+    EvaluationRequest,
+    Preparer,
+)
+from gradwire_server.engine.layout import TensorSpec
+from gradwire_server.engine.limits import Limits
+from gradwire_server.engine.plan_cache import PlanCache
+from gradwire_server.engine.running import StepRunner
+from gradwire_server.engine.steps import Step
+
+__all__ = [
+    "NUMERICS_VERSION",
+    "Admission",
+    "Evaluation",
+    "EvaluationRequest",
+    "InputAssembler",
+    "Limits",
+    "PlanCache",
+    "Preparer",
+    "Step",
+    "StepRunner",
+    "TensorSpec",
+]

@@ -1,0 +1,82 @@
+"""Cuts arriving input bytes into the pieces that steps need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire_server.engine.evaluation import Evaluation
+from gradwire_server.engine.steps import Step
+
+Bytes = NDArray[np.uint8]
+
+
+class InputAssembler:
+    """Collects consecutive bytes of the input and hands each step its own when they are there.
+
+    Holds the bytes of one step, and of them only what has arrived. Where ranges of steps overlap,
+    the shared bytes are copied; a range that lies in one chunk is a view of it.
+    """
+
+    def __init__(self, evaluation: Evaluation, *, resume_from: int = 0) -> None:
+        self._total = evaluation.input.wire_bytes
+        self._pieces = (
+            _Piece(step, *evaluation.input_range(step)) for step in evaluation.steps(resume_from)
+        )
+        self._last: _Piece | None = None
+        self._next = next(self._pieces, None)
+        self.position = self._next.start if self._next else self._total
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte of the input has arrived."""
+        return self.position == self._total
+
+    def feed(self, chunk: Bytes) -> Iterator[tuple[Step, Bytes]]:
+        """Yield the steps that can run now; exhaust the iterator before the next chunk."""
+        base, self.position = self.position, self.position + len(chunk)
+        while self._next is not None:
+            piece = self._next
+            if not piece.fill(chunk, base, self._last):
+                return
+            yield piece.step, piece.data
+            self._last, self._next = piece, next(self._pieces, None)
+        self._last = None
+
+
+class _Piece:
+    """The input bytes start..stop-1 of one step, of which the first `filled` have arrived."""
+
+    def __init__(self, step: Step, start: int, stop: int) -> None:
+        self.step, self.start, self.stop = step, start, stop
+        self.data: Bytes = np.empty(0, np.uint8)
+        self._filled = 0
+
+    def fill(self, chunk: Bytes, base: int, last: _Piece | None) -> bool:
+        """Take what the chunk, which starts at base, has; return whether every byte is there."""
+        end = base + len(chunk)
+        if self.start >= base and self.stop <= end:
+            self.data = chunk[self.start - base : self.stop - base]
+            return True
+        if last is not None and (last.start, last.stop) == (self.start, self.stop):
+            self.data = last.data
+            return True
+        if self.start >= end and self.stop > end:
+            return False
+        if not self._filled:
+            self._begin(last)
+        first = self.start + self._filled
+        stop = min(end, self.stop)
+        if stop > first:
+            self.data[self._filled : stop - self.start] = chunk[first - base : stop - base]
+            self._filled = stop - self.start
+        return self._filled == self.stop - self.start
+
+    def _begin(self, last: _Piece | None) -> None:
+        self.data = np.empty(self.stop - self.start, np.uint8)
+        if last is not None and last.stop > self.start:
+            self._filled = min(last.stop, self.stop) - self.start
+            offset = self.start - last.start
+            self.data[: self._filled] = last.data[offset : offset + self._filled]

@@ -1,0 +1,207 @@
+"""One evaluation: from a request to its geometry and costs, and step by step to its result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire_server import dialects
+from gradwire_server.backends import Backend, compute_dtype
+from gradwire_server.engine.layout import TensorSpec, lay_out
+from gradwire_server.engine.limits import Limits, exceeded
+from gradwire_server.engine.plan_cache import PlanCache
+from gradwire_server.engine.running import StepRunner
+from gradwire_server.engine.steps import Step, Walk, walk_over
+from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
+from gradwire_server.plans import Plan
+
+# Changes whenever any request may give other bits than before.
+NUMERICS_VERSION = "1"
+
+# Elements of all axes together, below which tables build in about a millisecond.
+_SHORT_AXES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """A decoded request.
+
+    operator    name of the operator's member in the schema
+    attributes  its attributes, hashable
+    input       descriptor of the operator's input
+    output      descriptor of its output; None where it is to be inferred
+    """
+
+    operator: str
+    attributes: Hashable
+    input: TensorSpec
+    output: TensorSpec | None
+
+    def resolved(self) -> tuple[EvaluationRequest, TensorSpec]:
+        """Infer an absent output, packed row-major in the input's type."""
+        output = self.output
+        if output is None:
+            sizes = dialects.output_shape(self.operator, self.attributes, self.input.sizes)
+            if sizes is None:
+                raise InvalidFieldError(
+                    "output",
+                    f"absent; the attributes of {self.operator} do not determine its sizes",
+                )
+            output = TensorSpec.packed(self.input.dtype, sizes)
+        elif output.dtype != self.input.dtype:
+            raise InvalidFieldError(
+                "output.data_type", f"{output.dtype}; the input's {self.input.dtype} is needed"
+            )
+        return replace(self, output=output), output
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A request that fits the limits, ready to run.
+
+    Byte offsets count in wire order from the start of the input or the result.
+    """
+
+    request: EvaluationRequest
+    output: TensorSpec
+    plan: Plan
+    walk: Walk
+
+    @property
+    def input(self) -> TensorSpec:
+        """Descriptor of the input."""
+        return self.request.input
+
+    @property
+    def work(self) -> int:
+        """Multiplications, or elements copied where there are none."""
+        return self.plan.work + self.output.elements
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """Estimate of the memory the evaluation needs at once.
+
+        A step takes its input twice (one being read, one waiting), its result twice (one waiting,
+        one being written), and three arrays of the compute type while it runs.
+        """
+        storage, compute = self.input.dtype.itemsize, compute_dtype(self.input.dtype).itemsize
+        total = self.input.elements + self.output.elements
+        step = min(self.walk.largest_step, 2 * total)
+        held = self.input.wire_bytes if self.walk.layout.held else 0
+        return step * (4 * storage + 3 * compute) + held + self.plan.table_entries * 24
+
+    @cached_property
+    def digest(self) -> str:
+        """Name of the evaluation: equal digests promise equal bits."""
+        request = self.request
+        header = (
+            NUMERICS_VERSION,
+            request.operator,
+            request.attributes,
+            request.input,
+            self.output,
+        )
+        digest = hashlib.sha256(repr(header).encode())
+        self.plan.digest_update(digest)
+        return digest.hexdigest()
+
+    def steps(self, resume_from: int = 0) -> Iterator[Step]:
+        """Yield the steps that give the result from byte resume_from on."""
+        return self.walk.steps(resume_from // self._out_row_bytes)
+
+    @property
+    def _out_row_bytes(self) -> int:
+        rows = self.walk.outer * self.walk.out_rows
+        return self.output.wire_bytes // rows
+
+    def input_range(self, step: Step) -> tuple[int, int]:
+        """Wire bytes of the input that the step needs."""
+        layout, axis = self.walk.layout, self.walk.axis
+        if layout.held:
+            return 0, self.input.wire_bytes
+        row = int(np.prod(layout.wire[axis + 1 :], dtype=np.int64)) * self.input.dtype.itemsize
+        rows = layout.wire[axis]
+        if step.outer_stop - step.outer_first > 1:
+            return step.outer_first * rows * row, step.outer_stop * rows * row
+        low, high = step.in_first, step.in_stop
+        if rows != self.walk.in_rows:
+            low, high = 0, min(1, high - low)
+        first = step.outer_first * rows
+        return (first + low) * row, (first + high) * row
+
+    def output_range(self, step: Step) -> tuple[int, int]:
+        """Wire bytes of the result that the step gives."""
+        rows = self.walk.out_rows
+        if step.outer_stop - step.outer_first > 1:
+            first, stop = step.outer_first * rows, step.outer_stop * rows
+        else:
+            first = step.outer_first * rows + step.out_first
+            stop = step.outer_first * rows + step.out_stop
+        return first * self._out_row_bytes, stop * self._out_row_bytes
+
+    def run_all(self, data: NDArray[np.uint8], backend: Backend) -> Iterator[NDArray[np.uint8]]:
+        """Yield the result's bytes in wire order, a step at a time, from all of the input's."""
+        run = StepRunner(self.walk, backend)
+        for step in self.steps():
+            low, high = self.input_range(step)
+            yield run(step, data[low:high])
+
+    def run_whole(self, data: NDArray[np.uint8], backend: Backend) -> bytes:
+        """Return the result's bytes in wire order from all of the input's."""
+        return b"".join(part.tobytes() for part in self.run_all(data, backend))
+
+
+class Preparer:
+    """Turns requests into evaluations under one set of limits, keeping recent plans."""
+
+    def __init__(self, limits: Limits, plans: PlanCache) -> None:
+        self._limits = limits
+        self._plans = plans
+
+    def prepare(self, request: EvaluationRequest) -> Evaluation:
+        """Check a request against every limit and lower it; nothing of the tensors is allocated."""
+        request, output = request.resolved()
+        self._limits.check_elements("input", request.input)
+        self._limits.check_elements("output", output)
+        plan = self._plans.get(_key(request, output), lambda: self._lower(request, output))
+        self._limits.check_plan(plan)
+        layout = lay_out(request.input, output)
+        slab = self._limits.slab_bytes // compute_dtype(request.input.dtype).itemsize
+        evaluation = Evaluation(request, output, plan, walk_over(layout, plan, slab))
+        self._check_memory(evaluation)
+        return evaluation
+
+    def is_quick(self, request: EvaluationRequest) -> bool:
+        """Whether prepare() takes about a millisecond: the plan is kept, or its axes are short."""
+        request, output = request.resolved()
+        short = sum(request.input.sizes) + sum(output.sizes) <= _SHORT_AXES
+        return short or _key(request, output) in self._plans
+
+    def _lower(self, request: EvaluationRequest, output: TensorSpec) -> Plan:
+        return dialects.lower(
+            request.operator,
+            request.attributes,
+            request.input.sizes,
+            output.sizes,
+            max_float32_axis=self._limits.max_float32_axis,
+            max_table_entries=self._limits.max_table_entries,
+        )
+
+    def _check_memory(self, evaluation: Evaluation) -> None:
+        allowed = self._limits.max_request_memory_bytes
+        if evaluation.memory_bytes <= allowed:
+            return
+        came = f"the request needs {evaluation.memory_bytes} bytes of memory"
+        if evaluation.walk.layout.held:
+            came += ", since its input is held whole: its axis order is not the output's"
+            raise exceeded(came, "max_request_memory_bytes", allowed, LayoutNotStreamableError)
+        raise exceeded(came, "max_request_memory_bytes", allowed)
+
+
+def _key(request: EvaluationRequest, output: TensorSpec) -> Hashable:
+    return request.operator, request.attributes, request.input.sizes, output.sizes

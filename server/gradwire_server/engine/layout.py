@@ -1,0 +1,118 @@
+"""Tensor layouts: which axis order input and output share, and where each axis lies on the wire.
+
+A stored axis is an axis in the order in which the evaluation walks both tensors, slowest first. The
+order is one in which the output's bytes ascend; where the input's bytes ascend in it too, the
+tensor can be streamed, otherwise the input is held whole and read in that order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A validated tensor descriptor.
+
+    dtype    storage type: float32, float16, bfloat16 or float64
+    sizes    elements along each logical axis, each at least 1
+    strides  elements between neighbors along each axis, 0 where broadcast; as many as sizes
+    """
+
+    dtype: np.dtype[np.generic]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def packed(cls, dtype: np.dtype[np.generic], sizes: tuple[int, ...]) -> TensorSpec:
+        """Describe a row-major tensor without gaps."""
+        strides = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
+        return cls(dtype, sizes, strides)
+
+    @cached_property
+    def chain(self) -> tuple[int, ...]:
+        """Logical axes that occupy addresses, by descending stride: the wire's axis order."""
+        occupied = [a for a, size in enumerate(self.sizes) if size > 1 and self.strides[a] > 0]
+        return tuple(sorted(occupied, key=lambda axis: -self.strides[axis]))
+
+    @cached_property
+    def broadcast(self) -> frozenset[int]:
+        """Logical axes longer than 1 of which the wire carries one element."""
+        return frozenset(a for a, n in enumerate(self.sizes) if n > 1 and self.strides[a] == 0)
+
+    @property
+    def elements(self) -> int:
+        """Logical elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes on the wire."""
+        return math.prod(self.sizes[axis] for axis in self.chain) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one evaluation walks its two tensors.
+
+    order  logical axis of each stored axis
+    wire   elements on the wire along each stored axis of the input: 1 where broadcast
+    held   whether the input's own order differs, so that it is held whole
+    """
+
+    input: TensorSpec
+    output: TensorSpec
+    order: tuple[int, ...]
+    wire: tuple[int, ...]
+    held: bool
+
+    def whole_input(self, data: NDArray[np.uint8]) -> NDArray[np.generic]:
+        """View the input's wire bytes as an array in stored axis order, broadcast axes expanded."""
+        spec = self.input
+        rest = [axis for axis in range(len(spec.sizes)) if axis not in spec.chain]
+        own_order = (*spec.chain, *rest)
+        shape = [spec.sizes[axis] for axis in spec.chain] + [1] * len(rest)
+        own = data.view(spec.dtype).reshape(shape)
+        stored = own.transpose([own_order.index(axis) for axis in self.order])
+        return np.broadcast_to(stored, [spec.sizes[axis] for axis in self.order])
+
+
+def lay_out(source: TensorSpec, result: TensorSpec) -> Layout:
+    """Find the stored axis order of an evaluation from source to result."""
+    chains = [result.chain, source.chain]
+    broadcast_last = [(real, axis) for real in source.chain for axis in source.broadcast]
+    order = _merge(len(source.sizes), [*chains, *broadcast_last])
+    held = order is None
+    if order is None:
+        order = _merge(len(source.sizes), [result.chain])
+    if order is None:
+        raise AssertionError("one chain never contradicts itself")
+    wire = tuple(1 if axis in source.broadcast else source.sizes[axis] for axis in order)
+    return Layout(source, result, order, wire, held)
+
+
+def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Order the axes so that every chain ascends, lower axes first; None if chains contradict."""
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(axes), ()))
+    for chain in chains:
+        for before, after in pairwise(chain):
+            sorter.add(after, before)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    order: list[int] = []
+    ready: list[int] = []
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()])
+        axis = ready.pop(0)
+        order.append(axis)
+        sorter.done(axis)
+    return tuple(order)

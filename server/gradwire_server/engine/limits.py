@@ -1,0 +1,58 @@
+"""The limits of one evaluation, all in exact integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire_server.engine.layout import TensorSpec
+from gradwire_server.errors import LimitExceededError
+from gradwire_server.plans import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one evaluation may take; the settings of the same names hold the defaults.
+
+    max_elements              logical elements of input, output and any intermediate result
+    max_table_entries         entries of all weight tables
+    max_float32_axis          elements of an axis whose coordinates are computed in float32
+    max_work                  multiplications
+    max_request_memory_bytes  bytes of memory at once
+    slab_bytes                bytes one step should work on
+    """
+
+    max_elements: int = 1 << 36
+    max_table_entries: int = 1 << 26
+    max_float32_axis: int = 1 << 23
+    max_work: int = 1 << 40
+    max_request_memory_bytes: int = 256 << 20
+    slab_bytes: int = 2 << 20
+
+    def check_elements(self, name: str, tensor: TensorSpec) -> None:
+        """Refuse a tensor with too many elements; name is "input" or "output"."""
+        if tensor.elements > self.max_elements:
+            raise exceeded(
+                f"{name} has {tensor.elements} elements", "max_elements", self.max_elements
+            )
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse a plan whose intermediate results or work are too large."""
+        if plan.largest_intermediate > self.max_elements:
+            came = f"an intermediate result has {plan.largest_intermediate} elements"
+            raise exceeded(came, "max_elements", self.max_elements)
+        if plan.work > self.max_work:
+            raise exceeded(
+                f"the request takes {plan.work} multiplications", "max_work", self.max_work
+            )
+
+
+def exceeded(
+    came: str, limit: str, allowed: int, kind: type[LimitExceededError] = LimitExceededError
+) -> LimitExceededError:
+    """Say that a limit is exceeded, and which setting raises it."""
+    setting = f"GRADWIRE_{limit.upper()}"
+    return kind(
+        f"{came}; this server allows {allowed} (its setting {setting})",
+        limit=limit,
+        allowed=allowed,
+    )

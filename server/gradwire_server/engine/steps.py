@@ -1,0 +1,230 @@
+"""Cuts one evaluation into steps: which input rows each needs and which result rows it gives.
+
+Stored axes are seen as [outer, stream axis, inner]; a row is everything inside one index of the
+stream axis. The stream axis is the slowest stored axis that a pass works on, so a result row
+depends on a band of input rows of its own outer slice. Steps walk the result in wire order. There
+are three ways:
+
+- slices    several whole outer slices at once, where they are small
+- window    some result rows of one outer slice, from the rows their bands cover
+- running   some input rows of one outer slice, added onto results still open; chosen where bands
+            are so wide that holding their rows would take more memory than holding the open results
+
+A step's cost is in elements of the compute type and stays near the slab size wherever a single row
+does.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from gradwire_server.engine.layout import Layout
+from gradwire_server.plans import BandedMap, Plan
+
+Mode = Literal["slices", "window", "running"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One unit of work, with half-open ranges of outer slices, input rows and result rows.
+
+    With more than one outer slice, input and result rows are all of them.
+    """
+
+    outer_first: int
+    outer_stop: int
+    in_first: int
+    in_stop: int
+    out_first: int
+    out_stop: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The geometry of one evaluation.
+
+    plan    passes on stored axes
+    axis    the stream axis
+    slab    elements a step should cost
+    """
+
+    layout: Layout
+    plan: Plan
+    axis: int
+    slab: int
+
+    @cached_property
+    def map(self) -> BandedMap | None:
+        """The stream axis's map; None in a plan without passes, where row o needs row o."""
+        return next((one.map for one in self.plan.passes if one.axis == self.axis), None)
+
+    @property
+    def outer(self) -> int:
+        """Number of outer slices."""
+        return math.prod(self.plan.output_shape[: self.axis])
+
+    @property
+    def in_rows(self) -> int:
+        """Input rows of one outer slice."""
+        return self.plan.input_shape[self.axis]
+
+    @property
+    def out_rows(self) -> int:
+        """Result rows of one outer slice."""
+        return self.plan.output_shape[self.axis]
+
+    @cached_property
+    def in_row(self) -> int:
+        """Elements of an input row, or of a larger form it has before the stream axis's pass."""
+        return self._largest_row(self._passes_before())
+
+    @cached_property
+    def out_row(self) -> int:
+        """Elements of a result row, or of a larger form it has on the way."""
+        before = self._passes_before()
+        shape = list(self.plan.input_shape[self.axis + 1 :])
+        for one in self.plan.passes[:before]:
+            shape[one.axis - self.axis - 1] = one.map.outputs
+        largest = math.prod(shape)
+        for one in self.plan.passes[before + 1 :]:
+            shape[one.axis - self.axis - 1] = one.map.outputs
+            largest = max(largest, math.prod(shape))
+        return largest
+
+    def _passes_before(self) -> int:
+        axes = [one.axis for one in self.plan.passes]
+        return axes.index(self.axis) if axes else 0
+
+    def _largest_row(self, passes: int) -> int:
+        shape = list(self.plan.input_shape[self.axis + 1 :])
+        largest = math.prod(shape)
+        for one in self.plan.passes[:passes]:
+            shape[one.axis - self.axis - 1] = one.map.outputs
+            largest = max(largest, math.prod(shape))
+        return largest
+
+    @cached_property
+    def mode(self) -> Mode:
+        """The cheapest way that fits."""
+        if self.in_rows * self.in_row + self.out_rows * self.out_row <= self.slab:
+            return "slices"
+        if self.map is None or not self.map.is_increasing or self._window_cost <= self.slab:
+            return "window"
+        return "window" if self._window_cost <= self._running_cost else "running"
+
+    @cached_property
+    def _window_cost(self) -> int:
+        if self.map is None:
+            widest = 1
+        elif self.map.is_increasing:
+            widest = int(self.map.counts.max())
+        else:
+            widest = self.in_rows
+        return widest * self.in_row + self.out_row
+
+    @cached_property
+    def _running_cost(self) -> int:
+        if self.map is None:
+            return self.in_row + self.out_row
+        rows = np.arange(self.in_rows)
+        opened = np.searchsorted(self.map.start, rows, "right")
+        closed = np.searchsorted(self.map.stop, rows, "right")
+        return self.in_row + int((opened - closed).max()) * self.out_row
+
+    @property
+    def largest_step(self) -> int:
+        """Elements the costliest step may take."""
+        if self.mode == "slices":
+            return self.slab
+        return max(self.slab, self._window_cost if self.mode == "window" else self._running_cost)
+
+    def steps(self, first_row: int = 0) -> Iterator[Step]:
+        """Yield the steps for the result from row first_row on, counted over all outer slices."""
+        outer, row = divmod(first_row, self.out_rows)
+        if self.mode == "slices":
+            yield from self._slices(outer)
+            return
+        for index in range(outer, self.outer):
+            if self.mode == "running" and self.map is not None:
+                yield from self._runs(self.map, index, row)
+            else:
+                yield from self._windows(index, row)
+            row = 0
+
+    def _slices(self, outer: int) -> Iterator[Step]:
+        cost = self.in_rows * self.in_row + self.out_rows * self.out_row
+        several = max(1, self.slab // cost)
+        for first in range(outer, self.outer, several):
+            stop = min(first + several, self.outer)
+            yield Step(first, stop, 0, self.in_rows, 0, self.out_rows)
+
+    def _windows(self, outer: int, row: int) -> Iterator[Step]:
+        while row < self.out_rows:
+            stop = self._window_stop(row)
+            low, high = self._rows_needed(row, stop)
+            yield Step(outer, outer + 1, low, high, row, stop)
+            row = stop
+
+    def _rows_needed(self, row: int, stop: int) -> tuple[int, int]:
+        if self.map is None:
+            return row, stop
+        if not self.map.is_increasing:
+            return 0, self.in_rows
+        return int(self.map.start[row]), int(self.map.stop[stop - 1])
+
+    def _window_stop(self, row: int) -> int:
+        def cost(stop: int) -> int:
+            low, high = self._rows_needed(row, stop)
+            return (high - low) * self.in_row + (stop - row) * self.out_row
+
+        candidates = range(row + 1, self.out_rows + 1)
+        return max(row + 1, row + bisect_right(candidates, self.slab, key=cost))
+
+    def _runs(self, bands: BandedMap, outer: int, row: int) -> Iterator[Step]:
+        low = int(bands.start[row])
+        while row < self.out_rows:
+            high = self._run_stop(bands, row, low)
+            done = min(int(np.searchsorted(bands.stop, high, "right")), touched(bands, high))
+            yield Step(outer, outer + 1, low, high, row, max(row, done))
+            row, low = max(row, done), high
+
+    def _run_stop(self, bands: BandedMap, row: int, low: int) -> int:
+        def cost(high: int) -> int:
+            return (high - low) * self.in_row + (touched(bands, high) - row) * self.out_row
+
+        candidates = range(low + 1, self.in_rows + 1)
+        return min(self.in_rows, max(low + 1, low + bisect_right(candidates, self.slab, key=cost)))
+
+
+def touched(bands: BandedMap, high: int) -> int:
+    """One past the last result row that reads an input row below high."""
+    if high >= bands.inputs:
+        return bands.outputs
+    return int(np.searchsorted(bands.start, high, "left"))
+
+
+def walk_over(layout: Layout, plan: Plan, slab: int) -> Walk:
+    """Choose the stream axis of a plan given on logical axes."""
+    stored = plan.permuted(layout.order)
+    if stored.passes:
+        axis = min(one.axis for one in stored.passes)
+    else:
+        axis = _copy_axis(layout, stored.input_shape, slab)
+    # A slice of the input would be needed again after others have passed.
+    repeated = layout.wire[:axis] != stored.input_shape[:axis]
+    return Walk(replace(layout, held=layout.held or repeated), stored, axis, slab)
+
+
+def _copy_axis(layout: Layout, shape: tuple[int, ...], slab: int) -> int:
+    """Without passes any axis will do: the slowest one whose rows are small against a slab."""
+    for axis, (size, wire) in enumerate(zip(shape, layout.wire, strict=True)):
+        if wire != size or math.prod(shape[axis + 1 :]) * 8 <= slab:
+            return axis
+    return len(shape) - 1

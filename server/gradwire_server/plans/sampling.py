@@ -1,0 +1,85 @@
+"""Where outputs read along one axis: rounding rules and taps, shared by the dialects.
+
+Coordinates are float32 or float64 arrays of shape [outputs]. Every function keeps their type: a
+dialect's arithmetic is the type of the coordinates it passes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Coordinates = npt.NDArray[np.floating[Any]]
+Indices = npt.NDArray[np.int64]
+Rounding = Callable[[Coordinates], Coordinates]
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """What each output reads: the arguments of `BandedMap.from_taps`.
+
+    index   int64[outputs, taps]     input elements, all on the axis; repeats are allowed
+    weight  floating[outputs, taps]  their weights, in the type of the coordinates
+    """
+
+    index: Indices
+    weight: Coordinates
+
+
+def half_down(x: Coordinates) -> Coordinates:
+    """Round to nearest, ties downward: ceil(x - 0.5), the difference rounded to x's type."""
+    rounded: Coordinates = np.ceil(x - 0.5)
+    return rounded
+
+
+def half_up(x: Coordinates) -> Coordinates:
+    """Round to nearest, ties upward: floor(x + 0.5), the sum rounded to x's type."""
+    rounded: Coordinates = np.floor(x + 0.5)
+    return rounded
+
+
+def half_away(x: Coordinates) -> Coordinates:
+    """Round finite x to nearest, ties away from zero: C's round() and roundf().
+
+    Exact, unlike floor(x + 0.5), whose sum rounds: the float below 0.5 would go to 1, and above
+    2**23 odd whole numbers of float32 would move.
+    """
+    whole: Coordinates = np.trunc(x)
+    rounded: Coordinates = np.where(np.abs(x - whole) >= 0.5, whole + np.sign(x), whole)  # noqa: PLR2004
+    return rounded
+
+
+def floor(x: Coordinates) -> Coordinates:
+    """Round toward smaller numbers."""
+    rounded: Coordinates = np.floor(x)
+    return rounded
+
+
+def ceil(x: Coordinates) -> Coordinates:
+    """Round toward larger numbers."""
+    rounded: Coordinates = np.ceil(x)
+    return rounded
+
+
+def on_axis(x: Coordinates, *, inputs: int) -> Indices:
+    """Turn whole coordinates into indices 0 .. inputs - 1; those outside go to the nearer edge."""
+    # The first clamp makes the cast safe. The second is for inputs - 1 that the type rounds up.
+    inside: Coordinates = np.clip(x, 0, x.dtype.type(inputs - 1))
+    index: Indices = np.minimum(inside.astype(np.int64), inputs - 1)
+    return index
+
+
+def nearest_taps(whole: Coordinates, *, inputs: int) -> Taps:
+    """One tap of weight 1 at each whole coordinate, clamped to the axis."""
+    index = on_axis(whole, inputs=inputs)[:, np.newaxis]
+    return Taps(index, np.ones(index.shape, whole.dtype))
+
+
+def linear_taps(low: Indices, high: Indices, *, upper_weight: Coordinates) -> Taps:
+    """Two taps: low with weight 1 - upper_weight, then high with upper_weight."""
+    weight = np.stack([1 - upper_weight, upper_weight], axis=1)
+    return Taps(np.stack([low, high], axis=1), weight)

@@ -1,0 +1,162 @@
+"""The gRPC face of the server: one handler per RPC, each a thin shell around the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
+from gradwire import ops, v1
+from gradwire_server import encoding, wire
+from gradwire_server.backends import Backend
+from gradwire_server.calls import Call, Context
+from gradwire_server.engine import (
+    NUMERICS_VERSION,
+    Admission,
+    Evaluation,
+    EvaluationRequest,
+    Preparer,
+)
+from gradwire_server.errors import InvalidDataError, UseStreamError
+from gradwire_server.settings import Settings
+from gradwire_server.version import VERSION
+
+NAME = "gradwire.v1.GradientService"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What handlers share: the parts that compute and the rules that bound them."""
+
+    settings: Settings
+    backend: Backend
+    backend_reason: str
+    preparer: Preparer
+    admission: Admission
+    pool: ThreadPoolExecutor
+    draining: asyncio.Event
+
+    async def prepare(self, request: EvaluationRequest) -> Evaluation:
+        """Lower a request, off the event loop where its tables take long to build."""
+        if self.preparer.is_quick(request):
+            return self.preparer.prepare(request)
+        return await self.off_loop(lambda: self.preparer.prepare(request))
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Do work in the thread pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+
+class GradientService:
+    """Answers gradwire.v1.GradientService, but for the stream, which streams.py does."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._operators = v1.ListOperatorsResponse(
+            operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
+        )
+
+    async def evaluate(self, request: v1.EvaluateRequest, context: Context) -> v1.EvaluateResponse:
+        """Evaluate one operator on one small tensor."""
+        call = Call("Evaluate", context)
+        return await call.answer(lambda: self._evaluate(request, call))
+
+    async def _evaluate(self, request: v1.EvaluateRequest, call: Call) -> v1.EvaluateResponse:
+        workshop = self._workshop
+        call.request_id = wire.read_request_id(request.request_id) or call.request_id
+        decoded = wire.read_request(request)
+        call.facts |= {"operator": decoded.operator, "sizes": decoded.input.sizes}
+        self._refuse_bulk("input", decoded.input.wire_bytes)
+        _, output = decoded.resolved()
+        self._refuse_bulk("output", output.wire_bytes)
+        if len(request.data) != decoded.input.wire_bytes:
+            raise InvalidDataError(
+                "data",
+                f"{len(request.data)} bytes; input's descriptor takes {decoded.input.wire_bytes}",
+            )
+        evaluation = await workshop.prepare(decoded)
+        with workshop.admission.memory(evaluation.memory_bytes):
+            data = await self._compute(evaluation, np.frombuffer(request.data, np.uint8))
+        return v1.EvaluateResponse(
+            request_id=call.request_id, output=wire.write_descriptor(output), data=data
+        )
+
+    def _refuse_bulk(self, name: str, wire_bytes: int) -> None:
+        allowed = self._workshop.settings.max_unary_bytes
+        if wire_bytes > allowed:
+            raise UseStreamError(
+                f"{name} is {wire_bytes} bytes; Evaluate takes {allowed} (its setting "
+                "GRADWIRE_MAX_UNARY_BYTES), EvaluateStream any number",
+                limit="max_unary_bytes",
+                allowed=allowed,
+            )
+
+    async def _compute(self, evaluation: Evaluation, data: encoding.Bytes) -> bytes:
+        if evaluation.work <= self._workshop.settings.inline_work:
+            return evaluation.run_whole(data, self._workshop.backend)
+        steps = evaluation.run_all(data, self._workshop.backend)
+        # One hop per step, so that the work of a call that is over stops.
+        parts: list[bytes] = []
+        while (part := await self._workshop.off_loop(lambda: next(steps, None))) is not None:
+            parts.append(part.tobytes())
+        return b"".join(parts)
+
+    async def list_operators(
+        self, request: v1.ListOperatorsRequest, context: Context
+    ) -> v1.ListOperatorsResponse:
+        """List the operators."""
+        return await Call("ListOperators", context).answer(self._list_operators)
+
+    async def _list_operators(self) -> v1.ListOperatorsResponse:
+        return self._operators
+
+    async def get_server_info(
+        self, request: v1.GetServerInfoRequest, context: Context
+    ) -> v1.GetServerInfoResponse:
+        """Give version, backend and limits."""
+        return await Call("GetServerInfo", context).answer(self._get_server_info)
+
+    async def _get_server_info(self) -> v1.GetServerInfoResponse:
+        workshop = self._workshop
+        return v1.GetServerInfoResponse(
+            version=VERSION,
+            numerics_version=NUMERICS_VERSION,
+            backend=workshop.backend.name,
+            backend_reason=workshop.backend_reason,
+            operators=list(ops.OPERATORS),
+            limits=_limits(workshop.settings),
+        )
+
+
+def _limits(settings: Settings) -> v1.Limits:
+    limits = v1.Limits(max_rank=wire.MAX_RANK)
+    for name in limits.DESCRIPTOR.fields_by_name:
+        if hasattr(settings, name):
+            setattr(limits, name, getattr(settings, name))
+    stall = Duration()
+    stall.FromNanoseconds(int(settings.stall_timeout_s * 1e9))
+    limits.stall_timeout.CopyFrom(stall)
+    return limits
+
+
+def handlers(service: GradientService, evaluate_stream: Any) -> grpc.GenericRpcHandler:
+    """Register every RPC with its serializers."""
+    unary = grpc.unary_unary_rpc_method_handler
+    return grpc.method_handlers_generic_handler(
+        NAME,
+        {
+            "Evaluate": unary(service.evaluate, *encoding.EVALUATE),
+            "EvaluateStream": grpc.stream_stream_rpc_method_handler(
+                evaluate_stream, *encoding.EVALUATE_STREAM
+            ),
+            "ListOperators": unary(service.list_operators, *encoding.LIST_OPERATORS),
+            "GetServerInfo": unary(service.get_server_info, *encoding.GET_SERVER_INFO),
+        },
+    )

@@ -1,0 +1,130 @@
+"""One frozen Settings: every flag, environment variable and limit comes from its fields."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from gradwire_server.engine import Limits
+
+_MASK = "***"
+
+
+def _setting(
+    default: Any, text: str, *, choices: tuple[str, ...] = (), secret: bool = False
+) -> Any:
+    """Declare a setting with its help text; the unit is in its name."""
+    return field(default=default, metadata={"help": text, "choices": choices, "secret": secret})
+
+
+_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a server runs. A field is the flag --field-name and the variable GRADWIRE_FIELD_NAME."""
+
+    address: str = _setting(
+        "127.0.0.1:50051", "HOST:PORT to listen on; port 0 takes a free one. unix:PATH works too."
+    )
+    insecure: bool = _setting(
+        default=False, text="Serve without TLS on an address that is not loopback."
+    )
+    tls_certificate: str = _setting(
+        "", "PEM file with the server's certificate chain; turns TLS on."
+    )
+    tls_key: str = _setting("", "PEM file with the server's private key.", secret=True)
+    tls_client_ca: str = _setting(
+        "", "PEM file with the authorities whose clients are let in (mTLS)."
+    )
+    backend: str = _setting(
+        "auto", "What computes: auto picks the fastest there is.", choices=("auto", "numpy_cpu")
+    )
+    compute_threads: int = _setting(0, "Threads that compute; 0 means one per core.")
+    inline_work: int = _setting(
+        1 << 15, "Multiplications up to which a call is computed without a hop to a thread."
+    )
+    slab_bytes: int = _setting(_LIMITS.slab_bytes, "Bytes one step of a computation works on.")
+    plan_cache_entries: int = _setting(1 << 22, "Table entries of recent requests to keep.")
+    max_elements: int = _setting(
+        _LIMITS.max_elements, "Most elements of an input, output or intermediate result."
+    )
+    max_table_entries: int = _setting(
+        _LIMITS.max_table_entries, "Most entries of all weight tables of one request."
+    )
+    max_float32_axis: int = _setting(
+        _LIMITS.max_float32_axis, "Longest axis whose coordinates are computed in float32."
+    )
+    max_work: int = _setting(_LIMITS.max_work, "Most multiplications of one request.")
+    max_request_memory_bytes: int = _setting(
+        _LIMITS.max_request_memory_bytes, "Most bytes of memory one request may need."
+    )
+    max_memory_bytes: int = _setting(
+        1 << 30, "Most bytes of memory all requests in flight may need; more wait for a retry."
+    )
+    max_unary_bytes: int = _setting(
+        (4 << 20) - (64 << 10), "Most tensor bytes of the request and of the result of Evaluate."
+    )
+    max_chunk_bytes: int = _setting(2 << 20, "Most bytes of one chunk of a stream.")
+    max_message_bytes: int = _setting(
+        16 << 20, "Largest message read at all; larger ones end in RESOURCE_EXHAUSTED unread."
+    )
+    max_streams: int = _setting(64, "Most streams open at once; more wait for a retry.")
+    retry_after_s: float = _setting(
+        0.25, "Seconds after which a caller refused as overload may retry."
+    )
+    stall_timeout_s: float = _setting(
+        60.0, "Seconds without progress after which a stream is ended."
+    )
+    grace_s: float = _setting(
+        30.0, "Seconds that running calls have to finish after SIGTERM or SIGINT."
+    )
+    log_format: Literal["text", "json"] = _setting(
+        "text", "Format of log lines on stderr.", choices=("text", "json")
+    )
+    log_level: str = _setting(
+        "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            least = 0 if one.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
+            if not value >= least:
+                raise ValueError(f"{one.name} is {value}; at least {least} is needed")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("tls_certificate and tls_key are needed together")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        if self.max_message_bytes < max(self.max_unary_bytes, self.max_chunk_bytes) + _HEADER_BYTES:
+            raise ValueError(
+                f"max_message_bytes is {self.max_message_bytes}; {_HEADER_BYTES} more than "
+                "max_unary_bytes and max_chunk_bytes is needed"
+            )
+
+    @property
+    def limits(self) -> Limits:
+        """What one evaluation may take."""
+        return Limits(**{one.name: getattr(self, one.name) for one in fields(Limits)})
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute."""
+        return self.compute_threads or len(os.sched_getaffinity(0))
+
+    def described(self) -> dict[str, object]:
+        """Return every setting by name, secrets masked."""
+        return {
+            one.name: _MASK
+            if one.metadata["secret"] and getattr(self, one.name)
+            else getattr(self, one.name)
+            for one in fields(self)
+        }
+
+
+_MAY_BE_ZERO = {"compute_threads", "inline_work", "plan_cache_entries", "grace_s"}
+# Everything of a message but the tensor's bytes.
+_HEADER_BYTES = 64 << 10

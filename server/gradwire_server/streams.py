@@ -1,0 +1,242 @@
+"""EvaluateStream: reading, computing and writing overlap, joined by queues that hold one step each.
+
+A full queue stops the stage before it, and in the end grpc stops reading from the sender: memory is
+bounded by what three steps need, whatever the tensor's size and whoever is slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+
+import grpc
+
+from gradwire import v1
+from gradwire_server import encoding, wire
+from gradwire_server.calls import Call, Context
+from gradwire_server.engine import Evaluation, InputAssembler, Step, StepRunner
+from gradwire_server.errors import (
+    DrainingError,
+    EvaluationChangedError,
+    InvalidDataError,
+    InvalidFieldError,
+    StalledError,
+)
+from gradwire_server.failures import Failure
+from gradwire_server.service import Workshop
+
+# How long a caller that does not read may hold up the error that ends its stream.
+_LAST_WORD_S = 1.0
+
+
+class StreamService:
+    """Answers EvaluateStream."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    async def evaluate_stream(self, _requests: object, context: Context) -> None:
+        """Evaluate one operator on one tensor in chunks."""
+        call = Call("EvaluateStream", context)
+        stream = _Stream(call, self._workshop)
+        await call.answer(stream.run, in_band=stream.send_error)
+
+
+class _Stream:
+    """One stream from open to its last result byte."""
+
+    def __init__(self, call: Call, workshop: Workshop) -> None:
+        self._call = call
+        self._context = call.context
+        self._workshop = workshop
+        self._progress = time.monotonic()
+        self._busy = False
+        self._done = asyncio.Event()
+        self._write: asyncio.Task[None] | None = None
+        self._steps: asyncio.Queue[tuple[Step, encoding.Bytes] | None] = asyncio.Queue(1)
+        self._results: asyncio.Queue[tuple[int, encoding.Bytes] | None] = asyncio.Queue(1)
+
+    async def run(self) -> None:
+        """Answer the stream under watch."""
+        await _together(self._evaluate(), self._watch())
+
+    async def send_error(self, failed: Failure) -> None:
+        """Send an error as the last message, unless the caller does not read."""
+        if self._write is not None and not self._write.done():
+            await asyncio.wait({self._write}, timeout=_LAST_WORD_S)
+            if not self._write.done():
+                return
+        try:
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self._context.write(v1.EvaluateStreamResponse(error=failed.in_band()))
+        except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            return
+
+    async def _evaluate(self) -> None:
+        workshop = self._workshop
+        try:
+            with workshop.admission.stream():
+                header = await self._read_open()
+                evaluation = await workshop.prepare(wire.read_request(header))
+                self._call.facts |= {
+                    "operator": evaluation.request.operator,
+                    "sizes": evaluation.input.sizes,
+                    "resume_from": header.resume_from,
+                }
+                with workshop.admission.memory(evaluation.memory_bytes):
+                    await self._answer(header, evaluation)
+        finally:
+            self._done.set()
+
+    async def _read_open(self) -> v1.Open:
+        message = await self._next()
+        if message is None or message.WhichOneof("message") != "open":
+            if message is not None:
+                wire.refuse_unknown_fields(message, "")
+            came = (
+                "half-close"
+                if message is None
+                else message.WhichOneof("message") or "an empty message"
+            )
+            raise InvalidDataError("open", f"{came} came first; a stream starts with open")
+        wire.refuse_unknown_fields(message, "")
+        header = message.open
+        self._call.request_id = wire.read_request_id(header.request_id) or self._call.request_id
+        if header.max_chunk_bytes < 0:
+            raise InvalidFieldError(
+                "open.max_chunk_bytes", f"{header.max_chunk_bytes}; at least 0 is needed"
+            )
+        return header
+
+    async def _answer(self, header: v1.Open, evaluation: Evaluation) -> None:
+        digest = await self._workshop.off_loop(lambda: evaluation.digest)
+        resume_from = _resume_from(header, evaluation, digest)
+        assembler = InputAssembler(evaluation, resume_from=resume_from)
+        limit = self._workshop.settings.max_chunk_bytes
+        opened = v1.Opened(
+            output=wire.write_descriptor(evaluation.output),
+            read_from_byte=assembler.position,
+            evaluation_digest=digest,
+            max_chunk_bytes=limit,
+        )
+        await self._send(v1.EvaluateStreamResponse(opened=opened))
+        await _together(
+            self._read_input(assembler, evaluation.input.wire_bytes),
+            self._compute(evaluation, resume_from),
+            self._write_results(min(header.max_chunk_bytes or limit, limit)),
+        )
+
+    async def _read_input(self, assembler: InputAssembler, total: int) -> None:
+        for ready in assembler.feed(_NOTHING):
+            await self._steps.put(ready)
+        while (message := await self._next()) is not None:
+            data = self._check_chunk(message, assembler.position, total)
+            for ready in assembler.feed(data):
+                await self._steps.put(ready)
+        if not assembler.complete:
+            raise InvalidDataError(
+                "chunk", f"half-close after {assembler.position} of {total} bytes; all are needed"
+            )
+        await self._steps.put(None)
+
+    def _check_chunk(
+        self, message: v1.EvaluateStreamRequest, position: int, total: int
+    ) -> encoding.Bytes:
+        came = message.WhichOneof("message")
+        if came != "chunk":
+            wire.refuse_unknown_fields(message, "")
+            raise InvalidDataError(
+                "chunk", f"{came or 'an empty message'} came; only chunks follow open"
+            )
+        wire.refuse_unknown_fields(message.chunk, "chunk")
+        data = encoding.chunk_bytes(message.chunk)
+        limit = self._workshop.settings.max_chunk_bytes
+        if message.chunk.offset != position:
+            raise InvalidDataError("chunk.offset", f"{message.chunk.offset}; {position} comes next")
+        if not 1 <= len(data) <= limit:
+            raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
+        if position + len(data) > total:
+            raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
+        return data
+
+    async def _compute(self, evaluation: Evaluation, resume_from: int) -> None:
+        workshop = self._workshop
+        run = StepRunner(evaluation.walk, workshop.backend)
+        inline = not evaluation.plan.passes or evaluation.work <= workshop.settings.inline_work
+        while (ready := await self._steps.get()) is not None:
+            step, data = ready
+            self._busy = True
+            result = run(step, data) if inline else await workshop.off_loop(lambda: run(*ready))
+            self._busy = False
+            self._progress = time.monotonic()
+            offset = evaluation.output_range(step)[0]
+            skipped = max(0, resume_from - offset)
+            if len(result) > skipped:
+                await self._results.put((offset + skipped, result[skipped:]))
+        await self._results.put(None)
+
+    async def _write_results(self, chunk_bytes: int) -> None:
+        while (ready := await self._results.get()) is not None:
+            offset, result = ready
+            for first in range(0, len(result), chunk_bytes):
+                data = result[first : first + chunk_bytes]
+                await self._send(encoding.chunk_response(offset + first, data))
+
+    async def _next(self) -> v1.EvaluateStreamRequest | None:
+        message = await self._context.read()
+        self._progress = time.monotonic()
+        return None if message is grpc.aio.EOF else message
+
+    async def _send(self, message: v1.EvaluateStreamResponse) -> None:
+        # A write outlives the task that started it, so that no second one runs into it.
+        self._write = asyncio.ensure_future(self._context.write(message))
+        await asyncio.shield(self._write)
+        self._progress = time.monotonic()
+
+    async def _watch(self) -> None:
+        timeout = self._workshop.settings.stall_timeout_s
+        while not self._done.is_set():
+            idle = 0.0 if self._busy else time.monotonic() - self._progress
+            if idle >= timeout:
+                raise StalledError(
+                    f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
+                )
+            if self._workshop.draining.is_set():
+                raise DrainingError("the server is shutting down; resume on another one")
+            events = (self._done.wait(), self._workshop.draining.wait())
+            waits = [asyncio.ensure_future(event) for event in events]
+            await asyncio.wait(waits, timeout=timeout - idle, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+
+_NOTHING = encoding.chunk_bytes(v1.Chunk())
+
+
+def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:
+    total = evaluation.output.wire_bytes
+    if not 0 <= header.resume_from < total:
+        raise InvalidFieldError(
+            "open.resume_from", f"{header.resume_from}; the result has bytes 0 to {total - 1}"
+        )
+    if header.evaluation_digest not in {"", digest}:
+        raise EvaluationChangedError(
+            f"open.evaluation_digest is {header.evaluation_digest}; this server computes {digest}: "
+            "start again at byte 0 without a digest",
+            digest=digest,
+        )
+    return header.resume_from
+
+
+async def _together(*parts: Coroutine[None, None, None]) -> None:
+    """Run parts at once; when one fails, end the others and raise its error."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,85 @@
+"""`gradwire demo`, and the mathematics behind it."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import run, run_here
+from gradwire import Client, demo
+
+STEP = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+) +([\d.]+) dB$", re.MULTILINE)
+
+
+@pytest.fixture
+def picture() -> demo.Image:
+    y, x = np.mgrid[0:32, 0:40].astype(np.float32)
+    planes = [np.hypot(x - 20, y - 12) < radius for radius in (8, 10, 12)]
+    return np.stack(planes)[np.newaxis].astype(np.float32)
+
+
+def test_the_loss_falls_and_a_picture_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "demo.png"
+    done = run("demo", "--iterations", "12", "--output", path)
+    assert (done.code, done.stderr) == (0, "")
+    steps = [(int(step), float(loss)) for step, loss, *_ in STEP.findall(done.stdout)]
+    losses = [loss for _, loss in steps]
+    assert [step for step, _ in steps] == list(range(13))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 2
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    gained = re.search(r"dB: ([+-][\d.]+) dB", done.stdout)
+    assert gained is not None
+    assert float(gained[1]) > 0.5
+    assert "public domain" in done.stdout
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, target: str) -> None:
+    path = tmp_path / "missing" / "demo.png"
+    done = run_here("demo", "--iterations", "1", "--output", path, "--target", target)
+    assert done.code == 1
+    assert done.stderr.count("\n") == 1
+    assert str(path) in done.stderr
+
+
+def test_shrinking_averages_boxes_and_its_transpose_spreads_them(
+    target: str, picture: demo.Image
+) -> None:
+    with Client(target) as client:
+        shrinking = demo.Shrinking(client, picture.shape)
+        small = shrinking.apply(picture)
+        spread = shrinking.transposed(small)
+    np.testing.assert_array_equal(small, picture.reshape(1, 3, 8, 4, 10, 4).mean(axis=(3, 5)))
+    np.testing.assert_array_equal(spread, small.repeat(4, axis=2).repeat(4, axis=3) / 16)
+
+
+def test_the_gradient_of_the_loss_is_its_slope(target: str, picture: demo.Image) -> None:
+    step = np.random.default_rng(0).standard_normal(picture.shape).astype(np.float32) * 1e-3
+    with Client(target) as client:
+        shrinking = demo.Shrinking(client, picture.shape)
+        small = np.zeros((1, 3, 8, 10), np.float32)
+        losses = [
+            next(demo.descend(shrinking, small, start=picture + sign * step)).loss
+            for sign in (1, -1)
+        ]
+        first, second = islice(demo.descend(shrinking, small, start=picture), 2)
+    gradient = (first.image - second.image).astype(np.float64) * float(demo.LIPSCHITZ)
+    slope = (losses[0] - losses[1]) / 2
+    assert slope == pytest.approx(float(np.vdot(gradient, step)), rel=2e-2)
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    for module in ("gradwire.cli.demonstrating", "gradwire.demo_picture"):
+        monkeypatch.delitem(__import__("sys").modules, module, raising=False)
+    monkeypatch.delattr("gradwire.demo_picture", raising=False)
+    monkeypatch.delattr("gradwire.cli.demonstrating", raising=False)
+    done = run_here("demo")
+    assert done.code == 1
+    assert 'pip install "gradwire[plot]"' in done.stderr

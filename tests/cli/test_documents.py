@@ -1,0 +1,70 @@
+"""The examples of README.md and docs/operators.md, run as they stand."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire import Client
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "docs/operators.md")
+DEFAULT_TARGET = "127.0.0.1:50051"
+
+
+def blocks(document: str, language: str) -> list[str]:
+    text = (ROOT / document).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def words(text: str) -> str:
+    """Normalize the spaces of printed arrays."""
+    return re.sub(r"\s+|(?<=\[)\s|\s(?=\])", " ", text).replace("[ ", "[").replace(" ]", "]").strip()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_example_prints_what_stands_beside_it(document: str, target: str) -> None:
+    namespace: dict[str, Any] = {}
+    for block in blocks(document, "python"):
+        promised = re.findall(r"print\(.*\)  # (.*)$", block, re.MULTILINE)
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(compile(block.replace(DEFAULT_TARGET, target), document, "exec"), namespace)  # noqa: S102
+        assert words(printed.getvalue()) == words(" ".join(promised))
+    client = namespace["client"]
+    assert isinstance(client, Client)
+    client.close()
+
+
+def test_the_quick_start_runs_line_by_line(tmp_path: Path, free_target: str) -> None:
+    (block,) = (block for block in blocks("README.md", "sh") if "gradwire-server" in block)
+    set_up, separator, commands = block.partition("gradwire-server &\n")
+    assert separator
+    assert "pip install" in set_up
+    script = f"set -e\n{separator}{commands}wait\n".replace(DEFAULT_TARGET, free_target)
+    script = script.replace("gradwire health", f"gradwire health --target {free_target}")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "GRADWIRE_ADDRESS": free_target,
+    }
+    done = subprocess.run(  # noqa: S603 - our own document
+        ["/bin/bash", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "SERVING\n" in done.stdout, done.stderr
+    assert "[[9. 6.]\n [0. 0.]]\n" in done.stdout
+    assert "--attr mode=" in done.stdout

@@ -1,0 +1,189 @@
+"""`gradwire evaluate`, against real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from command_line import Outcome, run, run_here
+from serving import serving
+
+PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
+SCALES = ("--attr", "scales=0.5,1.5")
+DOUBLE = ("--op", "interpolate", "--attr", "mode=nearest", "--attr", "data_format=NCX")
+
+
+def saved(path: Path, array: npt.NDArray[Any]) -> Path:
+    np.save(path, array)
+    return path
+
+
+def evaluate_published(folder: Path, *options: object) -> Outcome:
+    gradient = saved(folder / "gradient.npy", np.float32([[4, 5, 6]]))
+    return run_here("evaluate", gradient, folder / "result.npy", *options)
+
+
+def test_the_published_example_goes_round_through_a_server_of_its_own(tmp_path: Path) -> None:
+    gradient = saved(tmp_path / "gradient.npy", np.float32([[4, 5, 6]]))
+    result = tmp_path / "result.npy"
+    done = run("evaluate", gradient, result, *PUBLISHED, *SCALES, "--output-shape", "2,2")
+    assert (done.code, done.stdout) == (0, "")
+    assert "dml_resample_grad: float32 (1, 3) to (2, 2) in" in done.stderr
+    np.testing.assert_array_equal(np.load(result), np.float32([[9, 6], [0, 0]]))
+    assert sorted(tmp_path.iterdir()) == [gradient, result]
+
+
+def test_json_tells_what_was_moved(tmp_path: Path, target: str) -> None:
+    done = evaluate_published(
+        tmp_path, *PUBLISHED, *SCALES, "--output-shape", "2,2", "--json", "--target", target
+    )
+    facts = json.loads(done.stdout)
+    assert (done.code, done.stderr) == (0, "")
+    assert facts["seconds"] > 0
+    assert facts["mb_per_s_up"] == pytest.approx(12e-6 / facts["seconds"], abs=1e-3)
+    assert {name: facts[name] for name in ("dtype", "bytes_up", "bytes_down", "output_shape")} == {
+        "dtype": "float32",
+        "bytes_up": 12,
+        "bytes_down": 16,
+        "output_shape": [2, 2],
+    }
+
+
+def test_a_shape_that_attributes_tell_may_be_left_out(tmp_path: Path, target: str) -> None:
+    x = np.arange(12, dtype=np.float64).reshape(1, 2, 6)
+    source, result = saved(tmp_path / "x.npy", x), tmp_path / "y.npy"
+    done = run_here("evaluate", source, result, *DOUBLE, "--attr", "scales=2", "--target", target)
+    assert done.code == 0, done.stderr
+    np.testing.assert_array_equal(np.load(result), x.repeat(2, axis=2))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_tensor_larger_than_a_chunk_streams_in_any_axis_order(
+    tmp_path: Path, target: str, order: Any
+) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 5, 100_000)).astype(np.float32, order=order)
+    source, result = saved(tmp_path / "x.npy", x), tmp_path / "y.npy"
+    done = run_here(
+        *("evaluate", source, result, *DOUBLE, "--attr", "sizes=200000"),
+        *("--output-shape", "3,5,200000", "--target", target),
+    )
+    assert done.code == 0, done.stderr
+    np.testing.assert_array_equal(np.load(result), x.repeat(2, axis=2))
+
+
+def test_bfloat16_is_read_and_written_by_its_bytes(tmp_path: Path, target: str) -> None:
+    x = np.arange(6).astype(ml_dtypes.bfloat16).reshape(1, 1, 6)
+    source, result = saved(tmp_path / "x.npy", x), tmp_path / "y.npy"
+    options = (*DOUBLE, "--attr", "sizes=12", "--dtype", "bfloat16", "--target", target)
+    for shape in ((), ("--output-shape", "1,1,12")):
+        done = run_here("evaluate", source, result, *options, *shape)
+        assert done.code == 0, done.stderr
+        written = np.load(result).view(ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(written, x.repeat(2, axis=2))
+
+
+def test_the_result_may_take_the_place_of_the_input(tmp_path: Path, target: str) -> None:
+    path = saved(tmp_path / "x.npy", np.float32([[[1, 2]]]))
+    done = run_here("evaluate", path, path, *DOUBLE, "--attr", "sizes=4", "--target", target)
+    assert done.code == 0, done.stderr
+    np.testing.assert_array_equal(np.load(path), np.float32([[[1, 1, 2, 2]]]))
+
+
+def test_a_failed_call_leaves_the_old_result_and_nothing_else(tmp_path: Path, target: str) -> None:
+    old = saved(tmp_path / "result.npy", np.float32([7]))
+    done = evaluate_published(
+        tmp_path, *PUBLISHED, "--attr", "scales=1", "--output-shape", "2,2", "--target", target
+    )
+    assert done.code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gradient.npy", "result.npy"]
+    np.testing.assert_array_equal(np.load(old), np.float32([7]))
+
+
+MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--op", "resample", "--output-shape", "2,2"), "--op: 'resample' is not an operator"),
+        (("--op", "dml-resample-grad"), "did you mean dml_resample_grad?"),
+        (PUBLISHED, "--output-shape is missing"),
+        ((*PUBLISHED, "--output-shape", "2,0"), "'2,0' is not a shape"),
+        ((*PUBLISHED, "--output-shape", "2,2", "--attr", "scales"), "'scales' has no '='"),
+        ((*PUBLISHED, *SCALES, *SCALES, "--output-shape", "2,2"), "scales is given twice"),
+        ((*PUBLISHED, "--attr", "scale=1", "--output-shape", "2,2"), "did you mean 'scales'?"),
+        ((*PUBLISHED, "--attr", "scales=1,x", "--output-shape", "2,2"), "scales: is '1,x'; give"),
+        ((*PUBLISHED, "--attr", "scales=1,nan", "--output-shape", "2,2"), "scales[1]: is nan"),
+        (("--op", "dml_resample_grad", "--output-shape", "2,2"), f"is missing; {MODE_VALUES}"),
+        (
+            (*PUBLISHED[:2], "--attr", "interpolation_mode=cubic", "--output-shape", "2,2"),
+            MODE_VALUES,
+        ),
+        ((*PUBLISHED, "--output-shape", "2,2", "--dtype", "bfloat16"), "--dtype bfloat16: "),
+        ((*PUBLISHED, "--output-shape", "2,2", "--tls-ca", __file__), "--tls-ca is for a --target"),
+        ((*PUBLISHED, "--output-shap", "2,2"), "see gradwire evaluate --help"),
+    ],
+)
+def test_a_wrong_request_is_one_line_with_code_2_before_any_server_starts(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    done = evaluate_published(tmp_path, *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("gradwire: error: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_a_refusal_of_the_server_names_the_field_with_code_2(tmp_path: Path, target: str) -> None:
+    done = evaluate_published(
+        tmp_path, *PUBLISHED, "--attr", "scales=1", "--output-shape", "2,2", "--target", target
+    )
+    assert done.code == 2
+    assert "operator.dml_resample_grad.scales" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", np.float32(1).tobytes()])
+def test_a_file_that_is_no_array_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    source = tmp_path / "x.npy"
+    source.write_bytes(content)
+    done = run_here("evaluate", source, tmp_path / "y.npy", *PUBLISHED, "--output-shape", "2,2")
+    assert done.code == 2
+    assert f"{source} is not a .npy file of numbers" in done.stderr
+
+
+def test_an_unnamed_2_byte_type_asks_for_its_name(tmp_path: Path) -> None:
+    source = saved(tmp_path / "x.npy", np.zeros((1, 3), ml_dtypes.bfloat16))
+    done = run_here("evaluate", source, tmp_path / "y.npy", *PUBLISHED, "--output-shape", "2,2")
+    assert done.code == 2
+    assert "give --dtype bfloat16" in done.stderr
+
+
+def test_a_limit_of_the_server_ends_with_code_4(tmp_path: Path) -> None:
+    with serving(max_elements=3) as server:
+        done = evaluate_published(
+            tmp_path, *PUBLISHED, *SCALES, "--output-shape", "2,2", "--target", server.address
+        )
+    assert done.code == 4
+    assert "gradwire: error: " in done.stderr
+
+
+def test_a_deadline_ends_with_code_6(tmp_path: Path, target: str) -> None:
+    done = evaluate_published(
+        tmp_path, *PUBLISHED, "--output-shape", "2,2", "--target", target, "--timeout", "1e-6"
+    )
+    assert done.code == 6
+
+
+def test_no_server_ends_with_code_7(tmp_path: Path) -> None:
+    with serving() as server:
+        gone = server.address
+    done = evaluate_published(
+        tmp_path, *PUBLISHED, "--output-shape", "2,2", "--target", gone, "--timeout", "5"
+    )
+    assert done.code == 7

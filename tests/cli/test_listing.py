@@ -1,0 +1,71 @@
+"""`gradwire operators`, `info` and `health`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from command_line import run, run_here
+from gradwire import Client, ops
+from serving import serving
+
+
+def test_operators_lists_every_operator_of_the_server(target: str) -> None:
+    done = run_here("operators", "--target", target)
+    assert done.code == 0, done.stderr
+    listed = [line.split()[0] for line in done.stdout.splitlines() if line][: len(ops.OPERATORS)]
+    assert listed == list(ops.OPERATORS)
+
+
+@pytest.mark.parametrize("name", ops.OPERATORS)
+def test_an_operator_is_told_as_the_command_line_takes_it(target: str, name: str) -> None:
+    done = run_here("operators", name, "--target", target)
+    assert done.code == 0, done.stderr
+    with Client(target) as client:
+        (info,) = (each for each in client.operators() if each.name == name)
+    assert [line.split("=")[0].split()[1] for line in done.stdout.splitlines() if "--attr" in line] == [
+        attribute.name for attribute in info.attributes
+    ]
+    assert "DATA_FORMAT" not in done.stdout
+    assert "MODE_" not in done.stdout
+
+
+def test_operators_as_json_hold_what_the_server_tells(target: str) -> None:
+    facts = json.loads(run_here("operators", "--json", "--target", target).stdout)
+    with Client(target) as client:
+        told = client.operators()
+    assert [each["name"] for each in facts] == [info.name for info in told]
+    assert facts[0]["attributes"][0]["allowed_values"] == list(told[0].attributes[0].allowed_values)
+    assert facts[0]["data_types"] == ["float32", "float16", "bfloat16", "float64"]
+
+
+def test_an_operator_the_server_lacks_ends_with_code_3(target: str) -> None:
+    done = run_here("operators", "resample", "--target", target)
+    assert done.code == 3
+    assert "it has dml_resample_grad, " in done.stderr
+
+
+def test_info_tells_backend_and_limits() -> None:
+    with serving(max_streams=7, stall_timeout_s=5.0) as server:
+        facts = json.loads(run_here("info", "--json", "--target", server.address).stdout)
+        shown = run_here("info", "--target", server.address).stdout
+    assert facts["backend"] == "numpy_cpu"
+    assert facts["limits"]["max_streams"] == 7
+    assert facts["limits"]["stall_timeout_s"] == 5
+    assert "numpy_cpu" in shown
+    assert "stall_timeout_s" in shown
+
+
+def test_health_of_a_serving_server_is_code_0(target: str) -> None:
+    done = run("health", "--target", target)
+    assert (done.code, done.stdout, done.stderr) == (0, "SERVING\n", "")
+
+
+def test_health_waits_for_a_server_only_so_long() -> None:
+    with serving() as server:
+        gone = server.address
+    for options in ((), ("--wait", "0.2")):
+        done = run_here("health", "--target", gone, *options)
+        assert (done.code, done.stdout) == (7, "")
+        assert done.stderr.count("\n") == 1

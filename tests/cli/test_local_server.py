@@ -1,0 +1,101 @@
+"""The server that a command starts for itself."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from command_line import run_here
+from gradwire.cli import local_server
+from gradwire.errors import UnavailableError
+from gradwire.health import health
+
+HOLDER = """
+from gradwire.cli.local_server import local_server
+with local_server() as target:
+    print(target, flush=True)
+    input()
+"""
+
+
+@contextmanager
+def holder() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that holds a local server until it reads a line; yields it and the target."""
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-c", HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def is_gone(target: str, *, within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            health(target, timeout_s=1)
+        except UnavailableError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_it_serves_and_is_gone_when_the_command_ends() -> None:
+    with holder() as (process, target):
+        assert health(target) == "SERVING"
+        process.communicate("\n")
+        assert process.returncode == 0
+        assert is_gone(target, within_s=1)
+
+
+def test_ctrl_c_stops_it() -> None:
+    with holder() as (process, target):
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=10)
+        assert is_gone(target, within_s=1)
+
+
+def test_it_does_not_outlive_a_killed_command() -> None:
+    with holder() as (process, target):
+        process.kill()
+        process.wait(timeout=10)
+        assert is_gone(target, within_s=15)
+
+
+def test_without_the_server_package_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_server, "MODULE", "a_package_that_is_not_there")
+    done = run_here("info")
+    assert done.code == 1
+    assert done.stderr.count("\n") == 1
+    assert 'pip install "gradwire[server]"' in done.stderr
+
+
+def test_a_server_that_does_not_start_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_MAX_STREAMS", "none")
+    done = run_here("info")
+    assert done.code == 1
+    assert done.stderr.startswith("gradwire: error: the local server did not start: ")
+    assert "GRADWIRE_MAX_STREAMS" in done.stderr
+
+
+def test_output_to_a_reader_who_left_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m gradwire.cli --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(  # noqa: S603 - our own program
+        ["/bin/bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -1,0 +1,202 @@
+"""Whatever way a server's error comes, it becomes the same exception."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from gradwire import v1
+from gradwire._statuses import BY_CODE, BY_REASON, from_in_band, from_status
+from gradwire.errors import (
+    CallCancelledError,
+    DeadlineExceededError,
+    EvaluationChangedError,
+    GradwireError,
+    InvalidRequestError,
+    LimitExceededError,
+    OutOfMemoryError,
+    OverloadedError,
+    ServerError,
+    UnavailableError,
+    UnsupportedOperatorError,
+    UseStreamError,
+)
+
+# One row for each reason: status code, exception, and the built-in one it may be caught as.
+TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
+    "INVALID_FIELD": ("INVALID_ARGUMENT", InvalidRequestError, ValueError),
+    "INVALID_DATA": ("INVALID_ARGUMENT", InvalidRequestError, ValueError),
+    "UNKNOWN_FIELD": ("UNIMPLEMENTED", UnsupportedOperatorError, GradwireError),
+    "UNKNOWN_OPERATOR": ("UNIMPLEMENTED", UnsupportedOperatorError, GradwireError),
+    "USE_STREAM": ("FAILED_PRECONDITION", UseStreamError, LimitExceededError),
+    "LIMIT_EXCEEDED": ("FAILED_PRECONDITION", LimitExceededError, GradwireError),
+    "TABLE_TOO_LARGE": ("FAILED_PRECONDITION", LimitExceededError, GradwireError),
+    "LAYOUT_NOT_STREAMABLE": ("FAILED_PRECONDITION", LimitExceededError, GradwireError),
+    "OVERLOADED": ("RESOURCE_EXHAUSTED", OverloadedError, GradwireError),
+    "OUT_OF_MEMORY": ("RESOURCE_EXHAUSTED", OutOfMemoryError, GradwireError),
+    "DEADLINE_EXCEEDED": ("DEADLINE_EXCEEDED", DeadlineExceededError, TimeoutError),
+    "STALLED": ("DEADLINE_EXCEEDED", DeadlineExceededError, TimeoutError),
+    "DRAINING": ("UNAVAILABLE", UnavailableError, ConnectionError),
+    "EVALUATION_CHANGED": ("ABORTED", EvaluationChangedError, GradwireError),
+    "INTERNAL": ("INTERNAL", ServerError, GradwireError),
+}
+
+METADATA = {"limit": "max_elements", "request_id": "r-1"}
+FIELD = "operator.dml_resample_grad.scales[2]"
+MESSAGE = f"{FIELD}: is nan; give numbers"
+
+
+def details(*each: Message) -> bytes:
+    status = status_pb2.Status()
+    for detail in each:
+        packed = AnyMessage()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status.SerializeToString()
+
+
+def info(reason: str, domain: str = "gradwire.v1") -> error_details_pb2.ErrorInfo:
+    return error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata=METADATA)
+
+
+def bad_request() -> error_details_pb2.BadRequest:
+    violation = error_details_pb2.BadRequest.FieldViolation(field=FIELD, description="is nan")
+    return error_details_pb2.BadRequest(field_violations=[violation])
+
+
+def retry_after(seconds: int, nanos: int = 0) -> error_details_pb2.RetryInfo:
+    return error_details_pb2.RetryInfo(retry_delay=Duration(seconds=seconds, nanos=nanos))
+
+
+def by_status(code: str, reason: str) -> GradwireError:
+    given = details(info(reason), bad_request(), retry_after(1, 500_000_000))
+    return from_status(code, MESSAGE, given)
+
+
+def by_number(code: str, reason: str) -> GradwireError:
+    given = details(retry_after(1, 500_000_000), bad_request(), info(reason))
+    number: int = grpc.StatusCode[code].value[0]
+    return from_status(number, MESSAGE, given)
+
+
+def in_band(code: str, reason: str) -> GradwireError:
+    error = v1.Error(
+        code=code_pb2.Code.Value(code),
+        reason=v1.ErrorReason.Value(f"ERROR_REASON_{reason}"),
+        message=MESSAGE,
+        metadata=METADATA,
+        field_violations=[v1.Error.FieldViolation(field=FIELD, description="is nan")],
+        retry_after=Duration(seconds=1, nanos=500_000_000),
+    )
+    return from_in_band(v1.Error.FromString(error.SerializeToString()))
+
+
+def test_every_reason_of_the_schema_has_one_exception() -> None:
+    reasons = [name.removeprefix("ERROR_REASON_") for name in v1.ErrorReason.keys()]  # noqa: SIM118
+    assert reasons == ["UNSPECIFIED", *TABLE]
+    assert list(BY_REASON) == list(TABLE)
+
+
+@pytest.mark.parametrize("way", [by_status, by_number, in_band])
+@pytest.mark.parametrize("reason", TABLE)
+def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way: object) -> None:
+    code, kind, caught_as = TABLE[reason]
+    assert callable(way)
+    error = way(code, reason)
+    assert type(error) is kind
+    assert isinstance(error, caught_as)
+    assert (str(error), error.reason, error.request_id) == (MESSAGE, reason, "r-1")
+    assert error.metadata == METADATA
+    if isinstance(error, InvalidRequestError):
+        assert (error.field, error.description) == (FIELD, "is nan; give numbers")
+    if isinstance(error, OverloadedError):
+        assert error.retry_after_s == 1.5
+    if isinstance(error, LimitExceededError):
+        assert error.limit == "max_elements"
+
+
+@pytest.mark.parametrize("reason", TABLE)
+def test_every_exception_survives_pickle_and_copy(reason: str) -> None:
+    error = by_status(TABLE[reason][0], reason)
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301
+        assert type(twin) is type(error)
+        assert (str(twin), vars(twin)) == (str(error), vars(error))
+
+
+BY_CODE_ALONE: dict[str, type[GradwireError]] = {
+    "CANCELLED": CallCancelledError,
+    "UNKNOWN": ServerError,
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "NOT_FOUND": ServerError,
+    "ALREADY_EXISTS": ServerError,
+    "PERMISSION_DENIED": ServerError,
+    "RESOURCE_EXHAUSTED": LimitExceededError,
+    "FAILED_PRECONDITION": LimitExceededError,
+    "ABORTED": ServerError,
+    "OUT_OF_RANGE": ServerError,
+    "UNIMPLEMENTED": UnsupportedOperatorError,
+    "INTERNAL": ServerError,
+    "UNAVAILABLE": UnavailableError,
+    "DATA_LOSS": ServerError,
+    "UNAUTHENTICATED": ServerError,
+}
+FOREIGN_DETAILS = [
+    None,
+    b"",
+    b"\xff\xff",
+    details(info("OVERLOADED", domain="proxy.example"), retry_after(1)),
+    details(retry_after(1)),
+    details(info("A_REASON_OF_LATER"), retry_after(1)),
+]
+
+
+def test_every_code_is_in_the_table_of_codes() -> None:
+    assert {code.name for code in grpc.StatusCode} == {"OK", *BY_CODE_ALONE}
+    assert set(BY_CODE) <= set(BY_CODE_ALONE)
+
+
+@pytest.mark.parametrize("given", FOREIGN_DETAILS, ids=range(len(FOREIGN_DETAILS)))
+@pytest.mark.parametrize("code", BY_CODE_ALONE)
+def test_without_a_reason_of_ours_the_code_decides(code: str, given: bytes | None) -> None:
+    error = from_status(code, "from a proxy", given)
+    assert type(error) is BY_CODE_ALONE[code]
+    assert error.reason in ("", "A_REASON_OF_LATER")
+    assert str(error).endswith("from a proxy")
+
+
+def test_overload_without_a_retry_delay_is_a_limit_and_not_retried() -> None:
+    error = from_status("RESOURCE_EXHAUSTED", "full", details(info("OVERLOADED")))
+    assert type(error) is LimitExceededError
+    in_stream = v1.Error(code=8, reason=v1.ErrorReason.ERROR_REASON_OVERLOADED, message="full")
+    assert type(from_in_band(in_stream)) is LimitExceededError
+
+
+def test_a_reason_of_later_on_a_stream_leaves_it_to_the_code() -> None:
+    error = from_in_band(v1.Error(code=3, reason=99, message="new"))  # type: ignore[arg-type]
+    assert (type(error), error.reason) == (InvalidRequestError, "")
+
+
+def test_a_server_error_without_words_or_reason_names_its_code() -> None:
+    assert "PERMISSION_DENIED" in str(from_status(7, "", None))
+    assert "status 99" in str(from_status(99, "", None))
+
+
+def test_the_id_from_the_trailing_metadata_wins() -> None:
+    error = from_status("INTERNAL", "", details(info("INTERNAL")), request_id="r-2")
+    assert error.request_id == "r-2"
+
+
+def test_an_error_made_here_has_its_reason_too() -> None:
+    error = InvalidRequestError.of("input.sizes", "has 0 axes")
+    assert (error.reason, error.field, error.request_id) == ("INVALID_FIELD", "input.sizes", None)
+    assert str(error) == "input.sizes: has 0 axes"
+    assert DeadlineExceededError("over").reason == "DEADLINE_EXCEEDED"
+    assert LimitExceededError("over").limit is None

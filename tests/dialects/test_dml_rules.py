@@ -1,0 +1,131 @@
+"""dml_resample and its kin: cropping, clamping, float32 at its ends, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dialect_oracles import DML_RULES, Pair, dml_axis, dml_operators, evaluate, f32
+from gradwire import ops
+from gradwire_server import dialects
+from gradwire_server.errors import InvalidFieldError
+
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+EVERY_PAIR = [pair for rule in DML_RULES for pair in dml_operators(rule)]
+
+
+@pytest.mark.parametrize("rule", DML_RULES)
+def test_a_result_larger_than_the_scale_says_repeats_the_edge(rule: str) -> None:
+    for pair in dml_operators(rule, scales=(1,)):
+        result = evaluate(pair.forward, f32([1, 2, 3]), (6,))
+        np.testing.assert_array_equal(result, f32([1, 2, 3, 3, 3, 3]))
+        gradient = evaluate(pair.gradient, f32([1, 2, 4, 8, 16, 32]), (3,))
+        np.testing.assert_array_equal(gradient, f32([1, 2, 60]))
+
+
+@pytest.mark.parametrize("rule", DML_RULES)
+def test_a_result_smaller_than_the_scale_says_is_cropped(rule: str) -> None:
+    for pair in dml_operators(rule, scales=(1,)):
+        result = evaluate(pair.forward, f32([1, 2, 3, 4, 5]), (2,))
+        np.testing.assert_array_equal(result, f32([1, 2]))
+        gradient = evaluate(pair.gradient, f32([7, 8]), (5,))
+        np.testing.assert_array_equal(gradient, f32([7, 8, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("rule", DML_RULES)
+@pytest.mark.parametrize("scale", [SMALLEST, 1e-30, LARGEST])
+@pytest.mark.parametrize(
+    "offsets",
+    [(0.5, -0.5), (0, 0), (LARGEST, LARGEST), (-LARGEST, LARGEST), (LARGEST, -LARGEST)],
+    ids=str,
+)
+def test_coordinates_beyond_float32_clamp_to_the_edges(
+    rule: str, scale: float, offsets: tuple[float, float]
+) -> None:
+    for pair in dml_operators(
+        rule,
+        scales=(scale,),
+        input_pixel_offsets=offsets[:1],
+        output_pixel_offsets=offsets[1:],
+    ):
+        plan = dialects.lower(pair.forward.name, pair.forward, (4,), (5,))
+        expected = dml_axis(4, 5, scale=scale, offsets=offsets, rule=rule)
+        np.testing.assert_array_equal(plan.passes[0].map.dense(), expected)
+        assert np.all(expected.sum(axis=1) == 1)
+
+
+def test_coordinates_are_a_float32_quotient_of_the_first_difference() -> None:
+    # 7 elements to 128: scale is 128 / 7 in float32. A reciprocal, or float64, moves some element.
+    operator = ops.DmlResample2(
+        interpolation_mode="nearest_neighbor",
+        input_pixel_offsets=(0,),
+        output_pixel_offsets=(0,),
+        rounding_direction="decreasing",
+    )
+    inputs, outputs = 49, 147
+    x = np.arange(outputs, dtype=np.float32)
+    scale = np.float32(outputs) / np.float32(inputs)
+    plan = dialects.lower("dml_resample2", operator, (inputs,), (outputs,))
+    np.testing.assert_array_equal(plan.passes[0].map.start, np.floor(x / scale).astype(int))
+
+
+@pytest.mark.parametrize("pair", EVERY_PAIR, ids=lambda pair: repr(pair.forward))
+def test_axes_that_a_formula_leaves_alone_are_not_in_the_plan(pair: Pair) -> None:
+    for operator in pair:
+        plan = dialects.lower(operator.name, operator, (3, 4, 5), (3, 8, 5))
+        assert [each.axis for each in plan.passes] == [1]
+
+
+@pytest.mark.parametrize("field", ["scales", "input_pixel_offsets", "output_pixel_offsets"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_arrays_of_another_length_than_the_rank_are_refused_by_name(
+    field: str, length: int
+) -> None:
+    arrays: dict[str, Any] = {field: (1.0,) * length}
+    for pair in dml_operators("linear", **arrays):
+        for operator in pair:
+            with pytest.raises(InvalidFieldError) as refused:
+                dialects.lower(operator.name, operator, (4, 4), (2, 2))
+            assert refused.value.field == f"operator.{operator.name}.{field}"
+            assert str(refused.value) == (
+                f"operator.{operator.name}.{field}: has {length} values for tensors of 2 axes; "
+                f"give 2, or none"
+            )
+
+
+def test_swapped_arrays_are_refused_under_the_name_they_came_with() -> None:
+    for pair in dml_operators(
+        "linear", offset_convention="swapped", input_pixel_offsets=(0.0, 0.0, 0.0)
+    ):
+        with pytest.raises(InvalidFieldError) as refused:
+            dialects.lower(pair.gradient.name, pair.gradient, (4, 4), (2, 2))
+        assert refused.value.field == f"operator.{pair.gradient.name}.input_pixel_offsets"
+
+
+def test_sizes_never_follow_from_scales() -> None:
+    for pair in dml_operators("linear", scales=(2,)):
+        for operator in pair:
+            assert dialects.output_shape(operator.name, operator, (4,)) is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "field"),
+    [
+        (((), (4,)), "input.sizes"),
+        (((4,), (1,) * 9), "output.sizes"),
+        (((4,), (2, 2)), "output.sizes"),
+        (((4, 4), (2, 0)), "output.sizes[1]"),
+    ],
+    ids=str,
+)
+def test_shapes_that_cannot_be_are_refused_by_name(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], field: str
+) -> None:
+    for pair in EVERY_PAIR:
+        with pytest.raises(InvalidFieldError) as refused:
+            dialects.lower(pair.gradient.name, pair.gradient, *shapes)
+        assert refused.value.field == field

@@ -1,0 +1,122 @@
+"""Limits are known from the shapes alone, and hold before anything is allocated."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from dialect_oracles import DML_RULES, dml_operators
+from gradwire import ops
+from gradwire_server import dialects
+from gradwire_server.errors import LimitExceededError, TableTooLargeError, UnknownOperatorError
+
+BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
+
+
+@pytest.mark.parametrize("rule", DML_RULES)
+def test_the_bound_on_entries_is_never_below_what_the_plan_holds(rule: str) -> None:
+    for pair in dml_operators(rule):
+        entries = 10 * (2 if rule == "linear" else 1) + 10 + 7
+        plan = dialects.lower(
+            pair.forward.name, pair.forward, (7,), (10,), max_table_entries=entries
+        )
+        assert plan.table_entries <= entries
+        with pytest.raises(TableTooLargeError):
+            dialects.lower(
+                pair.forward.name, pair.forward, (7,), (10,), max_table_entries=entries - 1
+            )
+
+
+def test_a_table_too_large_names_the_setting() -> None:
+    with pytest.raises(TableTooLargeError) as refused:
+        dialects.lower(
+            "interpolate_backward", BACKWARD, (1, 1, 40), (1, 1, 30), max_table_entries=99
+        )
+    assert "would need 150 entries, this server allows 99" in refused.value.message
+    assert "GRADWIRE_MAX_TABLE_ENTRIES (--max-table-entries)" in refused.value.message
+    assert refused.value.facts == {"entries": "150", "limit": "99"}
+
+
+def test_entries_of_all_axes_count_together() -> None:
+    shapes = ((40, 40), (30, 30))
+    operator = ops.DmlResample(interpolation_mode="linear")
+    dialects.lower("dml_resample", operator, *shapes, max_table_entries=260)
+    with pytest.raises(TableTooLargeError, match="would need 260 entries"):
+        dialects.lower("dml_resample", operator, *shapes, max_table_entries=259)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "field"),
+    [((1, 1, 11), (1, 1, 5), "input.sizes[2]"), ((1, 1, 5), (1, 1, 11), "output.sizes[2]")],
+    ids=str,
+)
+def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
+    given: tuple[int, ...], wanted: tuple[int, ...], field: str
+) -> None:
+    dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=11)
+    with pytest.raises(LimitExceededError) as refused:
+        dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=10)
+    assert refused.value.message.startswith(f"{field} is 11;")
+    assert "GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)" in refused.value.message
+    assert refused.value.facts == {"field": field, "size": "11", "limit": "10"}
+
+
+def test_the_default_ends_where_float32_half_pixels_end() -> None:
+    operator = ops.DmlResample(interpolation_mode="nearest_neighbor")
+    longest = 2**23
+    plan = dialects.lower("dml_resample", operator, (longest,), (1,))
+    assert plan.output_shape == (1,)
+    with pytest.raises(LimitExceededError):
+        dialects.lower("dml_resample", operator, (longest + 1,), (1,))
+
+
+def test_an_axis_that_is_left_alone_has_no_limit() -> None:
+    shape = (1, 1, 100)
+    plan = dialects.lower(
+        "interpolate_backward", BACKWARD, shape, shape, max_float32_axis=1, max_table_entries=1
+    )
+    assert plan.passes == ()
+
+
+def test_a_giant_request_is_refused_without_allocating() -> None:
+    tracemalloc.start()
+    try:
+        for pair in dml_operators("linear"):
+            with pytest.raises(TableTooLargeError):
+                dialects.lower(
+                    pair.gradient.name, pair.gradient, (2**62,), (3,), max_float32_axis=2**63
+                )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_an_end_that_float32_rounds_up_stays_on_the_axis() -> None:
+    # float32(inputs - 1) is inputs here, and so is every coordinate beyond the end.
+    inputs = 2**24 + 4
+    for rule in DML_RULES:
+        for pair in dml_operators(rule, scales=(1e-9,)):
+            plan = dialects.lower(
+                pair.forward.name, pair.forward, (inputs,), (2,), max_float32_axis=2**25
+            )
+            assert plan.passes[0].map.stop.tolist() == [inputs, inputs]
+
+
+def test_an_unknown_operator_is_refused_by_name() -> None:
+    with pytest.raises(UnknownOperatorError, match="'torch_interpolate' is not known"):
+        dialects.lower("torch_interpolate", BACKWARD, (1, 1, 4), (1, 1, 2))
+    with pytest.raises(UnknownOperatorError):
+        dialects.output_shape("torch_interpolate", BACKWARD, (1, 1, 4))
+
+
+def test_every_operator_of_the_contract_is_known() -> None:
+    assert set(dialects.DIALECTS) == set(ops.OPERATORS)
+    for name, dialect in dialects.DIALECTS.items():
+        kind = ops.OPERATORS[name]
+        assert (dialect.gradient, dialect.ranks) == (
+            kind.gradient,
+            range(kind.min_rank, kind.max_rank + 1),
+        )
+        assert kind.output_required == (dialect.output_shape is None)

@@ -1,0 +1,131 @@
+"""Real servers for tests: in this process on a thread of their own, or as child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from gradwire_server import app
+from gradwire_server.settings import Settings
+
+_READY = "gradwire-server listening on "
+
+
+class ServerThread:
+    """A server on a free loopback port, in a thread with its own event loop.
+
+    address  HOST:PORT
+    server   the app.Server, to look at from tests; use `call` to touch it
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = replace(Settings(), **{"address": "127.0.0.1:0", **settings})
+        self._started: Future[app.Server] = Future()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Start and wait until it serves."""
+        self._thread.start()
+        self.server = self._started.result(timeout=30)
+        self.address = self.server.bound
+
+    def _run(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.run_until_complete(self._serve())
+        self.loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        try:
+            server = app.Server(self._settings)
+            await server.start()
+        except BaseException as error:
+            self._started.set_exception(error)
+            raise
+        self._started.set_result(server)
+        await self._stop.wait()
+        await server.stop(self._grace_s)
+
+    def stop(self, *, grace_s: float = 0.0) -> None:
+        """Stop gracefully and wait until it has stopped."""
+        self._grace_s = grace_s
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout=60)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[ServerThread]:
+    """Run a server with these settings in a thread."""
+    server = ServerThread(**settings)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class ServerProcess:
+    """A server as a child process, to be killed and started again on the same port."""
+
+    def __init__(self, *flags: str, port: int = 0) -> None:
+        self._flags = flags
+        self.port = port
+        self.start()
+
+    def start(self) -> None:
+        """Start it, on the port it had before if any, and wait until it serves."""
+        self.process = subprocess.Popen(  # noqa: S603 - our own server
+            [
+                sys.executable,
+                "-m",
+                "gradwire_server",
+                "--address",
+                f"127.0.0.1:{self.port}",
+                *self._flags,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith(_READY), line
+        self.address = line.removeprefix(_READY).strip()
+        self.port = int(self.address.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self.process.kill()
+        self._reap()
+
+    def terminate(self) -> int:
+        """Ask it to stop and return its exit status."""
+        self.process.terminate()
+        return self._reap()
+
+    def _reap(self) -> int:
+        status = self.process.wait(timeout=60)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+
+@contextmanager
+def serving_process(*flags: str) -> Iterator[ServerProcess]:
+    """Run a server as a child process."""
+    server = ServerProcess(*flags)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.kill()
