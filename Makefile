@@ -12,9 +12,6 @@ SHELL := /bin/bash
 BIN := $(VENV)/bin
 PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
-# The Node client of the contract tests; without npm those tests are skipped.
-NODE := tests/contract/node
-NODE_MODULES := $(if $(shell command -v npm),$(patsubst %,$(NODE)/node_modules/.%,$(notdir $(wildcard $(NODE)/package-lock.json))))
 
 .PHONY: help demo test lint schema check generate load-smoke bench full image install constraints clean
 
@@ -25,7 +22,7 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 	mkdir -p out
 	$(BIN)/gradwire demo --output out/demo.png
 
-test: $(VENV)/.installed $(NODE_MODULES)  ## Run the tests
+test: $(VENV)/.installed  ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.tools  ## Check with ruff, mypy, pyright and the import contracts
@@ -62,7 +59,7 @@ full: lint schema bench load-smoke  ## Everything, also what is too heavy for CI
 image:  ## Build the container image gradwire:cpu
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .
 
-install: $(VENV)/.tools $(NODE_MODULES)  ## Set up $(VENV) and run nothing
+install: $(VENV)/.tools  ## Set up $(VENV) and run nothing
 
 constraints:  ## Pin today's newest versions in constraints/pinned.txt
 	rm -rf build/pin
@@ -73,7 +70,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
-	rm -rf .venv .venv-generate build dist out .coverage .hypothesis .*_cache $(NODE)/node_modules
+	rm -rf .venv .venv-generate build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
 
 # Set up again whenever dependencies or pins have changed.
 $(VENV)/.installed: pyproject.toml $(PINS)
@@ -96,6 +93,3 @@ $(GENERATE_VENV)/.installed: pyproject.toml
 	$(GENERATE_VENV)/bin/python $(PIP) install --constraint $(PINS) pip
 	$(GENERATE_VENV)/bin/python $(PIP) install --group generate
 	@touch $@
-
-$(NODE)/node_modules/.package-lock.json: $(NODE)/package-lock.json
-	npm ci --prefix $(NODE)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -13,6 +14,7 @@ import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 
 from gradwire import v1
+from serving import ServerThread
 
 DOMAIN = "gradwire.v1"
 REQUEST_ID = "a request of the tests"
@@ -306,3 +308,17 @@ def check_in_band(refusal: Refusal) -> None:
     assert fields == refusal.violations
     retry = error.retry_after.ToNanoseconds() / 1e9 if error.HasField("retry_after") else None
     assert retry == refusal.retry_after_s
+
+
+def wait_until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> None:
+    """Wait until something holds; fail if it never does."""
+    until = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.005)
+
+
+def wait_idle(server: ServerThread) -> None:
+    """Wait until a server holds no stream and no memory for any call."""
+    admission = server.server.workshop.admission
+    wait_until(lambda: (admission.streams, admission.memory_bytes) == (0, 0))

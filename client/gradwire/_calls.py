@@ -82,7 +82,7 @@ class Evaluation:
         self._options = options
         self._progress = Progress(on_progress)
         self._tries = Tries(options.retry, link.budget)
-        self._transfer = Transfer(self._job, chunk_bytes=options.chunk_bytes)
+        self._transfer: Transfer | None = None
         self._stream: StreamTry | None = None
         self._result: NDArray[Any] | None = None
         self.streams = self._job.bulk_bytes > options.stream_threshold_bytes
@@ -103,7 +103,7 @@ class Evaluation:
     @property
     def still_s(self) -> float:
         """Seconds until a stream counts as stalled, unless something moves; at least 0."""
-        still_since = self._transfer.moved_at
+        still_since = self._moving.moved_at
         return max(0.0, still_since + self._options.timeout_s - time.monotonic())
 
     def unary_request(self) -> v1.EvaluateRequest:
@@ -119,7 +119,7 @@ class Evaluation:
         left_s = self.left_s
         self._stream = StreamTry(
             link,
-            self._transfer,
+            self._moving,
             request_id=self.request_id,
             chunk_bytes=self._options.chunk_bytes,
             # After a failure caution: an error is lost more easily to a sender that is ahead.
@@ -135,7 +135,7 @@ class Evaluation:
 
     def look(self) -> None:
         """Report how far a stream is; raise DeadlineExceededError where it is stalled."""
-        transfer = self._transfer
+        transfer = self._moving
         self._progress.report(transfer.sent, transfer.received)
         if not self.still_s:
             raise DeadlineExceededError(
@@ -151,30 +151,36 @@ class Evaluation:
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE" and (job := self._job.reordered()) is not None:
             self._job = job
-            self._transfer = Transfer(job, chunk_bytes=self._options.chunk_bytes)
+            self._transfer = None
             return 0.0
         if error.reason == "INVALID_DATA" and self._stream and self._stream.sent_too_large:
             # Another server than the one whose limit was known; the next try waits for its word.
             return 0.0
         if isinstance(error, EvaluationChangedError):
-            self._transfer.restart()
+            self._moving.restart()
         elif not is_retryable(error, streamed=self.streams):
             raise error
         return self._tries.pause_s(
             error,
-            progressed=self._transfer.progressed,
+            progressed=self.streams and self._moving.progressed,
             left_s=min(self.left_s, self.still_s) if self.streams else self.left_s,
             draw=random.random(),  # noqa: S311 - jitter
         )
 
     def result(self) -> NDArray[Any]:
         """Return the result, once a try has succeeded."""
-        result = self._transfer.result if self.streams else self._result
+        result = self._moving.result if self.streams else self._result
         if result is None:
             raise AssertionError("a try without a result fails")
         self._tries.succeed()
         self._progress.finish(self._job.input_bytes, result.nbytes)
         return result
+
+    @property
+    def _moving(self) -> Transfer:
+        if self._transfer is None:
+            self._transfer = Transfer(self._job, chunk_bytes=self._options.chunk_bytes)
+        return self._transfer
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

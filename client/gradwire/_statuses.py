@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-import dataclasses
 from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration

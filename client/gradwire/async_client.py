@@ -26,7 +26,6 @@ from gradwire.retries import RetryPolicy
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
-Failure = TypeVar("Failure", bound=GradwireError | str)
 
 
 class AsyncClient:
@@ -96,14 +95,15 @@ class AsyncClient:
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time."""
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         check = self._link().channel.unary_unary(health.METHOD)
         patience = health.Patience(timeout_s)
         while True:
             reply = await self._ask(check, health.check_request(), timeout_s=patience.check_s)
-            status = reply if isinstance(reply, GradwireError) else health.read_status(reply)
-            if status == health.SERVING:
+            pause_s = patience.pause_s(reply)
+            if pause_s is None:
                 return
-            await self._pause(status, patience.pause_s)
+            await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """Close the connection; calls of other tasks end with CallCancelledError."""
@@ -179,10 +179,10 @@ class AsyncClient:
                 return CallCancelledError("the client was closed")
             raise
 
-    async def _pause(self, failure: Failure, recover: Callable[[Failure], float]) -> None:
-        if self._links.closed and isinstance(failure, GradwireError):
-            raise failure
-        await asyncio.sleep(recover(failure))
+    async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
+        if self._links.closed:
+            raise error
+        await asyncio.sleep(recover(error))
 
     async def __aenter__(self) -> Self:
         return self

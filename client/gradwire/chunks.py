@@ -48,6 +48,7 @@ class Transfer:
 
     def begin(self) -> v1.EvaluateStreamRequest:
         """Start a try; return the message that opens it."""
+        self.sent = 0
         self._received_before = self._farthest
         return v1.EvaluateStreamRequest(
             open=v1.Open(

@@ -25,7 +25,6 @@ from gradwire.retries import RetryPolicy
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
-Failure = TypeVar("Failure", bound=GradwireError | str)
 
 
 class Client:
@@ -117,15 +116,15 @@ class Client:
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time."""
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes]
         check = self._link.get().channel.unary_unary(health.METHOD)
         patience = health.Patience(timeout_s)
         while True:
             reply = self._ask(check, health.check_request(), timeout_s=patience.check_s)
-            if not isinstance(reply, GradwireError):
-                reply = health.read_status(reply)
-                if reply == health.SERVING:
-                    return
-            self._pause(reply, patience.pause_s)
+            pause_s = patience.pause_s(reply)
+            if pause_s is None:
+                return
+            time.sleep(pause_s)
 
     def close(self) -> None:
         """Close the connection; calls in other threads end with CallCancelledError."""
@@ -181,10 +180,10 @@ class Client:
             # What grpc says of a channel that is closed.
             return CallCancelledError(str(error))
 
-    def _pause(self, failure: Failure, recover: Callable[[Failure], float]) -> None:
-        if self._link.closed and isinstance(failure, GradwireError):
-            raise failure
-        time.sleep(recover(failure))
+    def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
+        if self._link.closed:
+            raise error
+        time.sleep(recover(error))
 
     def __enter__(self) -> Self:
         return self

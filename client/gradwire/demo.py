@@ -6,14 +6,16 @@ images have that copy. This one is sought, with D the differences between neighb
 
     loss(x) = 1/2 |A x - y|^2  +  SLOPE * sum h(|D x|)  +  BEND * sum h(|D D x|)
 
-h is Huber's function, quadratic below WIDTH and linear above it, so that edges stay sharp; the norms
-take all directions and colors of a pixel together. The second term alone is total variation (Rudin,
-Osher and Fatemi 1992), whose flat patches the third one bends (after Chambolle and Lions 1997).
+h is Huber's function, quadratic below WIDTH and linear above it, so that edges stay sharp; the
+norms take all directions and colors of a pixel together. The second term alone is total variation
+(Rudin, Osher and Fatemi 1992), whose flat patches the third one bends (after Chambolle and Lions
+1997).
 
 A and its transpose, two `interpolate` and two `interpolate_backward`, are calls to the server; D is
 NumPy here. The minimum is approached with Nesterov's momentum, dropped whenever it points uphill
 (O'Donoghue and Candes 2015), in steps of 1 / L, where L bounds the loss's second derivative:
-|A|^2 = 1/16, for A's rows do not overlap and each holds 16 times 1/16, and |D|^2 <= 8 (Chambolle 2004).
+|A|^2 = 1/16, for A's rows do not overlap and each holds 16 times 1/16, and |D|^2 <= 8 (Chambolle
+2004).
 """
 
 from __future__ import annotations
@@ -21,21 +23,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from gradwire import Client, ops
 
-Image = npt.NDArray[np.float32]
+# [batch, channel, height, width]; float32, or whatever the descent starts from.
+Image = npt.NDArray[np.floating[Any]]
 
 # Found by trial on the demo's photograph.
-SLOPE: Final = np.float32(1e-3)
-BEND: Final = np.float32(3e-4)
-WIDTH: Final = np.float32(0.05)
+SLOPE: Final = 1e-3
+BEND: Final = 3e-4
+WIDTH: Final = 0.05
 
-LIPSCHITZ: Final = np.float32(1 / 16 + 8 * SLOPE / WIDTH + 64 * BEND / WIDTH)
+LIPSCHITZ: Final = 1 / 16 + 8 * SLOPE / WIDTH + 64 * BEND / WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Step:
     number  gradient steps taken so far
     loss    the whole loss at image
     misfit  its first part, 1/2 |A x - y|^2
-    image   float32[1, 3, height, width], 0 to 1
+    image   [1, 3, height, width], 0 to 1
     """
 
     number: int
@@ -56,7 +59,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Shrinking:
-    """A and its transpose, evaluated by a server, for images of one shape: [batch, channel, y, x]."""
+    """A and its transpose, evaluated by a server.
+
+    shape  of the images: batch, channel, height, width; the last two are multiples of 4
+    """
 
     client: Client
     shape: tuple[int, int, int, int]
@@ -99,7 +105,7 @@ def descend(shrinking: Shrinking, small: Image, *, start: Image) -> Iterator[Ste
         if np.vdot(gradient, stepped - image) > 0:
             momentum = 1.0
         following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = stepped + np.float32((momentum - 1) / following) * (stepped - image)
+        ahead = stepped + ((momentum - 1) / following) * (stepped - image)
         image, momentum, number = stepped, following, number + 1
 
 
@@ -115,31 +121,33 @@ def _prior(image: Image) -> tuple[float, Image]:
     bends = _differences(slopes)
     slope_loss, slope_gradient = _huber(slopes)
     bend_loss, bend_gradient = _huber(bends)
-    loss = float(SLOPE) * slope_loss + float(BEND) * bend_loss
+    loss = SLOPE * slope_loss + BEND * bend_loss
     gradient = SLOPE * slope_gradient + BEND * _differences_transposed(bend_gradient)
     return loss, _differences_transposed(gradient)
 
 
 def _differences(field: Image) -> Image:
-    """Return D x: [2, ...], each element's next neighbor minus itself, down and right, 0 at the rims."""
-    result = np.zeros((2, *field.shape), np.float32)
+    """Return D x: [2, ...], the next neighbor down, and right, minus the element; 0 at the rims."""
+    result = np.zeros((2, *field.shape), field.dtype)
     np.subtract(field[..., 1:, :], field[..., :-1, :], out=result[0, ..., :-1, :])
     np.subtract(field[..., 1:], field[..., :-1], out=result[1, ..., :-1])
     return result
 
 
 def _differences_transposed(field: Image) -> Image:
-    """Return D^T of what D returns; what stands at the rims is 0."""
-    down, right = field
-    result: Image = -(down + right)
-    result[..., 1:, :] += down[..., :-1, :]
-    result[..., 1:] += right[..., :-1]
+    """Return D^T f: [2, ...] to [...]; D leaves the rims 0, so what f holds there is not read."""
+    down, right = field[0, ..., :-1, :], field[1, ..., :-1]
+    result = np.zeros(field.shape[1:], field.dtype)
+    result[..., :-1, :] -= down
+    result[..., 1:, :] += down
+    result[..., :-1] -= right
+    result[..., 1:] += right
     return result
 
 
 def _huber(field: Image) -> tuple[float, Image]:
     """Return the sum over pixels of h(norm), and its gradient; field is [..., height, width]."""
     parts = field.reshape(-1, *field.shape[-2:])
-    norm = np.sqrt(np.einsum("phw,phw->hw", parts, parts))
-    loss = np.where(norm < WIDTH, norm**2 / (2 * WIDTH), norm - WIDTH / 2)
-    return float(loss.sum(dtype=np.float64)), field / np.maximum(norm, WIDTH)
+    norm: Image = np.sqrt(np.einsum("phw,phw->hw", parts, parts))
+    loss: Image = np.where(norm < WIDTH, norm**2 / (2 * WIDTH), norm - WIDTH / 2)
+    return float(np.sum(loss, dtype=np.float64)), field / np.maximum(norm, WIDTH)

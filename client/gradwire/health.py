@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 
 from gradwire._channel import from_rpc_error, open_channel
-from gradwire.errors import GradwireError, UnavailableError
+from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
 
 SERVING: Final = "SERVING"
 METHOD: Final = "/grpc.health.v1.Health/Check"
@@ -41,7 +41,7 @@ def health(
     Raises UnavailableError where no server answers, DeadlineExceededError where it takes too long.
     """
     with open_channel(target, credentials) as channel:
-        check = channel.unary_unary(METHOD)
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
         try:
             return read_status(check(check_request(service), timeout=timeout_s))
         except grpc.RpcError as error:
@@ -77,11 +77,18 @@ class Patience:
         """Seconds that the next check may take."""
         return min(_CHECK_S, max(0.0, self._until - time.monotonic()))
 
-    def pause_s(self, last: GradwireError | str) -> float:
-        """Return the seconds until the next check; raise UnavailableError when time is over.
+    def pause_s(self, reply: bytes | GradwireError) -> float | None:
+        """Return the seconds until the next check, or None once the server serves.
 
-        last  what the check before failed with, or the status it brought
+        reply  what the last check brought or failed with
+
+        Raises UnavailableError when time is over.
         """
+        if isinstance(reply, CallCancelledError):
+            raise reply
+        last = reply if isinstance(reply, GradwireError) else read_status(reply)
+        if last == SERVING:
+            return None
         if time.monotonic() + _PAUSE_S < self._until:
             return _PAUSE_S
         raise UnavailableError(f"no server was ready within {self._timeout_s} s: {last}")

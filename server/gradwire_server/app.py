@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gradwire_server import backends, logs, service
+from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
@@ -94,8 +95,15 @@ class Server:
         _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
         await self._health.enter_graceful_shutdown()
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
-        await asyncio.wait({stopped}, timeout=grace_s)
+        none_left = self._workshop.active.none_left
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(none_left.wait(), grace_s)
         self._workshop.draining.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(none_left.wait(), _LAST_WORDS_S)
+        # Statuses are still on their way; what is left then watches health, or does not read.
+        await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
+        await self._server.stop(None)
         await stopped
         self._pool.shutdown(wait=False, cancel_futures=True)
         _log.info("stopped")
@@ -108,6 +116,8 @@ class Server:
 
 # How long streams have, after the grace period, to tell their callers that the server stops.
 _LAST_WORDS_S = 2.0
+# How long the statuses of calls that have ended may take to leave.
+_LAST_STATUS_S = 0.5
 
 
 def _workshop(settings: Settings, pool: ThreadPoolExecutor) -> Workshop:
@@ -123,7 +133,9 @@ def _workshop(settings: Settings, pool: ThreadPoolExecutor) -> Workshop:
             retry_after_s=settings.retry_after_s,
         ),
         pool=pool,
+        active=ActiveCalls(),
         draining=asyncio.Event(),
+        building=asyncio.Lock(),
     )
 
 

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -24,6 +25,29 @@ _log = logging.getLogger("gradwire_server")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
+class ActiveCalls:
+    """Counts the calls in flight, so that a server that stops knows when its work is done."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.none_left = asyncio.Event()
+        self.none_left.set()
+
+    def __enter__(self) -> None:
+        self._count += 1
+        self.none_left.clear()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._count -= 1
+        if not self._count:
+            self.none_left.set()
+
+
 class Call:
     """One call in flight.
 
@@ -32,12 +56,13 @@ class Call:
     facts        what its log line says besides
     """
 
-    def __init__(self, method: str, context: Context) -> None:
+    def __init__(self, method: str, context: Context, active: ActiveCalls) -> None:
         self.method = method
         self.context = context
         self.request_id = uuid4().hex
         self.traceparent = _traceparent(context)
         self.facts: dict[str, object] = {}
+        self._active = active
         self._started = time.monotonic()
 
     async def answer(
@@ -47,6 +72,14 @@ class Call:
         in_band: Callable[[Failure], Awaitable[None]] | None = None,
     ) -> Reply:
         """Do the work; turn what it raises into a status, sent through in_band first if given."""
+        with self._active:
+            return await self._answer(work, in_band)
+
+    async def _answer(
+        self,
+        work: Callable[[], Awaitable[Reply]],
+        in_band: Callable[[Failure], Awaitable[None]] | None,
+    ) -> Reply:
         try:
             reply = await work()
         except asyncio.CancelledError:

@@ -148,6 +148,9 @@ _OWN_WORDS: dict[type[BaseException], str] = {
 
 
 def _short(text: str, length: int) -> str:
+    if not (text.isascii() and text.isprintable()):
+        # Callers' own words: on the way as a status each odd byte takes three.
+        text = ascii(text[: length + 1])[1:-1]
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

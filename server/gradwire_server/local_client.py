@@ -54,7 +54,7 @@ class LocalClient:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="gradwire-local")
         self._preparer = Preparer(limits or Limits(), PlanCache(max_entries=_PLAN_CACHE_ENTRIES))
 
-    def evaluate(  # noqa: PLR0913 - the arguments of Client.evaluate
+    def evaluate(
         self,
         operator: ops.Operator,
         array: object,

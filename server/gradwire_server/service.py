@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from gradwire import ops, v1
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
-from gradwire_server.calls import Call, Context
+from gradwire_server.calls import ActiveCalls, Call, Context
 from gradwire_server.engine import (
     NUMERICS_VERSION,
     Admission,
@@ -41,13 +41,17 @@ class Workshop:
     preparer: Preparer
     admission: Admission
     pool: ThreadPoolExecutor
+    active: ActiveCalls
     draining: asyncio.Event
+    # Long tables take several times their memory while they are built: one at a time.
+    building: asyncio.Lock
 
     async def prepare(self, request: EvaluationRequest) -> Evaluation:
         """Lower a request, off the event loop where its tables take long to build."""
         if self.preparer.is_quick(request):
             return self.preparer.prepare(request)
-        return await self.off_loop(lambda: self.preparer.prepare(request))
+        async with self.building:
+            return await self.off_loop(lambda: self.preparer.prepare(request))
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Do work in the thread pool."""
@@ -65,8 +69,11 @@ class GradientService:
 
     async def evaluate(self, request: v1.EvaluateRequest, context: Context) -> v1.EvaluateResponse:
         """Evaluate one operator on one small tensor."""
-        call = Call("Evaluate", context)
+        call = self._call("Evaluate", context)
         return await call.answer(lambda: self._evaluate(request, call))
+
+    def _call(self, method: str, context: Context) -> Call:
+        return Call(method, context, self._workshop.active)
 
     async def _evaluate(self, request: v1.EvaluateRequest, call: Call) -> v1.EvaluateResponse:
         workshop = self._workshop
@@ -112,7 +119,7 @@ class GradientService:
         self, request: v1.ListOperatorsRequest, context: Context
     ) -> v1.ListOperatorsResponse:
         """List the operators."""
-        return await Call("ListOperators", context).answer(self._list_operators)
+        return await self._call("ListOperators", context).answer(self._list_operators)
 
     async def _list_operators(self) -> v1.ListOperatorsResponse:
         return self._operators
@@ -121,7 +128,7 @@ class GradientService:
         self, request: v1.GetServerInfoRequest, context: Context
     ) -> v1.GetServerInfoResponse:
         """Give version, backend and limits."""
-        return await Call("GetServerInfo", context).answer(self._get_server_info)
+        return await self._call("GetServerInfo", context).answer(self._get_server_info)
 
     async def _get_server_info(self) -> v1.GetServerInfoResponse:
         workshop = self._workshop
@@ -136,7 +143,7 @@ class GradientService:
 
 
 def _limits(settings: Settings) -> v1.Limits:
-    limits = v1.Limits(max_rank=wire.MAX_RANK)
+    limits = v1.Limits()
     for name in limits.DESCRIPTOR.fields_by_name:
         if hasattr(settings, name):
             setattr(limits, name, getattr(settings, name))

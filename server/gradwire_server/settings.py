@@ -47,6 +47,7 @@ class Settings:
     )
     slab_bytes: int = _setting(_LIMITS.slab_bytes, "Bytes one step of a computation works on.")
     plan_cache_entries: int = _setting(1 << 22, "Table entries of recent requests to keep.")
+    max_rank: int = _setting(_LIMITS.max_rank, "Most axes of a tensor, at most 8.")
     max_elements: int = _setting(
         _LIMITS.max_elements, "Most elements of an input, output or intermediate result."
     )
@@ -61,7 +62,7 @@ class Settings:
         _LIMITS.max_request_memory_bytes, "Most bytes of memory one request may need."
     )
     max_memory_bytes: int = _setting(
-        1 << 30, "Most bytes of memory all requests in flight may need; more wait for a retry."
+        2 << 30, "Most bytes of memory all requests in flight may need; more wait for a retry."
     )
     max_unary_bytes: int = _setting(
         (4 << 20) - (64 << 10), "Most tensor bytes of the request and of the result of Evaluate."
@@ -95,6 +96,8 @@ class Settings:
             least = 0 if one.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
             if not value >= least:
                 raise ValueError(f"{one.name} is {value}; at least {least} is needed")
+        if self.max_rank > _LIMITS.max_rank:
+            raise ValueError(f"max_rank is {self.max_rank}; at most {_LIMITS.max_rank} is possible")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:

@@ -38,7 +38,7 @@ class StreamService:
 
     async def evaluate_stream(self, _requests: object, context: Context) -> None:
         """Evaluate one operator on one tensor in chunks."""
-        call = Call("EvaluateStream", context)
+        call = Call("EvaluateStream", context, self._workshop.active)
         stream = _Stream(call, self._workshop)
         await call.answer(stream.run, in_band=stream.send_error)
 
@@ -163,7 +163,7 @@ class _Stream:
     async def _compute(self, evaluation: Evaluation, resume_from: int) -> None:
         workshop = self._workshop
         run = StepRunner(evaluation.walk, workshop.backend)
-        inline = not evaluation.plan.passes or evaluation.work <= workshop.settings.inline_work
+        inline = evaluation.passes_through or evaluation.work <= workshop.settings.inline_work
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             self._busy = True
@@ -222,8 +222,8 @@ def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:
         )
     if header.evaluation_digest not in {"", digest}:
         raise EvaluationChangedError(
-            f"open.evaluation_digest is {header.evaluation_digest}; this server computes {digest}: "
-            "start again at byte 0 without a digest",
+            f"open.evaluation_digest is {header.evaluation_digest:.64}; this server computes "
+            f"{digest}: start again at byte 0 without a digest",
             digest=digest,
         )
     return header.resume_from

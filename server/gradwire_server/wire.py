@@ -20,8 +20,8 @@ Header = v1.EvaluateRequest | v1.Open
 
 def read_request(header: Header) -> EvaluationRequest:
     """Decode the header of an evaluation, refusing what this server does not know."""
-    for message, path in ((header, ""), (header.operator, "operator"), (header.options, "options")):
-        refuse_unknown_fields(message, path)
+    refuse_unknown_fields(header, "")
+    refuse_unknown_fields(header.options, "options")
     operator = _read_operator(header.operator)
     source = read_descriptor(header.input, "input")
     result = None
@@ -52,6 +52,13 @@ def refuse_unknown_fields(message: Message, path: str) -> None:
 
 def _read_operator(message: v1.Operator) -> ops.Operator:
     member = message.WhichOneof("operator")
+    unknown = UnknownFieldSet(message)
+    if member is None and len(unknown):
+        number = unknown[0].field_number
+        raise UnknownOperatorError(
+            f"operator number {number} is not known to this server", operator=number
+        )
+    refuse_unknown_fields(message, "operator")
     if member is None:
         raise InvalidFieldError("operator", f"not set; one of {', '.join(ops.OPERATORS)} is needed")
     if member not in ops.OPERATORS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -13,3 +14,11 @@ from serving import serving
 def target() -> Iterator[str]:
     with serving() as server:
         yield server.address
+
+
+@pytest.fixture
+def free_target() -> str:
+    """Name an address that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

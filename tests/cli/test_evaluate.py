@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,27 @@ SCALES = ("--attr", "scales=0.5,1.5")
 DOUBLE = ("--op", "interpolate", "--attr", "mode=nearest", "--attr", "data_format=NCX")
 
 
+def f32(values: object) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
 def saved(path: Path, array: npt.NDArray[Any]) -> Path:
     np.save(path, array)
     return path
 
 
 def evaluate_published(folder: Path, *options: object) -> Outcome:
-    gradient = saved(folder / "gradient.npy", np.float32([[4, 5, 6]]))
+    gradient = saved(folder / "gradient.npy", f32([[4, 5, 6]]))
     return run_here("evaluate", gradient, folder / "result.npy", *options)
 
 
 def test_the_published_example_goes_round_through_a_server_of_its_own(tmp_path: Path) -> None:
-    gradient = saved(tmp_path / "gradient.npy", np.float32([[4, 5, 6]]))
+    gradient = saved(tmp_path / "gradient.npy", f32([[4, 5, 6]]))
     result = tmp_path / "result.npy"
     done = run("evaluate", gradient, result, *PUBLISHED, *SCALES, "--output-shape", "2,2")
     assert (done.code, done.stdout) == (0, "")
     assert "dml_resample_grad: float32 (1, 3) to (2, 2) in" in done.stderr
-    np.testing.assert_array_equal(np.load(result), np.float32([[9, 6], [0, 0]]))
+    np.testing.assert_array_equal(np.load(result), f32([[9, 6], [0, 0]]))
     assert sorted(tmp_path.iterdir()) == [gradient, result]
 
 
@@ -89,20 +94,20 @@ def test_bfloat16_is_read_and_written_by_its_bytes(tmp_path: Path, target: str) 
 
 
 def test_the_result_may_take_the_place_of_the_input(tmp_path: Path, target: str) -> None:
-    path = saved(tmp_path / "x.npy", np.float32([[[1, 2]]]))
+    path = saved(tmp_path / "x.npy", f32([[[1, 2]]]))
     done = run_here("evaluate", path, path, *DOUBLE, "--attr", "sizes=4", "--target", target)
     assert done.code == 0, done.stderr
-    np.testing.assert_array_equal(np.load(path), np.float32([[[1, 1, 2, 2]]]))
+    np.testing.assert_array_equal(np.load(path), f32([[[1, 1, 2, 2]]]))
 
 
 def test_a_failed_call_leaves_the_old_result_and_nothing_else(tmp_path: Path, target: str) -> None:
-    old = saved(tmp_path / "result.npy", np.float32([7]))
+    old = saved(tmp_path / "result.npy", f32([7]))
     done = evaluate_published(
         tmp_path, *PUBLISHED, "--attr", "scales=1", "--output-shape", "2,2", "--target", target
     )
     assert done.code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gradient.npy", "result.npy"]
-    np.testing.assert_array_equal(np.load(old), np.float32([7]))
+    np.testing.assert_array_equal(np.load(old), f32([7]))
 
 
 MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
@@ -148,6 +153,13 @@ def test_a_refusal_of_the_server_names_the_field_with_code_2(tmp_path: Path, tar
     assert "operator.dml_resample_grad.scales" in done.stderr
 
 
+def test_a_result_in_no_folder_is_refused(tmp_path: Path) -> None:
+    source = saved(tmp_path / "x.npy", f32([1]))
+    done = run_here("evaluate", source, tmp_path / "no" / "y.npy", *PUBLISHED)
+    assert done.code == 2
+    assert "is in a folder that does not exist" in done.stderr
+
+
 @pytest.mark.parametrize("content", [b"", b"no array", np.float32(1).tobytes()])
 def test_a_file_that_is_no_array_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     source = tmp_path / "x.npy"
@@ -173,11 +185,13 @@ def test_a_limit_of_the_server_ends_with_code_4(tmp_path: Path) -> None:
     assert "gradwire: error: " in done.stderr
 
 
-def test_a_deadline_ends_with_code_6(tmp_path: Path, target: str) -> None:
-    done = evaluate_published(
-        tmp_path, *PUBLISHED, "--output-shape", "2,2", "--target", target, "--timeout", "1e-6"
-    )
+def test_a_deadline_ends_with_code_6(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent_target = f"127.0.0.1:{silent.getsockname()[1]}"
+        options = ("--output-shape", "2,2", "--target", silent_target, "--timeout", "0.2")
+        done = evaluate_published(tmp_path, *PUBLISHED, *options)
     assert done.code == 6
+    assert done.stderr.count("\n") == 1
 
 
 def test_no_server_ends_with_code_7(tmp_path: Path) -> None:

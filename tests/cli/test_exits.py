@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from command_line import run, run_here
@@ -17,7 +20,7 @@ def every_kind(kind: type[errors.GradwireError]) -> list[type[errors.GradwireErr
 def test_every_error_of_the_sdk_has_the_code_that_help_documents(
     kind: type[errors.GradwireError],
 ) -> None:
-    documented = {
+    documented: dict[type[errors.GradwireError], tuple[int, str]] = {
         errors.InvalidRequestError: (2, "invalid request"),
         errors.UnsupportedOperatorError: (3, "does not know"),
         errors.LimitExceededError: (4, "limit"),
@@ -41,9 +44,7 @@ def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "gradwire: error: one two\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), ("--help",), ("evaluate", "--help"), ("demo", "--help")]
-)
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("evaluate", "--help"), ("demo", "--help")])
 def test_help_goes_to_stdout(arguments: tuple[str, ...]) -> None:
     done = run_here(*arguments)
     assert (done.code, done.stderr) == (0, "")
@@ -64,3 +65,11 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     done = run_here("evaluat")
     assert done.code == 2
     assert done.stderr.startswith("gradwire: error: No such command 'evaluat'")
+
+
+def test_a_reader_who_leaves_is_met_with_silence() -> None:
+    command = f"{sys.executable} -m gradwire.cli --help | true"
+    done = subprocess.run(  # noqa: S603 - our own program
+        ["/bin/bash", "-c", command], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")

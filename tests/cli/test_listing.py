@@ -24,9 +24,9 @@ def test_an_operator_is_told_as_the_command_line_takes_it(target: str, name: str
     assert done.code == 0, done.stderr
     with Client(target) as client:
         (info,) = (each for each in client.operators() if each.name == name)
-    assert [line.split("=")[0].split()[1] for line in done.stdout.splitlines() if "--attr" in line] == [
-        attribute.name for attribute in info.attributes
-    ]
+    assert [
+        line.split("=")[0].split()[1] for line in done.stdout.splitlines() if "--attr" in line
+    ] == [attribute.name for attribute in info.attributes]
     assert "DATA_FORMAT" not in done.stdout
     assert "MODE_" not in done.stdout
 

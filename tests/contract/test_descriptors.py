@@ -76,13 +76,13 @@ def enum_fields() -> list[tuple[type[ops.Operator], typing.Any]]:
     return [
         (ops.OPERATORS[member.name], field)
         for member in MEMBERS
-        for field in member.message_type.fields
+        for field in (member.message_type.fields if member.message_type else ())
         if field.enum_type is not None
     ]
 
 
 def schema_words(field: typing.Any) -> list[str]:
-    """The values of an enum without their prefix, which is the enum's name in capitals."""
+    """Return the names of an enum's valid values."""
     return [value.name for value in field.enum_type.values if value.number]
 
 
@@ -98,7 +98,7 @@ def test_the_words_of_an_attribute_are_the_values_of_its_enum(
         name[-len(word) - 1 :] for word, name in zip(words, schema_words(field), strict=True)
     ]
     # One Literal, and beside it the synonyms.
-    hints = typing.get_type_hints(kind, vars(typing.sys.modules[kind.__module__]))
+    hints = typing.get_type_hints(kind)
     assert set(words) <= set(flat_literals(hints[field.name]))
 
 
@@ -140,8 +140,10 @@ def test_a_description_states_each_attribute_as_the_schema_has_it(
         assert attribute.description.endswith(".")
         assert attribute.required == (attribute.default_value == "")
         known = attribute.allowed_values
-        assert not known or attribute.required or attribute.default_value.startswith(
-            (*known, "not given")
+        assert (
+            not known
+            or attribute.required
+            or attribute.default_value.startswith((*known, "not given"))
         )
 
 

@@ -1,11 +1,10 @@
-"""Operators check themselves when they are made, in words a stranger can act on."""
+"""An operator is a value: checked, kept exactly, and carried by its message."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,15 @@ from gradwire import ops, v1
 from gradwire.errors import InvalidRequestError
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
+NEAREST = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
+SWAPPED = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_SWAPPED
 
 
 def dml_arrays(**number: Any) -> st.SearchStrategy[list[float]]:
-    return st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, **number), max_size=8)
+    return st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False, **number), max_size=8
+    )
 
 
 DML = {
@@ -62,7 +66,7 @@ def test_an_operator_survives_pickle_copy_hash_and_repr(operator: ops.Operator) 
     for twin in (pickle.loads(pickle.dumps(operator)), copy.deepcopy(operator)):  # noqa: S301
         assert twin == operator
         assert hash(twin) == hash(operator)
-    assert eval(repr(operator), vars(ops)) == operator  # noqa: S307
+    assert eval(repr(operator), dict(vars(ops))) == operator  # noqa: S307
 
 
 @given(st.floats(allow_nan=False), st.sampled_from(["scales", "input_pixel_offsets"]))
@@ -70,12 +74,13 @@ def test_numbers_are_kept_exactly_as_float32_or_refused(number: float, name: str
     with np.errstate(over="ignore"):
         rounded = float(np.float32(number))
     valid = np.isfinite(rounded) and (rounded > 0 or name != "scales")
+    given_numbers: dict[str, Any] = {name: [number]}
     if valid:
-        operator = ops.DmlResampleGrad(interpolation_mode="linear", **{name: [number]})
+        operator = ops.DmlResampleGrad(interpolation_mode="linear", **given_numbers)
         assert getattr(operator, name) == (rounded,)
     else:
         with pytest.raises(InvalidRequestError) as caught:
-            ops.DmlResampleGrad(interpolation_mode="linear", **{name: [number]})
+            ops.DmlResampleGrad(interpolation_mode="linear", **given_numbers)
         assert caught.value.field == f"operator.dml_resample_grad.{name}[0]"
 
 
@@ -87,7 +92,7 @@ def test_the_name_of_torch_and_onnx_stands_for_nearest_neighbor() -> None:
 
 def test_defaults_are_those_of_the_schema() -> None:
     assert ops.from_message(
-        v1.Operator(dml_resample_grad=v1.DmlResample(interpolation_mode="DML_INTERPOLATION_MODE_LINEAR"))
+        v1.Operator(dml_resample_grad=v1.DmlResample(interpolation_mode=LINEAR))
     ) == ops.DmlResampleGrad(
         interpolation_mode="linear",
         scales=(),
@@ -131,138 +136,13 @@ def test_any_sequence_of_numbers_is_taken_and_kept_as_a_tuple(given_numbers: Any
     assert [type(scale) for scale in operator.scales] == [float, float]
 
 
-@pytest.mark.parametrize("given_numbers", [[4], (4,), np.array([4]), np.array([4], np.int8)], ids=repr)
+@pytest.mark.parametrize(
+    "given_numbers", [[4], (4,), np.array([4]), np.array([4], np.int8)], ids=repr
+)
 def test_any_sequence_of_integers_is_taken_and_kept_as_a_tuple(given_numbers: Any) -> None:
     operator = ops.Interpolate(mode="linear", sizes=given_numbers, sizes_tensor=given_numbers)
     assert operator.sizes == operator.sizes_tensor == (4,)
     assert type(operator.sizes[0]) is int
-
-
-def dml(**attributes: Any) -> Callable[[], ops.Operator]:
-    return lambda: ops.DmlResampleGrad(**{"interpolation_mode": "linear", **attributes})
-
-
-def interpolate(**attributes: Any) -> Callable[[], ops.Operator]:
-    return lambda: ops.Interpolate(**{"mode": "linear", **attributes})
-
-
-def message(**member: Any) -> Callable[[], ops.Operator]:
-    return lambda: ops.from_message(v1.Operator(**member))
-
-
-LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
-NEAREST = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
-SWAPPED = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_SWAPPED
-
-REFUSALS: dict[str, tuple[Callable[[], ops.Operator], str, list[str]]] = {
-    "missing": (ops.DmlResampleGrad, "dml_resample_grad.interpolation_mode", ["is missing", "'linear'"]),
-    "unknown name": (dml(scale=[1]), "dml_resample_grad.scale", ["did you mean 'scales'?"]),
-    "unknown word": (
-        dml(interpolation_mode="cubic"),
-        "dml_resample_grad.interpolation_mode",
-        ["is 'cubic'", "'nearest_neighbor' or 'linear'"],
-    ),
-    "misspelt word": (
-        interpolate(coordinate_transformation_mode="align-corner"),
-        "interpolate.coordinate_transformation_mode",
-        ["is 'align-corner'", "'half_pixel' or 'align_corners'", "did you mean 'align_corners'?"],
-    ),
-    "wrong case": (interpolate(data_format="ncx"), "interpolate.data_format", ["did you mean 'NCX'?"]),
-    "number for a word": (interpolate(mode=2), "interpolate.mode", ["is 2 (int)", "'bilinear'"]),
-    "none for a word": (interpolate(mode=None), "interpolate.mode", ["is None", "'bilinear'"]),
-    "zero scale": (dml(scales=[1, 0]), "dml_resample_grad.scales[1]", ["is 0 (int)", "above 0"]),
-    "negative scale": (dml(scales=[-1.5]), "dml_resample_grad.scales[0]", ["is -1.5", "above 0"]),
-    "nan": (dml(scales=[float("nan")]), "dml_resample_grad.scales[0]", ["is nan", "finite"]),
-    "infinity": (
-        dml(output_pixel_offsets=[0, 0, -np.inf]),
-        "dml_resample_grad.output_pixel_offsets[2]",
-        ["is -inf", "finite"],
-    ),
-    "beyond float32": (dml(scales=[FLOAT32_MAX * 2]), "dml_resample_grad.scales[0]", ["float32"]),
-    "beyond float64": (dml(scales=[10**400]), "dml_resample_grad.scales[0]", ["(int)", "float32"]),
-    "beyond print": (dml(scales=[10**5000]), "dml_resample_grad.scales[0]", ["too long to show"]),
-    "rounds to zero": (dml(scales=[1e-60]), "dml_resample_grad.scales[0]", ["is 1e-60", "above 0"]),
-    "boolean": (dml(scales=[True]), "dml_resample_grad.scales[0]", ["is True (bool)", "numbers"]),
-    "numpy boolean": (dml(scales=np.array([True])), "dml_resample_grad.scales[0]", ["bool"]),
-    "complex": (dml(scales=[1j]), "dml_resample_grad.scales[0]", ["is 1j (complex)", "numbers"]),
-    "text in a sequence": (dml(scales=["2"]), "dml_resample_grad.scales[0]", ["is '2' (str)"]),
-    "text": (dml(scales="2"), "dml_resample_grad.scales", ["is '2' (str)", "in a sequence"]),
-    "one number": (dml(scales=2.0), "dml_resample_grad.scales", ["is 2.0", "in a sequence"]),
-    "no axes": (dml(scales=np.array(2.0)), "dml_resample_grad.scales", ["in a sequence"]),
-    "no order": (dml(scales={2.0, 3.0}), "dml_resample_grad.scales", ["(set)", "in a sequence"]),
-    "none": (dml(scales=None), "dml_resample_grad.scales", ["is None", "in a sequence"]),
-    "two axes": (dml(scales=np.ones((2, 2))), "dml_resample_grad.scales[0]", ["(ndarray)"]),
-    "too many": (dml(scales=[1] * 9), "dml_resample_grad.scales", ["more than 8 values"]),
-    "endless": (dml(scales=iter(int, 1)), "dml_resample_grad.scales", ["more than 8 values"]),
-    "too many axes": (interpolate(sizes=[1] * 4), "interpolate.sizes", ["more than 3 values"]),
-    "zero size": (interpolate(sizes=[5, 0]), "interpolate.sizes[1]", ["is 0 (int)", "from 1"]),
-    "negative size": (interpolate(sizes=[-1]), "interpolate.sizes[0]", ["is -1", "from 1"]),
-    "beyond int64": (interpolate(sizes=[2**63]), "interpolate.sizes[0]", ["2**63 - 1"]),
-    "beyond int32": (interpolate(sizes_tensor=[2**31]), "interpolate.sizes_tensor[0]", ["2**31 - 1"]),
-    "fraction": (interpolate(sizes=[2.0]), "interpolate.sizes[0]", ["is 2.0 (float)", "integers"]),
-    "boolean size": (interpolate(sizes=[True]), "interpolate.sizes[0]", ["is True (bool)"]),
-    "two sizes": (
-        interpolate(sizes=[4, 5], sizes_tensor=[4, 6]),
-        "interpolate.sizes_tensor",
-        ["is (4, 6)", "sizes is (4, 5)", "one of them, or equal ones"],
-    ),
-    "no direction": (
-        lambda: ops.DmlResample2(interpolation_mode="nearest"),
-        "dml_resample2.rounding_direction",
-        ["is missing", "'increasing' or 'decreasing'"],
-    ),
-    "nothing set": (message(), "", ["is not set", "dml_resample_grad", "interpolate"]),
-    "unset mode": (message(interpolate={}), "interpolate.mode", ["is missing", "'bilinear'"]),
-    "unknown number": (
-        message(dml_resample={"interpolation_mode": 7}),
-        "dml_resample.interpolation_mode",
-        ["is 7", "DML_INTERPOLATION_MODE_LINEAR = 2"],
-    ),
-    "negative number": (
-        message(dml_resample={"interpolation_mode": LINEAR, "nearest_rounding": -1}),
-        "dml_resample.nearest_rounding",
-        ["is -1", "DML_NEAREST_ROUNDING_HALF_UP = 2"],
-    ),
-    "swapped forward": (
-        message(dml_resample={"interpolation_mode": LINEAR, "offset_convention": SWAPPED}),
-        "dml_resample.offset_convention",
-        ["is 'swapped'", "'forward' only"],
-    ),
-    "unknown convention of a forward": (
-        message(dml_resample2={"interpolation_mode": LINEAR, "offset_convention": 3}),
-        "dml_resample2.offset_convention",
-        ["is 3"],
-    ),
-    "direction unset": (
-        message(dml_resample_grad1={"interpolation_mode": NEAREST}),
-        "dml_resample_grad1.rounding_direction",
-        ["is missing"],
-    ),
-    "nan in a message": (
-        message(dml_resample={"interpolation_mode": LINEAR, "scales": [1, float("nan")]}),
-        "dml_resample.scales[1]",
-        ["is nan"],
-    ),
-    "size in a message": (
-        message(interpolate={"mode": 1, "sizes": [-(2**63)]}),
-        "interpolate.sizes[0]",
-        ["is -9223372036854775808"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "path", "words"), REFUSALS.values(), ids=list(REFUSALS))
-def test_a_refusal_names_the_field_what_came_and_what_would_do(
-    make: Callable[[], ops.Operator], path: str, words: list[str]
-) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        make()
-    error = caught.value
-    assert error.field == ("operator." + path).rstrip(".")
-    assert str(error) == f"{error.field}: {error.description}"
-    for word in words:
-        assert word in error.description
-    assert len(str(error)) < 400
 
 
 def test_an_operator_cannot_be_changed() -> None:
@@ -276,7 +156,7 @@ def test_an_operator_cannot_be_changed() -> None:
 
 def test_attributes_are_given_by_name() -> None:
     with pytest.raises(TypeError, match="positional"):
-        ops.Interpolate("linear")  # type: ignore[misc]
+        ops.Interpolate("linear")  # type: ignore[call-arg]
 
 
 def test_linear_does_not_read_the_rounding_direction() -> None:

@@ -142,14 +142,15 @@ def test_operators_are_linear(case: Case, seed: int) -> None:
 @laws
 @given(case=CASES, seed=SEEDS)
 def test_a_forward_keeps_constants_and_a_gradient_keeps_sums(case: Case, seed: int) -> None:
-    # Each output's weights add up to 1: exactly for one tap, and for w and 1 - w in float32 too.
+    # One tap weighs 1; of two, 1 - w is rounded to float32, by half its spacing below 1 at most.
+    rounding = 0 if case.nearest else 2.0**-25
     for matrix in case.matrices():
-        assert np.all(matrix.sum(axis=1) == 1)
+        assert np.all(np.abs(matrix.sum(axis=1) - 1) <= rounding)
+    allowed = 2 * len(case.source) * rounding
     constant = case.forward(np.full(case.source, 3.0))
-    np.testing.assert_allclose(constant, 3, rtol=0 if case.nearest else 1e-14)
+    np.testing.assert_allclose(constant, 3, rtol=allowed)
     g = whole(case.result, seed)
-    allowed = 0 if case.nearest else 1e-13 * np.abs(g).sum()
-    assert abs(case.gradient(g).sum() - g.sum()) <= allowed
+    assert abs(case.gradient(g).sum() - g.sum()) <= allowed * np.abs(g).sum()
 
 
 @laws

@@ -23,6 +23,8 @@ DTYPES: dict[str, Any] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 
+SEQUENCES = {"src_shape", "dst_shape", "sizes", "scales"}
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -41,8 +43,7 @@ class Case:
     def of(cls, fields: dict[str, Any]) -> Case:
         """Read one from JSON."""
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields.items()
+            name: tuple(value) if name in SEQUENCES else value for name, value in fields.items()
         }
         return cls(**values)
 

@@ -1,4 +1,4 @@
-"""Tensors of other libraries are taken as they are: viewed where memory allows, copied from devices."""
+"""Tensors of other libraries are viewed where memory allows, and copied from devices."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Exporter:
 
 
 class ByArray(Exporter):
+    """A tensor that converts itself."""
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
         return VALUES
 
@@ -33,7 +35,7 @@ class ByArray(Exporter):
 class ByDlpack(Exporter):
     """A tensor with DLPack alone, on some device, which may copy itself to the host."""
 
-    device = (1, 0)
+    device: tuple[int, int] = (1, 0)
     copies = False
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -59,7 +61,7 @@ HOST_EXPORTERS = {
     "__array_interface__": Exporter(__array_interface__=VALUES.__array_interface__),
     "DLPack": ByDlpack(),
     "DLPack on pinned memory": ByDlpack(device=(CUDA_HOST, 0)),
-    "the buffer protocol": memoryview(VALUES),
+    "the buffer protocol": VALUES.data,
     "a matrix": VALUES.reshape(6, 4).view(np.matrix),
     "a memmap's view": VALUES.view(np.memmap),
 }
@@ -91,7 +93,9 @@ def test_memory_of_a_device_is_copied_by_dlpack() -> None:
 
 
 def test_memory_without_a_way_to_the_host_is_refused_with_the_fix() -> None:
-    with pytest.raises(TypeError, match=r"test_arrays\.ByDlpack .* pass a NumPy array or a tensor on"):
+    with pytest.raises(
+        TypeError, match=r"test_arrays\.ByDlpack .* pass a NumPy array or a tensor on"
+    ):
         as_array(ByDlpack(device=(CUDA, 0)))
 
 

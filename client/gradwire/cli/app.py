@@ -1,46 +1,33 @@
-"""The commands and their options; each one's work is in a module of its own, loaded when it runs."""
-
-# Imports stand in the commands, so that --help answers at once.
-# ruff: noqa: PLC0415
+"""The commands and their options; each one's work is in a module of its own."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from gradwire.cli import exits
-
-if TYPE_CHECKING:
-    from gradwire.cli.connection import Connection
+from gradwire.cli import evaluating, exits, listing
+from gradwire.cli.connection import Connection
 
 Decorated = Callable[..., Any]
 
 HEALTH_TARGET = "127.0.0.1:50051"
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 SECONDS = click.FloatRange(min=0, min_open=True)
-OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program; exit with a code of exits.HELP."""
     try:
         code = commands.main(arguments, prog_name="gradwire", standalone_mode=False) or 0
-        sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         click.echo("gradwire: interrupted", file=sys.stderr)
         code = exits.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output, such as head, has left: nothing is wrong, and nobody listens.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except Exception as error:
         known = exits.code_of(error)
         if known is None:
@@ -50,22 +37,28 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-class Shape(click.ParamType):
-    """Axis lengths separated by commas."""
+def read_shape(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Turn "8,64,56,56" into axis lengths."""
+    if value is None:
+        return None
+    try:
+        lengths = tuple(int(item) for item in value.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < 1:
+        message = f"{value!r} is not a shape; give lengths such as 8,64,56,56"
+        raise click.BadParameter(message, context, parameter)
+    return lengths
 
-    name = "shape"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Turn "8,64,56,56" into a tuple."""
-        try:
-            lengths = tuple(int(item) for item in str(value).split(","))
-        except ValueError:
-            lengths = ()
-        if not lengths or min(lengths) < 1:
-            self.fail(f"{value!r} is not a shape; give lengths such as 8,64,56,56", param, ctx)
-        return lengths
+def check_folder(context: click.Context, parameter: click.Parameter, value: Path) -> Path:
+    """Refuse a file in a folder that does not exist now, not after the work."""
+    if not value.parent.is_dir():
+        message = f"{str(value)!r} is in a folder that does not exist; make it"
+        raise click.BadParameter(message, context, parameter)
+    return value
 
 
 def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
@@ -74,8 +67,6 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
     def decorate(command: Decorated) -> Decorated:
         @functools.wraps(command)
         def connected(*, target: str | None, tls_ca: Path | None, **options: Any) -> Any:
-            from gradwire.cli.connection import Connection
-
             return command(server=Connection(target=target, tls_ca=tls_ca), **options)
 
         of_its_own = "" if default else " Without it a server is started for this command."
@@ -90,7 +81,7 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
                 "--tls-ca",
                 type=INPUT_FILE,
                 metavar="FILE",
-                help="Call --target with TLS; FILE holds the authorities of its certificate, as PEM.",
+                help="Call --target with TLS, trusting the authorities in FILE, as PEM.",
             )(connected)
         )
 
@@ -114,9 +105,9 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@commands.command(epilog=exits.HELP)
+@commands.command(short_help="Evaluate an operator on a .npy file.", epilog=exits.HELP)
 @click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
-@click.argument("result", metavar="OUTPUT.npy", type=OUTPUT_FILE)
+@click.argument("result", metavar="OUTPUT.npy", type=OUTPUT_FILE, callback=check_folder)
 @click.option("--op", "operator", metavar="NAME", required=True, help="See `gradwire operators`.")
 @click.option(
     "--attr",
@@ -127,7 +118,7 @@ def commands(context: click.Context) -> None:
 )
 @click.option(
     "--output-shape",
-    type=Shape(),
+    callback=read_shape,
     metavar="N,N,...",
     help="Shape of the result; may be left out where attributes determine it.",
 )
@@ -146,28 +137,24 @@ def commands(context: click.Context) -> None:
 @server_options()
 @json_option
 def evaluate(*, server: Connection, as_json: bool, **options: Any) -> None:
-    """Evaluate one operator on the tensor in INPUT.npy and write its result to OUTPUT.npy.
+    r"""Evaluate one operator on the tensor in INPUT.npy and write its result to OUTPUT.npy.
 
-    Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete or
-    not at all.
+    Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete
+    or not at all.
 
     \b
-    gradwire evaluate diff_dst.npy diff_src.npy --op interpolate_backward \\
+    gradwire evaluate diff_dst.npy diff_src.npy --op interpolate_backward \
         --attr mode=bilinear --attr data_format=NCX --output-shape 8,64,56,56
     """
-    from gradwire.cli import evaluating
-
     evaluating.run(evaluating.Job(**options), server, as_json=as_json)
 
 
-@commands.command()
+@commands.command(short_help="List operators, or tell all about one.")
 @click.argument("name", required=False)
 @server_options()
 @json_option
 def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
     """List the server's operators, or tell all about the one called NAME."""
-    from gradwire.cli import listing
-
     listing.print_operators(name, server, as_json=as_json)
 
 
@@ -176,12 +163,10 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
 @json_option
 def info(*, server: Connection, as_json: bool) -> None:
     """Tell the server's version, backend and limits."""
-    from gradwire.cli import listing
-
     listing.print_info(server, as_json=as_json)
 
 
-@commands.command()
+@commands.command(short_help="Ask a running server for its health.")
 @server_options(default=HEALTH_TARGET)
 @click.option(
     "--timeout",
@@ -201,19 +186,22 @@ def info(*, server: Connection, as_json: bool) -> None:
 )
 def health(*, server: Connection, timeout_s: float, wait_s: float | None) -> None:
     """Ask a running server for its health; exit with 0 only if it is SERVING."""
-    from gradwire.cli import listing
-
     listing.print_health(server, timeout_s=timeout_s, wait_s=wait_s)
 
 
-@commands.command()
+@commands.command(short_help="Rebuild a photograph through the service.")
 @click.option(
-    "--output", type=OUTPUT_FILE, default="demo.png", show_default=True, help="Picture to write."
+    "--output",
+    type=OUTPUT_FILE,
+    callback=check_folder,
+    default="demo.png",
+    show_default=True,
+    help="Picture to write.",
 )
 @click.option("--iterations", type=click.IntRange(min=1), default=60, show_default=True)
 @server_options()
 def demo(*, output: Path, iterations: int, server: Connection) -> None:
     """Rebuild a photograph from its 4x smaller copy, by gradient descent through the service."""
-    from gradwire.cli import demonstrating
+    from gradwire.cli import demonstrating  # noqa: PLC0415 (matplotlib takes long, or is missing)
 
     demonstrating.run(output, server, iterations=iterations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +19,20 @@ class Connection:
     """A server to call.
 
     target  HOST:PORT; None for a server that runs as long as the command
-    tls_ca  PEM file with the authorities the server's certificate is checked against; None for no TLS
+    tls_ca  PEM file with the authorities to trust; None for no TLS
     """
 
     target: str | None
     tls_ca: Path | None
 
     def __post_init__(self) -> None:
+        if self.target is not None and not self.target.strip():
+            raise CommandError("--target is empty; give HOST:PORT", code=INVALID)
         if self.tls_ca is not None and self.target is None:
             raise CommandError("--tls-ca is for a --target; give that too", code=INVALID)
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
+    def client(self) -> Generator[Client]:
         """Yield a client; start a server for it, and stop that, where there is no target."""
         if self.target is not None:
             with Client(self.target, credentials=self._credentials()) as client:

@@ -27,10 +27,10 @@ LINES = 12
 def run(output: Path, connection: Connection, *, iterations: int) -> None:
     """Rebuild the photograph, print the falling loss, and write the picture."""
     truth = demo_picture.photograph()
-    click.echo(f"Photograph  {_size(truth)}: sample data of matplotlib\n            {demo_picture.CREDIT}")
+    click.echo(f"Photograph  {_size(truth)}, sample data of matplotlib: {demo_picture.CREDIT}")
     with connection.client() as client:
         info = client.server_info()
-        click.echo(f"Server      gradwire {info.version}, backend {info.backend}: {info.backend_reason}")
+        click.echo(f"Server      gradwire {info.version}, backend {info.backend}")
         shrinking = demo.Shrinking(client, truth.shape)
         small = shrinking.apply(truth)
         enlarged = demo.enlarged(client, small)
@@ -38,9 +38,8 @@ def run(output: Path, connection: Connection, *, iterations: int) -> None:
         steps = demo.descend(shrinking, small, start=enlarged)
         losses, rebuilt = _follow(steps, truth, iterations)
     before, after = (demo.psnr_db(image, truth) for image in (enlarged, rebuilt))
-    click.echo(
-        f"\nBilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: {after - before:+.2f} dB"
-    )
+    gain = f"{after - before:+.2f} dB"
+    click.echo(f"Bilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: {gain}")
     panels = (
         demo_picture.Panel(f"given: {_size(small)}", small),
         demo_picture.Panel(f"bilinear enlargement, {before:.2f} dB", enlarged),
@@ -54,7 +53,7 @@ def run(output: Path, connection: Connection, *, iterations: int) -> None:
 def _follow(
     steps: Iterator[demo.Step], truth: demo.Image, iterations: int
 ) -> tuple[list[float], demo.Image]:
-    """Take the descent's first `iterations` steps; return the losses on the way and the last image."""
+    """Take the first `iterations` steps; return the losses on the way and the last image."""
     click.echo("  step        loss      misfit        PSNR")
     every = max(1, iterations // LINES)
     losses: list[float] = []

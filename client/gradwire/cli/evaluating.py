@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ def run(job: Job, connection: Connection, *, as_json: bool) -> None:
     kind = operator_kind(job.operator)
     if kind.output_required and job.output_shape is None:
         raise CommandError(
-            f"--output-shape is missing; attributes do not determine the result's shape of {kind.name}",
+            f"--output-shape is missing; no attribute of {kind.name} tells it",
             code=INVALID,
         )
     operator = operator_from(kind, job.attributes)
@@ -67,11 +67,13 @@ def _mapped(job: Job) -> Array:
     try:
         array: Array = np.lib.format.open_memmap(job.source, mode="r")
     except ValueError as error:
-        raise CommandError(f"{job.source} is not a .npy file of numbers: {error}", code=INVALID) from None
+        raise CommandError(
+            f"{job.source} is not a .npy file of numbers: {error}", code=INVALID
+        ) from None
     if job.dtype == "bfloat16":
         if array.dtype.itemsize != np.dtype(ml_dtypes.bfloat16).itemsize:
             raise CommandError(
-                f"--dtype bfloat16: {job.source} holds {array.dtype}; give a file of 2-byte elements",
+                f"--dtype bfloat16: {job.source} holds {array.dtype}; give 2-byte elements",
                 code=INVALID,
             )
         return array.view(ml_dtypes.bfloat16)
@@ -85,8 +87,8 @@ def _mapped(job: Job) -> Array:
 
 
 @contextmanager
-def _complete(path: Path) -> Iterator[Path]:
-    """Yield a file beside `path` that takes its place if the block succeeds, and goes away if not."""
+def _complete(path: Path) -> Generator[Path]:
+    """Yield a file beside `path` that takes its place if the block succeeds; else it goes away."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -151,8 +153,19 @@ def _facts(
 
 def _sentence(facts: dict[str, Any]) -> str:
     shapes = [tuple(facts[name]) for name in ("input_shape", "output_shape")]
+    seconds = facts["seconds"]
+    moves = [
+        f"{_amount(facts[name])} {way} at {_amount(facts[name] / seconds)}/s"
+        for name, way in (("bytes_up", "up"), ("bytes_down", "down"))
+    ]
     return (
-        f"{facts['operator']}: {facts['dtype']} {shapes[0]} to {shapes[1]} in {facts['seconds']:.3f} s, "
-        f"{facts['bytes_up'] / 1e6:.1f} MB up at {facts['mb_per_s_up']:.0f} MB/s, "
-        f"{facts['bytes_down'] / 1e6:.1f} MB down at {facts['mb_per_s_down']:.0f} MB/s"
+        f"{facts['operator']}: {facts['dtype']} {shapes[0]} to {shapes[1]} in {seconds:.3f} s, "
+        f"{', '.join(moves)}"
     )
+
+
+def _amount(size: float) -> str:
+    """Write a number of bytes in a unit that leaves few digits."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min(len(units) - 1, int(math.log10(max(size, 1)) / 3))
+    return f"{size / 1000**power:.1f} {units[power]}"

@@ -48,16 +48,18 @@ class CommandError(click.ClickException):
 
     def __init__(self, message: str, *, code: int = OTHER) -> None:
         super().__init__(message)
-        self.exit_code = code
+        self.code = code
 
 
 def code_of(error: Exception) -> int | None:
     """Return the exit code of an error that a user can meet; None for a fault of this program."""
     if isinstance(error, GradwireError):
         return next((code for kind, code in CODES.items() if isinstance(error, kind)), OTHER)
+    if isinstance(error, CommandError):
+        return error.code
     if isinstance(error, click.ClickException):
         return error.exit_code
-    return OTHER if isinstance(error, OSError) else None
+    return OTHER if isinstance(error, (OSError, MemoryError)) else None
 
 
 def report(error: Exception) -> None:

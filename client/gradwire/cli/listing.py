@@ -117,11 +117,11 @@ def _described(info: v1.OperatorInfo) -> str:
         f"{info.name}",
         f"  {info.summary}",
         "",
-        f"  {'forward' if info.gradient else 'gradient':13}{info.counterpart}",
-        f"  {'axes':13}{info.min_rank} to {info.max_rank}",
-        f"  {'types':13}{', '.join(_data_types(info))}",
-        f"  {'output shape':13}{'always needed' if info.output_required else 'told by attributes'}",
-        f"  {'source':13}{info.source}",
+        f"  {'forward' if info.gradient else 'gradient':14}{info.counterpart}",
+        f"  {'axes':14}{info.min_rank} to {info.max_rank}",
+        f"  {'types':14}{', '.join(_data_types(info))}",
+        f"  {'output shape':14}{'always needed' if info.output_required else 'told by attributes'}",
+        f"  {'source':14}{info.source}",
         "",
     ]
     for attribute in info.attributes:
@@ -142,5 +142,5 @@ def _words(operator: str, attribute: v1.AttributeInfo) -> tuple[str, str]:
             values = "|".join(rule.allowed)
             default = field.default if isinstance(field.default, str) else default
     if values.endswith("[]"):
-        values = f"{values.removesuffix('[]')},..."
+        values = f"{values.rstrip('[]0123456789')},..."
     return values, "Required." if attribute.required else f"Default: {default}."

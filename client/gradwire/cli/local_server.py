@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import IO
@@ -24,8 +24,8 @@ STOP_TIMEOUT_S = 5.0
 
 
 @contextmanager
-def local_server() -> Iterator[str]:
-    """Yield the target of a server that ends with the block, and with this process at the latest."""
+def local_server() -> Generator[str]:
+    """Yield the target of a server that ends with the block, at the latest with this process."""
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
     with tempfile.TemporaryFile() as log, _running(log) as child:
@@ -33,10 +33,10 @@ def local_server() -> Iterator[str]:
 
 
 @contextmanager
-def _running(log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _running(log: IO[bytes]) -> Generator[subprocess.Popen[bytes]]:
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603 (our own server)
         [sys.executable, "-m", "gradwire.cli.tethered", MODULE, "--address", "127.0.0.1:0"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ PATIENCE_S = 1.0
 
 
 class Progress:
-    """Follows a transfer of `total_bytes`; shows a bar on stderr, if that is a terminal, after a second."""
+    """Follows a transfer of `total_bytes`; after a second shows a bar on stderr, if a terminal."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes

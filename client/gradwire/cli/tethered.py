@@ -2,8 +2,8 @@
 
     python -m gradwire.cli.tethered MODULE ARGUMENT ...
 
-A parent that dies, however it dies, closes its end of the pipe; the program then gets SIGTERM, as from
-a service manager. This works on every system and needs no cooperation of the module.
+A parent that dies, however it dies, closes its end of the pipe; the program then gets SIGTERM, as
+from a service manager. This works on every system and needs no cooperation of the module.
 """
 
 from __future__ import annotations

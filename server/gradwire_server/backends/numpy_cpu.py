@@ -1,50 +1,183 @@
-"""The specification of all backends, in NumPy."""
+"""The NumPy backend: the specification of all backends.
+
+One pass gives every output the sum of its taps in ascending order:
+
+    y = w[0] * x[0];   y = y + w[1] * x[1];   ...
+
+Weights are rounded to the compute type once, every product and every sum to it as they arise. The
+first tap assigns, so that no zero is added to it; no tap is left out for being zero; nothing is
+fused or reordered. Between passes values stay in the compute type. The result is rounded once, at
+the end, to nearest even; what is too large for the storage type becomes infinite.
+
+Other backends may go about it in any way that gives these bits. (All NaNs are equal here.)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+import numpy.typing as npt
 
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans import BandedMap, Plan, fill_empty
 
-Array = NDArray[Any]
+Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
+
+# Outputs of equal counts are computed together where there are at most so many groups of them.
+_FEW_GROUPS = 8
+
+# Products of one long band that are held at once, in elements.
+_BLOCK = 1 << 18
 
 
-def compute_dtype(storage: DTypeLike) -> np.dtype[Any]:
-    """Return the type a storage type is computed in."""
-    wide = np.dtype(storage) == np.dtype(np.float64)
-    return np.dtype(np.float64 if wide else np.float32)
+def compute_dtype(storage: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the type that a storage type is computed in: float64 for float64, else float32."""
+    return np.dtype(np.float64 if np.dtype(storage) == np.float64 else np.float32)
 
 
 class NumpyCpu:
-    """Applies plans with NumPy."""
+    """Applies plans on the calling thread. It keeps nothing, so threads may share it."""
 
     name = "numpy_cpu"
 
-    def apply(self, plan: Plan, x: Array, result_dtype: DTypeLike) -> Array:
-        """Return the plan's result for x."""
-        y = x.astype(compute_dtype(x.dtype), copy=False)
+    def apply(self, plan: Plan, x: Array, result_dtype: npt.DTypeLike) -> Array:
+        """Return the plan's result for x: plan.output_shape in result_dtype.
+
+        x             plan.input_shape in the storage or the compute type, any strides
+        result_dtype  the storage type, for the one rounding, or the compute type, for none
+
+        Without passes the result may share memory with x.
+        """
+        y = x.astype(compute_dtype(x.dtype), copy=False) if plan.passes else x
         for one in plan.passes:
             shape = (*y.shape[: one.axis], one.map.outputs, *y.shape[one.axis + 1 :])
             z = np.empty(shape, y.dtype)
             self.accumulate(one.map, y, z, axis=one.axis, carried=0)
             y = z
-        with np.errstate(over="ignore", invalid="ignore"):
-            return y.astype(result_dtype, copy=False)
+        with np.errstate(all="ignore"):
+            result = y.astype(result_dtype, copy=False)
+        fill_empty(plan.passes, result, fill=plan.fill)
+        return result
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output to y."""
-        weight = bands.weight.astype(x.dtype)
-        x, y = np.moveaxis(x, axis, 0), np.moveaxis(y, axis, 0)
-        counts = bands.counts
-        y[carried:][counts[carried:] == 0] = 0
+        """Add the taps of every output on x to y, which is written in place.
+
+        x        bands.inputs long on the axis, compute type, any strides
+        y        bands.outputs long on the axis, otherwise as x
+        carried  how many outputs, from the first, hold a partial sum already; of the others the
+                 first tap assigns, and they are +0 without taps
+        """
         with np.errstate(all="ignore"):
-            for tap in range(int(counts.max(initial=0))):
-                rows = np.flatnonzero(counts > tap)
-                w = weight[bands.offset[rows] + tap].reshape(-1, *[1] * (x.ndim - 1))
-                product = w * x[bands.start[rows] + tap]
-                first = (rows >= carried) if tap == 0 else np.zeros(len(rows), bool)
-                y[rows[first]] = product[first]
-                y[rows[~first]] = y[rows[~first]] + product[~first]
+            weight = bands.weight.astype(x.dtype)
+            x = np.ascontiguousarray(x)
+            for first, stop in _groups(bands.counts, carried):
+                some = slice(first, stop)
+                start, offset, counts = bands.start[some], bands.offset[some], bands.counts[some]
+                taps = _Taps(x, axis, weight, start, offset, counts)
+                _accumulate(taps, y[_along(axis, some)], assign=first >= carried)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taps:
+    """The taps of some outputs on x, which is contiguous.
+
+    weight  all weights of the map, in x's type
+    start   first input of each output
+    offset  place of its weight
+    counts  how many follow
+    """
+
+    x: Array
+    axis: int
+    weight: Array
+    start: Indices
+    offset: Indices
+    counts: Indices
+
+    def ordered(self, order: Indices) -> _Taps:
+        """Put the outputs in another order."""
+        start, offset, counts = self.start[order], self.offset[order], self.counts[order]
+        return _Taps(self.x, self.axis, self.weight, start, offset, counts)
+
+    def products(self, tap: int, outputs: int) -> Array:
+        """One tap of each of the first outputs; maybe a view of x where all weights are 1."""
+        data = self._inputs(self.start[:outputs] + tap)
+        weight = self.weight[self.offset[:outputs] + tap]
+        return data if (weight == 1).all() else data * self._spread(weight)
+
+    def band_products(self, output: int, first: int, stop: int) -> Array:
+        """Taps first .. stop - 1 of one output, a copy."""
+        start, offset = self.start[output], self.offset[output]
+        data = self.x[_along(self.axis, slice(start + first, start + stop))]
+        return data * self._spread(self.weight[offset + first : offset + stop])
+
+    def _inputs(self, index: Indices) -> Array:
+        step = index[1] - index[0] if len(index) > 1 else 1
+        if step > 0 and (index[1:] - index[:-1] == step).all():
+            return self.x[_along(self.axis, slice(index[0], index[-1] + 1, step))]
+        # No index is outside: NumPy clips in half the time it takes to check.
+        return self.x.take(index, axis=self.axis, mode="clip")
+
+    def _spread(self, weight: Array) -> Array:
+        """Shape weights to multiply slices along the axis."""
+        return weight.reshape(-1, *(1,) * (self.x.ndim - 1 - self.axis))
+
+
+def _groups(counts: Indices, carried: int) -> Iterator[tuple[int, int]]:
+    """Ranges of outputs that are all carried or all not; also of one count, if that makes few."""
+    changes = np.flatnonzero(counts[1:] != counts[:-1]) + 1
+    few = changes.tolist() if len(changes) < _FEW_GROUPS else []
+    return pairwise(sorted({0, carried, *few, len(counts)}))
+
+
+def _accumulate(taps: _Taps, y: Array, *, assign: bool) -> None:
+    """Add the taps to y, or assign the first ones."""
+    if (taps.counts == taps.counts[0]).all():
+        _sum(taps, y, assign=assign)
+        return
+    # Longest first: then the outputs that have one more tap are always a slice.
+    order = np.argsort(-taps.counts, kind="stable")
+    sums = np.empty_like(y) if assign else y.take(order, axis=taps.axis)
+    _sum(taps.ordered(order), sums, assign=assign)
+    y[...] = sums.take(np.argsort(order), axis=taps.axis, mode="clip")
+
+
+def _sum(taps: _Taps, y: Array, *, assign: bool) -> None:
+    """Do the same with counts that descend.
+
+    Tap by tap for all outputs that have it, then band by band for the few that have more: with K
+    the least number such that at most K outputs have more than K taps, in at most 2 * K rounds.
+    """
+    longer = len(taps.counts) - np.cumsum(np.bincount(taps.counts))  # [t]: with more than t taps
+    rounds = int(np.argmax(longer <= np.arange(len(longer))))
+    if assign:
+        y[_along(taps.axis, slice(longer[0], None))] = 0
+    for tap, outputs in enumerate(longer[:rounds].tolist()):
+        reached = y[_along(taps.axis, slice(outputs))]
+        if assign and tap == 0:
+            reached[...] = taps.products(tap, outputs)
+        else:
+            reached += taps.products(tap, outputs)
+    for output in range(longer[rounds]):
+        _add_band(taps, y[_along(taps.axis, slice(output, output + 1))], output, first_tap=rounds)
+
+
+def _add_band(taps: _Taps, y: Array, output: int, *, first_tap: int) -> None:
+    """Add the taps of one output from first_tap on, in blocks of bounded size."""
+    count = int(taps.counts[output])
+    block = max(1, _BLOCK // max(1, y.size))
+    for first in range(first_tap, count, block):
+        products = taps.band_products(output, first, min(first + block, count))
+        products[_along(taps.axis, slice(1))] += y
+        # accumulate() adds one after the other; sum() would add in pairs.
+        sums = np.add.accumulate(products, axis=taps.axis)
+        y[...] = sums[_along(taps.axis, slice(-1, None))]
+
+
+def _along(axis: int, index: slice | Indices) -> tuple[slice | Indices, ...]:
+    """Index one axis."""
+    return (*(slice(None),) * axis, index)

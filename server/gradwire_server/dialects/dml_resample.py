@@ -53,18 +53,22 @@ class Resample(Protocol):
     @property
     def interpolation_mode(self) -> str:
         """Either nearest_neighbor or linear."""
+        ...
 
     @property
     def scales(self) -> Sequence[float]:
         """Forward scales, output over input."""
+        ...
 
     @property
     def input_pixel_offsets(self) -> Sequence[float]:
         """Added to an input coordinate before scaling."""
+        ...
 
     @property
     def output_pixel_offsets(self) -> Sequence[float]:
         """Added to an output coordinate after scaling."""
+        ...
 
 
 class TieRule(Protocol):
@@ -73,6 +77,7 @@ class TieRule(Protocol):
     @property
     def nearest_rounding(self) -> str:
         """A key of TIE_RULES."""
+        ...
 
 
 class RoundingDirection(Protocol):
@@ -81,6 +86,7 @@ class RoundingDirection(Protocol):
     @property
     def rounding_direction(self) -> str | None:
         """A key of DIRECTIONS; with linear also None."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,17 @@ class Interpolate(Sizing, Protocol):
     @property
     def mode(self) -> str:
         """One of nearest, linear, bilinear, trilinear; the last three are synonyms on any rank."""
+        ...
 
     @property
     def coordinate_transformation_mode(self) -> str:
         """A key of TRANSFORMATIONS."""
+        ...
 
     @property
     def data_format(self) -> str:
         """Either NXC or NCX."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

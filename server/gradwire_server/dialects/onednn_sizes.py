@@ -25,14 +25,17 @@ class Sizing(Protocol):
     @property
     def sizes(self) -> Sequence[int]:
         """Spatial sizes of dst."""
+        ...
 
     @property
     def scales(self) -> Sequence[float]:
         """Spatial scales, dst over src."""
+        ...
 
     @property
     def sizes_tensor(self) -> Sequence[int]:
         """Values of the optional third input, spatial sizes of dst."""
+        ...
 
 
 def require_sizes(attributes: Sizing, operator: str) -> None:

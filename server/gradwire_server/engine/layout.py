@@ -48,6 +48,11 @@ class TensorSpec:
         return frozenset(a for a, n in enumerate(self.sizes) if n > 1 and self.strides[a] == 0)
 
     @property
+    def key(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """The descriptor as plain values."""
+        return self.dtype.name, self.sizes, self.strides
+
+    @property
     def elements(self) -> int:
         """Logical elements."""
         return math.prod(self.sizes)

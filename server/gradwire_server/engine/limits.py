@@ -13,6 +13,7 @@ from gradwire_server.plans import Plan
 class Limits:
     """What one evaluation may take; the settings of the same names hold the defaults.
 
+    max_rank                  axes of a tensor
     max_elements              logical elements of input, output and any intermediate result
     max_table_entries         entries of all weight tables
     max_float32_axis          elements of an axis whose coordinates are computed in float32
@@ -21,15 +22,18 @@ class Limits:
     slab_bytes                bytes one step should work on
     """
 
+    max_rank: int = 8
     max_elements: int = 1 << 36
-    max_table_entries: int = 1 << 26
+    max_table_entries: int = 1 << 25
     max_float32_axis: int = 1 << 23
     max_work: int = 1 << 40
-    max_request_memory_bytes: int = 256 << 20
+    max_request_memory_bytes: int = 1 << 30
     slab_bytes: int = 2 << 20
 
-    def check_elements(self, name: str, tensor: TensorSpec) -> None:
-        """Refuse a tensor with too many elements; name is "input" or "output"."""
+    def check_tensor(self, name: str, tensor: TensorSpec) -> None:
+        """Refuse a tensor with too many axes or elements; name is "input" or "output"."""
+        if len(tensor.sizes) > self.max_rank:
+            raise exceeded(f"{name} has {len(tensor.sizes)} axes", "max_rank", self.max_rank)
         if tensor.elements > self.max_elements:
             raise exceeded(
                 f"{name} has {tensor.elements} elements", "max_elements", self.max_elements

@@ -1,4 +1,15 @@
-"""Banded linear maps: what every resampling operator is along one axis."""
+"""Banded linear maps: what a resampling operator is along one axis.
+
+Output o reads the inputs start[o] .. stop[o] - 1, its band, each with a weight of its own:
+
+    y[o] = sum over t of weight[offset[o] + t] * x[start[o] + t],   0 <= t < stop[o] - start[o]
+
+Starts and stops of the bands both ascend or both descend, equal neighbors allowed: explicit zero
+weights, and the places given to empty bands, make it so. Then the outputs that read one input lie
+side by side too, and the adjoint is a banded map with as many weights. Counting gives its bands,
+no coordinate formula is ever inverted: where bands ascend, input j is read by the outputs from
+#{o: stop[o] <= j} up to, not including, #{o: start[o] <= j}.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +18,27 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
-Indices = NDArray[np.int64]
-Weights = NDArray[np.float64]
+from gradwire_server.plans import bands
+
+Indices = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64]
 
 
+# Not slotted, for what is computed once. Compared by identity: maps can be large.
 @dataclass(frozen=True, eq=False)
 class BandedMap:
-    """Output i is the sum of weight[offset[i] + t] * input[start[i] + t] over its taps t.
+    """One axis's map. Its arrays are shared and must not be written to.
 
-    outputs  length of the output side
-    inputs   length of the input side
-    start    int64[outputs]      first input read
-    offset   int64[outputs + 1]  weights of output i are weight[offset[i]:offset[i + 1]]
-    weight   float64[nnz]        exact values of the dialect's own arithmetic
+    outputs  length of the side written
+    inputs   length of the side read
+    start    int64[outputs], first input of each band
+    offset   int64[outputs + 1], from 0: the weights of output o are weight[offset[o]:offset[o + 1]]
+    weight   float64[nnz], exact values of the dialect's own arithmetic, explicit zeros included
 
-    Starts and stops of the bands are both non-decreasing or both non-increasing, so that columns are
-    contiguous bands too and the adjoint is a banded map with the same weights.
+    Raises ValueError where the arrays do not fit together, a band leaves the inputs, or the bands
+    neither ascend nor descend.
     """
 
     outputs: int
@@ -34,35 +48,40 @@ class BandedMap:
     weight: Weights
 
     def __post_init__(self) -> None:
-        if self.start.shape != (self.outputs,) or self.offset.shape != (self.outputs + 1,):
-            raise ValueError(
-                f"start {self.start.shape} and offset {self.offset.shape} do not fit {self.outputs} outputs"
-            )
-        if self.offset[0] != 0 or self.offset[-1] != len(self.weight) or (self.counts < 0).any():
-            raise ValueError("offset does not ascend from 0 to the number of weights")
-        if (self.start < 0).any() or (self.stop > self.inputs).any():
-            raise ValueError(f"bands leave the {self.inputs} inputs")
-        if not (self.is_increasing or self._is_decreasing):
-            raise ValueError("starts and stops of the bands are not monotone")
+        self._check_arrays()
+        self._check_bands()
+
+    @classmethod
+    def from_taps(
+        cls, index: Indices, weight: npt.NDArray[np.floating[Any]], *, inputs: int
+    ) -> BandedMap:
+        """Collect the taps of every output, in any order and with repeated inputs, into bands.
+
+        index   int64[outputs, taps], inputs read, in the dialect's order of taps
+        weight  floating[outputs, taps], their weights in the dialect's arithmetic type
+
+        Taps on one input are added in that type, in the order given, then widened to float64. A
+        band runs from the first to the last non-zero weight and holds the zeros between; an output
+        without non-zero weights gets an empty band. Bands are then widened with zeros until they
+        ascend, or descend where that takes fewer. Memory is O(taps + weights).
+        """
+        index, weight = bands.ascending_taps(index, weight)
+        weight = bands.merged_weights(index, weight)
+        span = bands.non_zero_spans(index, weight, inputs=inputs)
+        band = bands.monotone_spans(span)
+        offset = _offsets(band.stop - band.start)
+        placed = bands.placed_weights(index, weight, span=span, band=band, offset=offset)
+        return cls(len(index), inputs, band.start, offset, placed)
 
     @cached_property
     def counts(self) -> Indices:
-        """Number of taps of each output."""
+        """Weights of each output: int64[outputs]."""
         return np.diff(self.offset)
 
     @cached_property
     def stop(self) -> Indices:
-        """One past the last input read."""
+        """One past the last input of each band: int64[outputs]."""
         return self.start + self.counts
-
-    @cached_property
-    def is_increasing(self) -> bool:
-        """Whether starts and stops are non-decreasing."""
-        return bool((np.diff(self.start) >= 0).all() and (np.diff(self.stop) >= 0).all())
-
-    @cached_property
-    def _is_decreasing(self) -> bool:
-        return bool((np.diff(self.start) <= 0).all() and (np.diff(self.stop) <= 0).all())
 
     @property
     def nnz(self) -> int:
@@ -70,95 +89,115 @@ class BandedMap:
         return len(self.weight)
 
     @cached_property
+    def is_increasing(self) -> bool:
+        """Whether starts and stops ascend, equal neighbors allowed."""
+        return _ascends(self.start) and _ascends(self.stop)
+
+    @property
     def is_identity(self) -> bool:
-        """Whether every output is the input of its own index."""
+        """Whether every output is the input of its own index, exactly."""
         return (
             self.outputs == self.inputs == self.nnz
-            and bool((self.counts == 1).all())
             and bool((self.start == np.arange(self.outputs)).all())
+            and bool((self.counts == 1).all())
             and bool((self.weight == 1).all())
         )
 
-    @classmethod
-    def from_taps(cls, index: Indices, weight: NDArray[np.floating[Any]], *, inputs: int) -> BandedMap:
-        """Collect taps in the arithmetic type of weight, then widen to float64.
-
-        index   int64[outputs, taps]     inputs read, in the dialect's tap order
-        weight  floating[outputs, taps]  their weights; taps on one input are added in tap order
-        """
-        low = index.min(axis=1)
-        width = int((index.max(axis=1) - low).max()) + 1
-        merged = np.zeros((len(index), width), weight.dtype)
-        rows = np.arange(len(index))
-        for tap in range(index.shape[1]):
-            merged[rows, index[:, tap] - low] += weight[:, tap]
-        filled = merged != 0
-        some = filled.any(axis=1)
-        start = low + filled.argmax(axis=1)
-        stop = low + width - filled[:, ::-1].argmax(axis=1)
-        first, last = _monotone(start, stop, some, inputs)
-        count = last - first
-        offset = np.concatenate([[0], np.cumsum(count)])
-        row = np.repeat(rows, count)
-        column = np.arange(offset[-1]) - offset[row] + first[row] - low[row]
-        inside = (column >= 0) & (column < width)
-        weights = np.zeros(offset[-1])
-        weights[inside] = merged[row[inside], column[inside]]
-        return cls(len(index), inputs, first, offset, weights)
-
     def adjoint(self) -> BandedMap:
-        """Transpose the table: the same weights, read by columns."""
-        columns = np.arange(self.inputs)
-        start, stop = self.start, self.stop
+        """Return the transpose: the same weights, read by inputs.
+
+        The adjoint of the adjoint has the bits of the original: counting twice gives back starts
+        and stops. (A map that descends by its empty bands alone, which `from_taps` never makes,
+        gets them back where they ascend.)
+        """
+        ended = _counts_up_to(self.stop, self.inputs)
+        begun = _counts_up_to(self.start, self.inputs)
         if self.is_increasing:
-            first = np.searchsorted(stop, columns, "right")
-            last = np.searchsorted(start, columns, "right")
+            first, last = ended, begun
         else:
-            first = self.outputs - np.searchsorted(start[::-1], columns, "right")
-            last = self.outputs - np.searchsorted(stop[::-1], columns, "right")
-        offset = np.concatenate([[0], np.cumsum(last - first)])
-        row = np.repeat(np.arange(self.outputs), self.counts)
-        column = np.arange(self.nnz) - self.offset[row] + start[row]
+            first, last = self.outputs - begun, self.outputs - ended
+        offset = _offsets(last - first)
+        column = self._columns()
+        place = (offset[:-1] - first)[column]
+        del column
+        place += np.repeat(np.arange(self.outputs), self.counts)
         weight = np.empty_like(self.weight)
-        weight[offset[column] + row - first[column]] = self.weight
+        weight[place] = self.weight
         return BandedMap(self.inputs, self.outputs, first, offset, weight)
 
     def window(self, first: int, stop: int, low: int, high: int) -> BandedMap:
-        """Take outputs first..stop-1 and of them the taps on inputs low..high-1, renumbered from low."""
-        begin = np.clip(self.start[first:stop], low, high)
-        end = np.clip(self.stop[first:stop], low, high)
-        skipped = begin - self.start[first:stop]
-        count = end - begin
-        offset = np.concatenate([[0], np.cumsum(count)])
-        if offset[-1] == self.offset[stop] - self.offset[first]:
-            weight = self.weight[self.offset[first] : self.offset[stop]]
+        """Return outputs first .. stop - 1 with their taps on inputs low .. high - 1.
+
+        Both are numbered anew from 0. Weights are shared with this map where no tap is left out.
+        Takes time and memory in proportion to the part.
+        """
+        begin, end = self.offset[first:stop], self.offset[first + 1 : stop + 1]
+        full = self.start[first:stop]
+        start = np.clip(full, low, high)
+        counts = np.clip(full + (end - begin), low, high) - start
+        offset = _offsets(counts)
+        here = int(self.offset[first])
+        if offset[-1] == self.offset[stop] - here:
+            weight = self.weight[here : here + int(offset[-1])]
         else:
-            row = np.repeat(np.arange(stop - first), count)
-            place = (self.offset[first:stop] + skipped)[row] + np.arange(offset[-1]) - offset[row]
-            weight = self.weight[place]
-        return BandedMap(stop - first, high - low, begin - low, offset, weight)
+            moved = begin + (start - full) - offset[:-1]
+            weight = self.weight[np.repeat(moved, counts) + np.arange(offset[-1])]
+        return BandedMap(stop - first, high - low, start - low, offset, weight)
 
     def dense(self) -> Weights:
-        """Return float64[outputs, inputs], for tests and for reading."""
+        """Return the matrix, float64[outputs, inputs]: for tests and for people."""
         matrix = np.zeros((self.outputs, self.inputs))
-        row = np.repeat(np.arange(self.outputs), self.counts)
-        matrix[row, np.arange(self.nnz) - self.offset[row] + self.start[row]] = self.weight
+        matrix[np.repeat(np.arange(self.outputs), self.counts), self._columns()] = self.weight
         return matrix
 
+    def _columns(self) -> Indices:
+        """Input that each weight multiplies: int64[nnz]."""
+        return np.repeat(self.start - self.offset[:-1], self.counts) + np.arange(self.nnz)
 
-def _monotone(start: Indices, stop: Indices, some: NDArray[np.bool_], inputs: int) -> tuple[Indices, Indices]:
-    """Widen bands until starts and stops ascend together, or descend where that takes fewer weights."""
-    up = _ascending(start, stop, some, inputs)
-    if np.array_equal(up[0][some], start[some]) and np.array_equal(up[1][some], stop[some]):
-        return up
-    down = tuple(side[::-1] for side in _ascending(start[::-1], stop[::-1], some[::-1], inputs))
-    if (down[1] - down[0]).sum() < (up[1] - up[0]).sum():
-        return down[0], down[1]
-    return up
+    def _check_arrays(self) -> None:
+        for name, array, kind, length in (
+            ("start", self.start, np.int64, self.outputs),
+            ("offset", self.offset, np.int64, self.outputs + 1),
+            ("weight", self.weight, np.float64, len(self.weight)),
+        ):
+            if array.dtype != kind or array.shape != (length,):
+                raise ValueError(
+                    f"{name} is {array.dtype}{list(array.shape)}; {self.outputs} outputs need "
+                    f"{np.dtype(kind)}[{length}]"
+                )
+        if self.offset[0] != 0 or self.offset[-1] != self.nnz or not _ascends(self.offset):
+            raise ValueError(
+                f"offset runs from {self.offset[0]} to {self.offset[-1]}; it must ascend from 0 to "
+                f"{self.nnz}, the number of weights"
+            )
+
+    def _check_bands(self) -> None:
+        if not self.outputs:
+            return
+        low, high = int(self.start.min()), int(self.stop.max())
+        if low < 0 or high > self.inputs:
+            raise ValueError(
+                f"bands cover the inputs {low} .. {high - 1}; there are 0 .. {self.inputs - 1}"
+            )
+        descends = _ascends(self.start[::-1]) and _ascends(self.stop[::-1])
+        if not descends and not self.is_increasing:
+            raise ValueError(
+                "starts and stops of the bands neither all ascend nor all descend; explicit zeros "
+                "make them, as BandedMap.from_taps adds"
+            )
 
 
-def _ascending(start: Indices, stop: Indices, some: NDArray[np.bool_], inputs: int) -> tuple[Indices, Indices]:
-    first = np.minimum.accumulate(np.where(some, start, inputs)[::-1])[::-1]
-    last = np.maximum.accumulate(np.where(some, stop, 0))
-    first = np.where(some, first, np.minimum(first, last))
-    return first, last
+def _offsets(counts: Indices) -> Indices:
+    offset = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offset[1:])
+    return offset
+
+
+def _counts_up_to(positions: Indices, length: int) -> Indices:
+    """How many of the positions are at most j, for each j below length."""
+    counts = np.bincount(positions, minlength=length + 1)[:length]
+    return np.cumsum(counts, dtype=np.int64)
+
+
+def _ascends(values: Indices) -> bool:
+    return bool((values[1:] >= values[:-1]).all())

@@ -1,21 +1,26 @@
-"""Plans: the passes that an operator takes, axis by axis."""
+"""Plans: the maps an operator applies to a tensor, axis by axis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 
 from gradwire_server.plans.banded_map import BandedMap
 
+Shape = tuple[int, ...]
 
-class Hash(Protocol):
-    """What hashlib's objects have."""
 
-    def update(self, data: bytes, /) -> None:
-        """Take more bytes."""
+class Digest(Protocol):
+    """What the objects of hashlib do."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Take more bytes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +31,46 @@ class Pass:
     map: BandedMap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Passes in the order in which they are applied; axes without one are left alone.
+    """Passes, in the order they are applied: ascending logical axes, identities left out.
 
-    fill  value of an element whose band is empty on at least one axis
+    input_shape   shape of what is given
+    output_shape  shape of what comes out
+    passes        each pass's map reads its axis as the passes before left it
+    fill          what an element is whose band is empty on at least one axis
+
+    Raises ValueError where the maps do not lead from one shape to the other.
     """
 
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
+    input_shape: Shape
+    output_shape: Shape
     passes: tuple[Pass, ...]
     fill: float = 0.0
 
+    def __post_init__(self) -> None:
+        shape = self.input_shape
+        for one, result in zip(self.passes, self._results(), strict=True):
+            if shape[one.axis] != one.map.inputs:
+                raise ValueError(
+                    f"the map of axis {one.axis} reads {one.map.inputs} inputs; "
+                    f"the tensor is {list(shape)} there"
+                )
+            shape = result
+        if shape != self.output_shape:
+            raise ValueError(
+                f"the maps lead to {list(shape)}; output_shape is {list(self.output_shape)}"
+            )
+
     @classmethod
     def build(
-        cls, maps: Sequence[BandedMap | None], input_shape: tuple[int, ...], *, fill: float = 0.0
+        cls, maps: Sequence[BandedMap | None], input_shape: Shape, *, fill: float = 0.0
     ) -> Plan:
-        """Plan one map per axis, in ascending order, leaving identities out."""
+        """Return the plan that applies maps[a] along axis a; None stands for the identity."""
         passes = tuple(
-            Pass(axis, one) for axis, one in enumerate(maps) if one is not None and not one.is_identity
+            Pass(axis, one)
+            for axis, one in enumerate(maps)
+            if one is not None and not one.is_identity
         )
         shape = list(input_shape)
         for one in passes:
@@ -52,52 +78,68 @@ class Plan:
         return cls(input_shape, tuple(shape), passes, fill)
 
     def adjoint(self) -> Plan:
-        """Plan the gradient: the adjoint of every map, again in ascending order."""
+        """Return the plan of the gradient: every axis's adjoint, in the same order, with fill 0."""
         passes = tuple(Pass(one.axis, one.map.adjoint()) for one in self.passes)
         return Plan(self.output_shape, self.input_shape, passes)
 
     def permuted(self, order: Sequence[int]) -> Plan:
-        """Return the plan for a tensor whose stored axis s is logical axis order[s]."""
-        place = {logical: stored for stored, logical in enumerate(order)}
+        """Return the plan for a tensor whose stored axis s is logical axis order[s].
+
+        The passes keep their order.
+        """
+        stored = {logical: axis for axis, logical in enumerate(order)}
         return Plan(
             tuple(self.input_shape[axis] for axis in order),
             tuple(self.output_shape[axis] for axis in order),
-            tuple(replace(one, axis=place[one.axis]) for one in self.passes),
+            tuple(replace(one, axis=stored[one.axis]) for one in self.passes),
             self.fill,
         )
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        """Shape after each pass."""
-        shapes, shape = [], list(self.input_shape)
-        for one in self.passes:
-            shape[one.axis] = one.map.outputs
-            shapes.append(tuple(shape))
-        return shapes
-
     @property
     def work(self) -> int:
-        """Multiplications of all passes."""
+        """Multiplications of all passes: elements times taps."""
         return sum(
-            math.prod(shape) // one.map.outputs * one.map.nnz
-            for one, shape in zip(self.passes, self._shapes(), strict=True)
+            math.prod(shape[: one.axis] + shape[one.axis + 1 :]) * one.map.nnz
+            for one, shape in zip(self.passes, self._results(), strict=True)
         )
 
     @property
     def largest_intermediate(self) -> int:
-        """Elements of the largest result of any pass."""
-        return max((math.prod(shape) for shape in self._shapes()), default=0)
+        """Elements of the largest result of any pass, the last one included; 0 without passes."""
+        return max(map(math.prod, self._results()), default=0)
 
     @property
     def table_entries(self) -> int:
-        """Entries of all tables."""
+        """Size of all tables: weights, outputs and inputs."""
         return sum(one.map.nnz + one.map.outputs + one.map.inputs for one in self.passes)
 
-    def digest_update(self, digest: Hash) -> None:
-        """Feed shapes, fill and tables to a hash, little-endian."""
-        head = (self.input_shape, self.output_shape, [one.axis for one in self.passes], self.fill)
-        digest.update(repr(head).encode())
+    def digest_update(self, digest: Digest) -> None:
+        """Feed shapes, fill, axes and tables to a digest, little-endian, each with its length."""
+        for shape in (self.input_shape, self.output_shape):
+            digest.update(struct.pack(f"<q{len(shape)}q", len(shape), *shape))
+        digest.update(struct.pack("<dq", self.fill, len(self.passes)))
         for one in self.passes:
-            for array in (one.map.start, one.map.offset, one.map.weight):
-                digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+            sides = (one.axis, one.map.outputs, one.map.inputs, one.map.nnz)
+            digest.update(struct.pack("<4q", *sides))
+            digest.update(_little_endian(one.map.start, "<i8"))
+            digest.update(_little_endian(one.map.offset, "<i8"))
+            digest.update(_little_endian(one.map.weight, "<f8"))
+
+    def _results(self) -> Iterator[Shape]:
+        """Shape after each pass."""
+        shape = self.input_shape
+        for one in self.passes:
+            shape = (*shape[: one.axis], one.map.outputs, *shape[one.axis + 1 :])
+            yield shape
 
 
+def fill_empty(passes: Sequence[Pass], result: npt.NDArray[Any], *, fill: float) -> None:
+    """Write fill to every element of a plan's result whose band is empty on one of the axes."""
+    for one in passes:
+        empty = np.flatnonzero(one.map.counts == 0)
+        if len(empty):
+            result[(slice(None),) * one.axis + (empty,)] = fill
+
+
+def _little_endian(array: npt.NDArray[Any], kind: str) -> memoryview:
+    return np.ascontiguousarray(array, kind).data

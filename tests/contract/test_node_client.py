@@ -1,0 +1,83 @@
+"""A client in another language, made from the .proto files alone, is understood."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire import ops
+from serving import serving
+
+HERE = Path(__file__).parent / "node"
+PROTO = Path(__file__).parents[2] / "proto"
+LOCK = HERE / "package-lock.json"
+INSTALLED = HERE / "node_modules" / ".package-lock.json"
+
+
+def _packages(lock: Path) -> dict[str, str]:
+    """Version of each package, by its folder."""
+    packages = json.loads(lock.read_text())["packages"]
+    return {folder: facts["version"] for folder, facts in packages.items() if folder}
+
+
+def _install() -> None:
+    if INSTALLED.exists() and _packages(INSTALLED) == _packages(LOCK):
+        return
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not on PATH and the packages of tests/contract/node are not installed")
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(HERE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not on PATH")
+    _install()
+    with serving() as server:
+        command = [node, str(HERE / "client.js"), server.address, str(PROTO)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_node_evaluates_the_published_example(told: dict[str, Any]) -> None:
+    assert told["evaluate"] == {
+        "request_id": "from node",
+        "sizes": [2, 2],
+        "values": [9, 6, 0, 0],
+    }
+
+
+def test_node_evaluates_the_published_example_by_stream(told: dict[str, Any]) -> None:
+    assert told["stream"]["values"] == [9, 6, 0, 0]
+    assert told["stream"]["sizes"] == [2, 2]
+    assert told["stream"]["lengths"] == [5, 5, 5, 1]
+    assert len(told["stream"]["digest"]) == 64
+
+
+def test_node_reads_an_error_and_its_details(told: dict[str, Any]) -> None:
+    refusal = told["refusal"]
+    assert refusal["code"] == "INVALID_ARGUMENT"
+    assert refusal["message"].startswith("data: 8 bytes")
+    assert refusal["details"] == 1
+
+
+def test_node_learns_the_operators_and_limits(told: dict[str, Any]) -> None:
+    assert told["operators"] == list(ops.OPERATORS)
+    assert told["max_rank"] == 8
+
+
+def test_the_lock_names_no_registry_and_exact_versions_alone() -> None:
+    assert "resolved" not in LOCK.read_text()
+    wanted = json.loads((HERE / "package.json").read_text())["dependencies"]
+    locked = _packages(LOCK)
+    assert {name: locked[f"node_modules/{name}"] for name in wanted} == wanted

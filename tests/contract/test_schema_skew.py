@@ -1,0 +1,233 @@
+"""A caller with a newer schema is told what this server does not know, and served in all else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2, duration_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from gradwire import v1
+from gradwire.v1 import (
+    error_reason_pb2,
+    gradient_service_pb2,
+    operator_pb2,
+    tensor_pb2,
+)
+from raw_calls import (
+    PUBLISHED_RESULT,
+    RawClient,
+    as_stream,
+    check_in_band,
+    check_refusal,
+    chunk,
+    identity_request,
+    opening,
+    published_request,
+)
+from serving import serving
+
+Field = descriptor_pb2.FieldDescriptorProto
+
+# Added to each message: a number that the next release may well take.
+NEW_FIELDS = {
+    "TensorDescriptor": 4,
+    "DmlResample": 7,
+    "DmlResample2": 7,
+    "Interpolate": 7,
+    "Options": 1,
+    "EvaluateRequest": 6,
+    "Open": 9,
+    "Chunk": 2,
+}
+OPERATOR_NUMBER = 7
+STREAM_NUMBER = 3
+
+
+def _newer_pool() -> DescriptorPool:
+    """The schema with a field more in each message, one more operator, one more stream message."""
+    pool = DescriptorPool()
+    pool.AddSerializedFile(duration_pb2.DESCRIPTOR.serialized_pb)
+    for module in (error_reason_pb2, tensor_pb2, operator_pb2, gradient_service_pb2):
+        file = descriptor_pb2.FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(file)
+        for message in file.message_type:
+            if message.name in NEW_FIELDS:
+                _add(message, "newer", NEW_FIELDS[message.name], Field.TYPE_FLOAT)
+            if message.name == "Operator":
+                field = _add(message, "newer_resize", OPERATOR_NUMBER, Field.TYPE_MESSAGE)
+                field.type_name, field.oneof_index = ".gradwire.v1.Interpolate", 0
+            if message.name == "EvaluateStreamRequest":
+                field = _add(message, "newer_message", STREAM_NUMBER, Field.TYPE_MESSAGE)
+                field.type_name, field.oneof_index = ".gradwire.v1.Chunk", 0
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+def _add(
+    message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: Field.Type.ValueType
+) -> Field:
+    return message.field.add(name=name, number=number, type=kind, label=Field.LABEL_OPTIONAL)
+
+
+_POOL = _newer_pool()
+
+
+def newer(message: Message) -> Any:
+    """Return the message in the newer schema."""
+    kind = GetMessageClass(_POOL.FindMessageTypeByName(message.DESCRIPTOR.full_name))
+    return kind.FromString(message.SerializeToString())
+
+
+def older(message: Any) -> v1.EvaluateRequest:
+    """Return a request as the older schema reads it."""
+    return v1.EvaluateRequest.FromString(message.SerializeToString())
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[RawClient]:
+    with serving() as server, RawClient(server.address) as client:
+        yield client
+        client.check_alive()
+
+
+def interpolate_request() -> v1.EvaluateRequest:
+    request = identity_request(1, 1, 2)
+    request.operator.interpolate_backward.mode = v1.Interpolate.MODE_LINEAR
+    request.data = bytes(8)
+    return request
+
+
+def dml2_request() -> v1.EvaluateRequest:
+    request = identity_request(2)
+    request.operator.dml_resample_grad1.interpolation_mode = (
+        v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
+    )
+    request.data = bytes(8)
+    return request
+
+
+# What is set, the message it is in, and where that is; numbers are those of NEW_FIELDS.
+NEWER_FIELDS = {
+    "operator.dml_resample_grad": (published_request, "DmlResample"),
+    "operator.dml_resample_grad1": (dml2_request, "DmlResample2"),
+    "operator.interpolate_backward": (interpolate_request, "Interpolate"),
+    "input": (published_request, "TensorDescriptor"),
+    "output": (published_request, "TensorDescriptor"),
+    "options": (published_request, "Options"),
+}
+
+
+@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@pytest.mark.parametrize("path", NEWER_FIELDS)
+def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
+    client: RawClient, path: str, how: str
+) -> None:
+    make, name = NEWER_FIELDS[path]
+    request = newer(make())
+    place = request
+    for step in path.split("."):
+        place = getattr(place, step)
+    place.newer = 0.5
+    answer = client.ask(older(request), how)
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    assert f"field {NEW_FIELDS[name]} of gradwire.v1.{name} at {path} " in refusal.message
+    assert refusal.info.metadata["message_type"] == f"gradwire.v1.{name}"
+    assert refusal.info.metadata["field_number"] == str(NEW_FIELDS[name])
+    if how == "EvaluateStream":
+        check_in_band(refusal)
+
+
+def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
+    request = newer(published_request())
+    request.newer = 0.5
+    answer = client.evaluate(older(request))
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    assert "field 6 of gradwire.v1.EvaluateRequest " in refusal.message
+
+
+def test_a_newer_field_of_open_is_refused(client: RawClient) -> None:
+    message = newer(opening(published_request()))
+    message.open.newer = 0.5
+    answer = client.stream([v1.EvaluateStreamRequest.FromString(message.SerializeToString())])
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    assert "field 9 of gradwire.v1.Open " in refusal.message
+    check_in_band(refusal)
+
+
+def test_a_newer_field_of_a_chunk_is_refused(client: RawClient) -> None:
+    message = newer(chunk(0, published_request().data))
+    message.chunk.newer = 0.5
+    older_chunk = v1.EvaluateStreamRequest.FromString(message.SerializeToString())
+    answer = client.stream([opening(published_request()), older_chunk])
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    assert "field 2 of gradwire.v1.Chunk at chunk " in refusal.message
+    check_in_band(refusal)
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "after open"])
+def test_a_newer_message_of_a_stream_is_refused(client: RawClient, before: int) -> None:
+    message = newer(v1.EvaluateStreamRequest())
+    message.newer_message.offset = 1
+    newest = v1.EvaluateStreamRequest.FromString(message.SerializeToString())
+    answer = client.stream([*as_stream(published_request())[:before], newest])
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    assert "field 3 of gradwire.v1.EvaluateStreamRequest " in refusal.message
+    check_in_band(refusal)
+
+
+@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+def test_an_operator_of_a_newer_schema_is_an_unknown_operator(client: RawClient, how: str) -> None:
+    request = newer(published_request())
+    request.operator.newer_resize.mode = v1.Interpolate.MODE_LINEAR
+    answer = client.ask(older(request), how)
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_OPERATOR")
+    assert str(OPERATOR_NUMBER) in refusal.message
+    if how == "EvaluateStream":
+        check_in_band(refusal)
+
+
+@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+def test_an_operator_with_a_newer_field_beside_it_is_refused(client: RawClient, how: str) -> None:
+    request = published_request()
+    # A field of no oneof: number 8, a varint.
+    request.operator.MergeFromString(b"\x40\x01")
+    answer = client.ask(request, how)
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    assert "field 8 of gradwire.v1.Operator at operator " in refusal.message
+
+
+@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+def test_an_operator_that_is_not_set_at_all_is_an_invalid_field(
+    client: RawClient, how: str
+) -> None:
+    request = published_request()
+    request.ClearField("operator")
+    for message in (request, older(newer(request))):
+        check_refusal(
+            client.ask(message, how).refusal,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_FIELD",
+            field="operator",
+        )
+
+
+@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+def test_a_newer_caller_that_sets_nothing_new_is_served(client: RawClient, how: str) -> None:
+    assert client.ask(older(newer(published_request())), how).data == PUBLISHED_RESULT
+
+
+@pytest.mark.parametrize("kind", [v1.ListOperatorsRequest, v1.GetServerInfoRequest])
+def test_questions_about_the_server_are_answered_to_a_newer_caller(
+    client: RawClient, kind: Any
+) -> None:
+    question = kind.FromString(b"\x08\x01")
+    if kind is v1.ListOperatorsRequest:
+        assert client.stub.ListOperators(question).operators
+    else:
+        assert client.stub.GetServerInfo(question).version

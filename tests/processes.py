@@ -1,0 +1,99 @@
+"""The command `gradwire-server` as a user runs it: what it prints, logs and ends with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+_READY = "gradwire-server listening on "
+
+
+def run_command(
+    *flags: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command with arguments that make it end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "gradwire_server", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=_environment(env),
+    )
+
+
+def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    inherited = {name: text for name, text in os.environ.items() if "GRADWIRE" not in name}
+    return {**inherited, "PYTHONUNBUFFERED": "1", **(more or {})}
+
+
+class Command:
+    """A server that runs until it is told to stop.
+
+    address  HOST:PORT, or what was asked for
+    pid      of the process
+    """
+
+    def __init__(self, *flags: str, log: Path, env: Mapping[str, str] | None = None) -> None:
+        self._log = log
+        with log.open("wb") as stderr:
+            self._process = subprocess.Popen(  # noqa: S603 - our own server
+                [sys.executable, "-m", "gradwire_server", *flags],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=_environment(env),
+            )
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
+        line = self._stdout.readline()
+        assert line.startswith(_READY), self.log
+        self.address = line.removeprefix(_READY).strip()
+        self.pid = self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self._log.read_text()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait until it has ended and return its exit status."""
+        return self._process.wait(timeout=60)
+
+    def close(self) -> None:
+        """End it, if it still runs."""
+        if self.running:
+            self._process.kill()
+        self.wait()
+        self._stdout.close()
+
+
+@contextmanager
+def running_command(
+    *flags: str, log: Path, env: Mapping[str, str] | None = None
+) -> Iterator[Command]:
+    """Run the command on a free loopback port, unless the flags say otherwise."""
+    command = Command("--address", "127.0.0.1:0", *flags, log=log, env=env)
+    try:
+        yield command
+    finally:
+        command.close()
+
+
+def memory_kib(pid: int, name: str) -> int:
+    """Return a figure of /proc/PID/status, such as RssAnon, in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -1,0 +1,115 @@
+"""A network that fails on purpose: a TCP relay which can cut connections, or hold what is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Relay:
+    """Relays every connection to a server.
+
+    server    HOST:PORT of the server
+    cuts      connection i is cut once it has carried cuts[i] bytes from the server; later ones are not
+    on_cut    called before each cut
+    address   HOST:PORT of the relay
+    """
+
+    def __init__(
+        self, server: str, *, cuts: tuple[int, ...] = (), on_cut: Callable[[], None] | None = None
+    ) -> None:
+        self._server = _host_and_port(server)
+        self._cuts = iter(cuts)
+        self._on_cut = on_cut
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def hold(self) -> None:
+        """Hold back what clients send from now on; what the server sends passes."""
+        self._flowing.clear()
+
+    def let_go(self) -> None:
+        """Let everything pass again."""
+        self._flowing.set()
+
+    def lead_to(self, server: str) -> None:
+        """Cut every connection and lead new ones to another server."""
+        self._server = _host_and_port(server)
+        for one in self._sockets:
+            _close(one)
+
+    def close(self) -> None:
+        """Cut every connection and accept no more."""
+        self._flowing.set()
+        _close(self._listener)
+        for one in self._sockets:
+            _close(one)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                self._start(client)
+
+    def _start(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(self._server)
+        except OSError:
+            client.close()
+            return
+        self._sockets += [client, server]
+        for pump in (self._pump_up, self._pump_down):
+            threading.Thread(target=pump, args=(client, server), daemon=True).start()
+
+    def _pump_up(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                self._flowing.wait()
+                server.sendall(data)
+        _close(server)
+
+    def _pump_down(self, client: socket.socket, server: socket.socket) -> None:
+        left = next(self._cuts, None)
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 16):
+                if left is not None and left <= len(data):
+                    client.sendall(data[:left])
+                    if self._on_cut is not None:
+                        self._on_cut()
+                    break
+                left = None if left is None else left - len(data)
+                client.sendall(data)
+        _close(client)
+        _close(server)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _close(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
+
+
+@contextmanager
+def relaying(
+    server: str, *, cuts: tuple[int, ...] = (), on_cut: Callable[[], None] | None = None
+) -> Iterator[Relay]:
+    """Run a relay."""
+    relay = Relay(server, cuts=cuts, on_cut=on_cut)
+    try:
+        yield relay
+    finally:
+        relay.close()

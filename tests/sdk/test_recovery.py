@@ -1,0 +1,198 @@
+"""Whatever breaks on the way, the result has the bits of an undisturbed call, or the error is right."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gradwire_server.engine import evaluation as server_evaluation
+from numpy.typing import NDArray
+from relay import relaying
+from serving import ServerThread, serving, serving_process
+
+from gradwire import (
+    Client,
+    InvalidRequestError,
+    OverloadedError,
+    RetryPolicy,
+    UnavailableError,
+    ops,
+)
+
+BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+COPY = ops.DmlResample(interpolation_mode="linear")
+PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)
+ONCE = RetryPolicy(max_attempts=1)
+
+DIFF_DST = np.random.default_rng(0).normal(size=(1, 2, 512, 512)).astype(np.float32)
+SHAPE = (1, 2, 256, 256)
+# Nobody reads this much before the server ends the stream.
+HUGE = np.zeros((1, 1, 4096, 4096), np.float32)
+RESULT_BYTES = DIFF_DST.nbytes // 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: ServerThread) -> NDArray[Any]:
+    with Client(server.address) as client:
+        return client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [(1,), (300,), (RESULT_BYTES // 2,), (RESULT_BYTES,), (90_000, 1, 1, 200_000, 90_000, 500)],
+    ids=str,
+)
+def test_a_stream_that_is_cut_anywhere_gives_the_same_bits(
+    server: ServerThread, undisturbed: NDArray[Any], cuts: tuple[int, ...]
+) -> None:
+    with (
+        relaying(server.address, cuts=cuts) as relay,
+        Client(relay.address, chunk_bytes=50_001, retry=PROMPT) as client,
+    ):
+        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        assert relay.connections > 1
+    np.testing.assert_array_equal(result, undisturbed)
+
+
+def test_tries_are_counted_anew_after_every_new_result_byte(
+    server: ServerThread, undisturbed: NDArray[Any]
+) -> None:
+    cuts = (90_000,) * 5
+    policy = RetryPolicy(initial_backoff_s=0.15, max_backoff_s=0.15, max_attempts=3)
+    with (
+        relaying(server.address, cuts=cuts) as relay,
+        Client(relay.address, chunk_bytes=10_000, retry=policy) as client,
+    ):
+        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        assert relay.connections == len(cuts) + 1
+    np.testing.assert_array_equal(result, undisturbed)
+
+
+def test_a_server_killed_amid_a_stream_and_started_again_gives_the_same_bits(
+    undisturbed: NDArray[Any],
+) -> None:
+    with serving_process() as server:
+
+        def restart() -> None:
+            server.kill()
+            server.start()
+
+        with (
+            relaying(server.address, cuts=(RESULT_BYTES // 3,), on_cut=restart) as relay,
+            Client(relay.address, chunk_bytes=50_000) as client,
+        ):
+            result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+            assert relay.connections > 1
+    np.testing.assert_array_equal(result, undisturbed)
+
+
+def test_unary_calls_outlive_a_restart(undisturbed: NDArray[Any]) -> None:
+    with serving_process() as server, Client(server.address) as client:
+        part = DIFF_DST[:, :, :64, :64]
+        before = client.evaluate(BILINEAR, part, output_shape=(1, 2, 32, 32))
+        server.kill()
+        threading.Timer(0.2, server.start).start()
+        after = client.evaluate(BILINEAR, part, output_shape=(1, 2, 32, 32))
+    np.testing.assert_array_equal(after, before)
+
+
+def test_a_stream_that_meets_another_evaluation_starts_again(
+    server: ServerThread, undisturbed: NDArray[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgrade = partial(monkeypatch.setattr, server_evaluation, "NUMERICS_VERSION", "another")
+    reports: list[tuple[int, int]] = []
+    with (
+        relaying(server.address, cuts=(RESULT_BYTES // 2,), on_cut=upgrade) as relay,
+        Client(relay.address, chunk_bytes=50_000, retry=PROMPT) as client,
+    ):
+        result = client.evaluate(
+            BILINEAR, DIFF_DST, output_shape=SHAPE, on_progress=lambda *at: reports.append(at)
+        )
+    np.testing.assert_array_equal(result, undisturbed)
+    assert reports == sorted(reports)
+
+
+def test_a_server_that_takes_smaller_chunks_than_the_one_before_is_heeded() -> None:
+    small = ServerThread(max_chunk_bytes=10_000)
+    small.start()
+    with serving() as large, relaying(large.address) as relay, Client(relay.address) as client:
+        client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+        relay.lead_to(small.address)
+        result = client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+    small.stop()
+    np.testing.assert_array_equal(result, DIFF_DST)
+
+
+def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread) -> None:
+    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
+    with Client(server.address, chunk_bytes=20_000) as client:
+        client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+        for _ in range(60):
+            with pytest.raises(InvalidRequestError) as caught:
+                client.evaluate(wrong, DIFF_DST, output_shape=SHAPE)
+            assert caught.value.field == "operator.dml_resample_grad.scales"
+            assert caught.value.request_id
+
+
+def test_every_drain_reaches_a_client_that_is_writing() -> None:
+    server = ServerThread(max_memory_bytes=8 << 30)
+    server.start()
+    running = threading.Semaphore(0)
+
+    def evaluate(client: Client) -> None:
+        told = iter([running.release])
+        client.evaluate(COPY, HUGE, output_shape=HUGE.shape, on_progress=lambda *_: next(told, int)())
+
+    with Client(server.address, retry=ONCE) as client, ThreadPoolExecutor(60) as pool:
+        calls = [pool.submit(evaluate, client) for _ in range(60)]
+        for _ in calls:
+            running.acquire()
+        server.stop()
+        errors = [call.exception() for call in calls]
+    assert {type(error) for error in errors} == {UnavailableError}
+    assert {getattr(error, "reason", None) for error in errors} == {"DRAINING"}
+
+
+def test_callers_that_outnumber_the_streams_of_a_server_all_get_their_result() -> None:
+    with (
+        serving(max_streams=1, retry_after_s=0.01) as server,
+        Client(server.address, retry=PROMPT) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        calls = [
+            pool.submit(client.evaluate, COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+            for _ in range(12)
+        ]
+        for call in calls:
+            np.testing.assert_array_equal(call.result(), DIFF_DST)
+
+
+def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:
+    with serving(max_memory_bytes=1000, retry_after_s=0.01) as server:
+        policy = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
+        with Client(server.address, retry=policy) as client, pytest.raises(OverloadedError) as caught:
+            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+    assert caught.value.retry_after_s == 0.01
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    policy = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
+    with serving() as server:
+        address = server.address
+    with Client(address, retry=policy) as client:
+        for array in (DIFF_DST, DIFF_DST[:, :, :8, :8]):
+            with pytest.raises(UnavailableError, match="refused"):
+                client.evaluate(COPY, array, output_shape=array.shape)
+        with pytest.raises(UnavailableError, match="refused"):
+            client.server_info()

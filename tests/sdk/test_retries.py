@@ -1,0 +1,173 @@
+"""Laws of when a failed call is tried again."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire import (
+    CallCancelledError,
+    DeadlineExceededError,
+    EvaluationChangedError,
+    GradwireError,
+    InvalidRequestError,
+    LimitExceededError,
+    OutOfMemoryError,
+    OverloadedError,
+    RetryPolicy,
+    ServerError,
+    UnavailableError,
+    UnsupportedOperatorError,
+    UseStreamError,
+)
+from gradwire.retries import RetryBudget, Tries, is_retryable
+
+AWAY = UnavailableError("away")
+DRAWS = st.floats(0, 1)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> RetryPolicy:
+    initial_s = draw(st.floats(0.001, 10))
+    return RetryPolicy(
+        max_attempts=draw(st.integers(1, 30)),
+        initial_backoff_s=initial_s,
+        max_backoff_s=draw(st.floats(initial_s, 100)),
+        backoff_multiplier=draw(st.floats(1, 10)),
+    )
+
+
+def pauses(
+    tries: Tries, error: GradwireError = AWAY, *, progressed: bool = False, left_s: float = math.inf
+) -> list[float]:
+    """Fail until there is no further try, at most a thousand times."""
+    taken: list[float] = []
+    try:
+        for _ in range(1000):
+            taken.append(tries.pause_s(error, progressed=progressed, left_s=left_s, draw=0.5))
+    except GradwireError as raised:
+        assert raised is error
+    return taken
+
+
+@given(policies(), st.integers(1, 10_000), DRAWS)
+def test_a_pause_lies_within_a_fifth_of_its_nominal_length(
+    policy: RetryPolicy, failures: int, draw: float
+) -> None:
+    nominal = policy.backoff_s(failures, draw=0.5)
+    assert policy.initial_backoff_s <= nominal * (1 + 1e-9)
+    assert nominal <= policy.max_backoff_s * (1 + 1e-9)
+    assert 0.8 * nominal * (1 - 1e-9) <= policy.backoff_s(failures, draw=draw)
+    assert policy.backoff_s(failures, draw=draw) <= 1.2 * nominal * (1 + 1e-9)
+
+
+@given(policies(), st.integers(1, 100))
+def test_nominal_pauses_never_shrink(policy: RetryPolicy, failures: int) -> None:
+    shorter, longer = (policy.backoff_s(count, draw=0.5) for count in (failures, failures + 1))
+    assert shorter <= longer
+
+
+def test_the_default_pauses_are_these() -> None:
+    nominal = [RetryPolicy().backoff_s(failures, draw=0.5) for failures in range(1, 9)]
+    assert nominal == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+
+
+@given(policies())
+def test_there_are_as_many_tries_in_a_row_as_the_policy_allows(policy: RetryPolicy) -> None:
+    assert len(pauses(Tries(policy, RetryBudget()))) == policy.max_attempts - 1
+
+
+def test_progress_starts_the_count_anew_and_costs_the_budget_nothing() -> None:
+    tries = Tries(RetryPolicy(max_attempts=2), RetryBudget())
+    assert len(pauses(tries, progressed=True)) == 1000
+    assert len(pauses(tries)) == 0
+
+
+def test_progress_starts_the_pauses_anew() -> None:
+    tries = Tries(RetryPolicy(), RetryBudget())
+    first, second = (
+        tries.pause_s(AWAY, progressed=False, left_s=math.inf, draw=0.5) for _ in range(2)
+    )
+    again = tries.pause_s(AWAY, progressed=True, left_s=math.inf, draw=0.5)
+    assert second > first == again
+
+
+@given(st.floats(0, 1000), DRAWS)
+def test_a_pause_is_never_shorter_than_the_server_asks_for(
+    retry_after_s: float, draw: float
+) -> None:
+    full = OverloadedError("full", retry_after_s=retry_after_s)
+    tries = Tries(RetryPolicy(), RetryBudget())
+    assert tries.pause_s(full, progressed=False, left_s=math.inf, draw=draw) >= retry_after_s
+
+
+@given(st.floats(0, 20))
+def test_no_pause_reaches_the_deadline(left_s: float) -> None:
+    assert all(pause < left_s for pause in pauses(Tries(RetryPolicy(), RetryBudget()), left_s=left_s))
+
+
+def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
+    budget = RetryBudget(max_tokens=10, token_ratio=0.5)
+    patient = RetryPolicy(max_attempts=1000)
+    assert len(pauses(Tries(patient, budget))) == 4
+    assert len(pauses(Tries(patient, budget))) == 0
+    for _ in range(20):
+        Tries(patient, budget).succeed()
+    assert len(pauses(Tries(patient, budget))) == 4
+
+
+RETRYABLE = (UnavailableError(""), OverloadedError(""), OverloadedError("", retry_after_s=1.0))
+BROKEN = (ServerError(""), CallCancelledError(""))
+FINAL = (
+    InvalidRequestError(""),
+    UnsupportedOperatorError(""),
+    LimitExceededError(""),
+    UseStreamError(""),
+    OutOfMemoryError(""),
+    DeadlineExceededError(""),
+    EvaluationChangedError(""),
+    ServerError("", reason="INTERNAL"),
+)
+
+
+@pytest.mark.parametrize(
+    ("errors", "streamed", "expected"),
+    [
+        (RETRYABLE, False, True),
+        (RETRYABLE, True, True),
+        (BROKEN, False, False),
+        (BROKEN, True, True),
+        (FINAL, False, False),
+        (FINAL, True, False),
+    ],
+)
+def test_what_may_pass_is_repeated_and_a_stream_also_where_it_broke_without_a_word(
+    errors: tuple[GradwireError, ...], *, streamed: bool, expected: bool
+) -> None:
+    assert {is_retryable(error, streamed=streamed) for error in errors} == {expected}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_attempts": 0},
+        {"initial_backoff_s": 0.0},
+        {"initial_backoff_s": 2.0, "max_backoff_s": 1.0},
+        {"max_backoff_s": math.inf},
+        {"backoff_multiplier": 0.5},
+        {"backoff_multiplier": math.nan},
+    ],
+    ids=str,
+)
+def test_a_policy_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RetryPolicy(**wrong)  # type: ignore[arg-type]
+
+
+@given(policies())
+def test_a_policy_can_be_pickled(policy: RetryPolicy) -> None:
+    assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes

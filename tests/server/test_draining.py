@@ -1,0 +1,161 @@
+"""A server that stops says so, lets running calls finish, and ends the rest with the right error."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gradwire import v1
+from processes import running_command
+from raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    RawClient,
+    as_stream,
+    check_in_band,
+    check_refusal,
+    chunk,
+    identity_request,
+    opening,
+    published_request,
+    read_all,
+    wait_until,
+)
+from serving import ServerThread, serving
+
+
+def endless(go: threading.Event, piece: int) -> Iterator[v1.EvaluateStreamRequest]:
+    """Open a stream of 64 GiB and write it piece by piece; go is set after a few."""
+    yield opening(identity_request(1 << 17, 1 << 17))
+    data = bytes(piece)
+    for number in itertools.count():
+        yield chunk(number * piece, data)
+        if number == 3:
+            go.set()
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> None:
+    server = ServerThread(grace_s=0.0)
+    server.start()
+    with RawClient(server.address) as client:
+        go = threading.Event()
+        call = client.start(endless(go, (1 << 10, 64 << 10, 1 << 20)[number % 3]))
+        stopper = threading.Thread(target=lambda: go.wait(30) and server.stop())
+        stopper.start()
+        refusal = read_all(call).refusal
+        stopper.join()
+    assert refusal is not None
+    error = refusal.in_band
+    assert error is not None
+    assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
+    assert error.metadata["request_id"] == "a request of the tests"
+
+
+def test_a_stream_that_waits_learns_that_the_server_drains() -> None:
+    with serving() as server, RawClient(server.address) as client:
+        done = threading.Event()
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield opening(published_request())
+            wait_until(lambda: server.server.workshop.admission.memory_bytes)
+            server.loop.call_soon_threadsafe(server.server.workshop.draining.set)
+            done.wait(PATIENCE_S)
+
+        refusal = client.stream(messages()).refusal
+        done.set()
+    check_in_band(check_refusal(refusal, grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+
+
+def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    with running_command("--grace-s", "30", log=tmp_path / "log") as command:
+        client = RawClient(command.address)
+        go = threading.Event()
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            opened, data = as_stream(published_request())
+            yield opened
+            go.wait(30)
+            yield data
+
+        call = client.start(messages())
+        opened = next(call)
+        health = health_pb2_grpc.HealthStub(client.channel)
+        question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
+        watch = health.Watch(question, timeout=30)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        command.signal(signal.SIGTERM)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        # The listener is closed at some moment after that.
+        wait_until(lambda: _refused(command.address))
+        go.set()
+        assert opened.WhichOneof("message") == "opened"
+        assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
+        assert call.code() is grpc.StatusCode.OK
+        assert command.wait() == 0
+        client.channel.close()
+        assert "draining" in command.log
+        assert "stopped" in command.log
+        assert "Traceback" not in command.log
+
+
+def _refused(address: str) -> bool:
+    with RawClient(address) as client:
+        refusal = client.evaluate(published_request(), timeout_s=5).refusal
+    return refusal is not None and refusal.code is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server_with_status_0(tmp_path: Path, number: int) -> None:
+    with running_command(log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            client.check_alive()
+        command.signal(number)
+        assert command.wait() == 0
+        assert "Traceback" not in command.log
+
+
+def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
+    with running_command("--grace-s", "0", log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            go = threading.Event()
+            call = client.start(endless(go, 1 << 16))
+            stopper = threading.Thread(
+                target=lambda: go.wait(30) and command.signal(signal.SIGTERM)
+            )
+            stopper.start()
+            refusal = read_all(call).refusal
+            stopper.join()
+        assert command.wait() == 0
+    assert refusal is not None
+    assert refusal.in_band is not None
+    assert refusal.in_band.reason == v1.ErrorReason.ERROR_REASON_DRAINING
+
+
+def test_a_second_signal_ends_the_grace_period(tmp_path: Path) -> None:
+    with running_command("--grace-s", "3600", log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            done = threading.Event()
+
+            def messages() -> Iterator[v1.EvaluateStreamRequest]:
+                yield opening(published_request())
+                done.wait(60)
+
+            call = client.start(messages())
+            next(call)
+            command.signal(signal.SIGTERM)
+            wait_until(lambda: "draining" in command.log)
+            command.signal(signal.SIGTERM)
+            command.wait()
+            done.set()
+            with pytest.raises(grpc.RpcError):
+                next(call)

@@ -1,0 +1,309 @@
+"""Every limit is a setting: what exceeds it is refused by its name, and the rest is served."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from gradwire import v1
+from raw_calls import (
+    PATIENCE_S,
+    RawClient,
+    Refusal,
+    as_stream,
+    check_in_band,
+    check_refusal,
+    chunk,
+    chunks,
+    float32,
+    identity_request,
+    opening,
+    published_request,
+    read_all,
+    wait_idle,
+)
+from serving import serving
+
+LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
+HOWS = ["Evaluate", "EvaluateStream"]
+
+
+def resample(source: tuple[int, ...], result: tuple[int, ...]) -> v1.EvaluateRequest:
+    """Ask for a linear forward of a broadcast input: 4 bytes, whatever its sizes."""
+    request = identity_request(1, data=bytes(4))
+    request.input.CopyFrom(float32(*source, strides=(0,) * len(source)))
+    request.output.CopyFrom(float32(*result))
+    return request
+
+
+# The setting, a request that it is too small for, and the reason.
+EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
+    "input elements": ("max_elements", 99, resample((10, 10), (2, 2)), "LIMIT_EXCEEDED"),
+    "output elements": ("max_elements", 99, resample((2, 2), (10, 10)), "LIMIT_EXCEEDED"),
+    "intermediate elements": (
+        "max_elements",
+        199,
+        resample((2, 100), (100, 1)),
+        "LIMIT_EXCEEDED",
+    ),
+    "table entries": ("max_table_entries", 50, resample((8,), (100,)), "TABLE_TOO_LARGE"),
+    "float32 axis": ("max_float32_axis", 99, resample((10,), (100,)), "LIMIT_EXCEEDED"),
+    "work": ("max_work", 999, resample((10, 10), (20, 20)), "LIMIT_EXCEEDED"),
+    "memory": ("max_request_memory_bytes", 5000, resample((10, 10), (90, 90)), "LIMIT_EXCEEDED"),
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(
+    ("setting", "allowed", "request_", "reason"), EXCEEDED.values(), ids=list(EXCEEDED)
+)
+def test_what_exceeds_a_limit_is_refused_by_its_name(
+    setting: str, allowed: int, request_: v1.EvaluateRequest, reason: str, how: str
+) -> None:
+    with serving(**{setting: allowed}) as server, RawClient(server.address) as client:
+        refusal = check_refusal(
+            client.ask(request_, how).refusal, grpc.StatusCode.FAILED_PRECONDITION, reason
+        )
+        assert refusal.info.metadata["limit"] == setting
+        assert refusal.info.metadata["allowed"] == str(allowed)
+        assert f"{allowed} (its setting GRADWIRE_{setting.upper()})" in refusal.message
+        if how == "EvaluateStream":
+            check_in_band(refusal)
+        client.check_alive()
+        wait_idle(server)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(
+    ("setting", "request_"),
+    [(setting, request) for setting, _, request, _ in EXCEEDED.values()],
+    ids=list(EXCEEDED),
+)
+def test_the_default_limits_let_the_same_requests_in(
+    setting: str, request_: v1.EvaluateRequest, how: str, roomy: RawClient
+) -> None:
+    assert roomy.ask(request_, how).refusal is None, setting
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[RawClient]:
+    with serving() as server, RawClient(server.address) as client:
+        yield client
+
+
+def transposed(rows: int, columns: int) -> v1.EvaluateRequest:
+    """Ask for an identity from row-major to column-major, so that the input is held whole."""
+    request = identity_request(rows, columns)
+    request.output.CopyFrom(float32(rows, columns, strides=(1, rows)))
+    return request
+
+
+def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None:
+    with serving(max_request_memory_bytes=32 << 20) as server:
+        client = RawClient(server.address)
+        refusal = check_refusal(
+            client.stream([opening(transposed(4096, 4096))]).refusal,
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "LAYOUT_NOT_STREAMABLE",
+        )
+        check_in_band(refusal)
+        assert refusal.info.metadata["limit"] == "max_request_memory_bytes"
+        # The same in one axis order streams, however large it is.
+        call = client.start([opening(identity_request(4096, 4096))])
+        assert next(call).WhichOneof("message") == "opened"
+        call.cancel()
+        client.check_alive()
+        client.channel.close()
+
+
+# 4-byte requests that order results of 4 GiB and more, or work of many hours.
+GREEDY = {
+    "copies": identity_request(1 << 15, 1 << 15, data=bytes(4)),
+    "upsampling": resample((1 << 15, 1), (1 << 15, 1 << 15)),
+}
+GREEDY["copies"].input.strides[:] = [0, 0]
+
+
+@pytest.mark.parametrize("request_", GREEDY.values(), ids=list(GREEDY))
+def test_a_small_request_that_orders_a_huge_result_is_sent_to_the_stream(
+    request_: v1.EvaluateRequest, roomy: RawClient
+) -> None:
+    refusal = check_refusal(
+        roomy.evaluate(request_).refusal, grpc.StatusCode.FAILED_PRECONDITION, "USE_STREAM"
+    )
+    assert refusal.info.metadata["limit"] == "max_unary_bytes"
+    assert str(4 << 30) in refusal.message
+    roomy.check_alive()
+
+
+@pytest.mark.parametrize("request_", GREEDY.values(), ids=list(GREEDY))
+def test_a_reader_may_leave_a_huge_result_early(request_: v1.EvaluateRequest) -> None:
+    with serving() as server, RawClient(server.address) as client:
+        for count in (0, 1, 2, 5):
+            call = client.start(as_stream(request_))
+            for _ in range(count):
+                next(call)
+            call.cancel()
+        wait_idle(server)
+        client.check_alive()
+
+
+@pytest.mark.parametrize("name", ["input", "output"])
+def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream(name: str) -> None:
+    sizes = {"input": ((101,), (1,)), "output": ((1,), (101,))}[name]
+    request = identity_request(1)
+    request.input.CopyFrom(float32(*sizes[0]))
+    request.output.CopyFrom(float32(*sizes[1]))
+    request.data = bytes(4 * sizes[0][0])
+    with serving(max_unary_bytes=400) as server, RawClient(server.address) as client:
+        refusal = check_refusal(
+            client.evaluate(request).refusal, grpc.StatusCode.FAILED_PRECONDITION, "USE_STREAM"
+        )
+        assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
+        assert client.stream(as_stream(request)).refusal is None
+        assert client.evaluate(identity_request(100, data=bytes(400))).refusal is None
+
+
+def test_use_stream_comes_before_data_is_missed(roomy: RawClient) -> None:
+    check_refusal(
+        roomy.evaluate(identity_request(1 << 20)).refusal,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "USE_STREAM",
+    )
+
+
+def test_max_chunk_bytes_binds_both_sides() -> None:
+    with serving(max_chunk_bytes=5) as server, RawClient(server.address) as client:
+        request = published_request()
+        answer = client.stream([opening(request), *chunks(request.data, 5)])
+        assert answer.opened is not None
+        assert answer.opened.max_chunk_bytes == 5
+        assert [length for _, length in answer.chunks] == [5, 5, 5, 1]
+        refusal = check_refusal(
+            client.stream([opening(request), *chunks(request.data, 6)]).refusal,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_DATA",
+            field="chunk.data",
+        )
+        check_in_band(refusal)
+
+
+def test_a_message_beyond_max_message_bytes_is_not_read() -> None:
+    with serving(max_message_bytes=5 << 20) as server, RawClient(server.address) as client:
+        request = identity_request(1 << 20, data=bytes(6 << 20))
+        refusal = client.evaluate(request).refusal
+        assert refusal is not None
+        assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # Told apart from overload by the lack of these.
+        assert not refusal.info.reason
+        assert refusal.retry_after_s is None
+        answer = client.stream([opening(identity_request(4 << 20)), chunk(0, bytes(6 << 20))])
+        assert answer.refusal is not None
+        wait_idle(server)
+        client.check_alive()
+
+
+class Held:
+    """Streams that are open and wait for their input."""
+
+    def __init__(self, client: RawClient, request: v1.EvaluateRequest) -> None:
+        self._client = client
+        self._request = request
+        self._done = threading.Event()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._stack.close()
+
+    def hold(self) -> None:
+        """Open one more and wait for the server's word."""
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield opening(self._request)
+            self._done.wait(PATIENCE_S)
+
+        call = self._client.start(messages())
+        self._stack.callback(call.cancel)
+        assert next(call).WhichOneof("message") == "opened"
+
+
+def check_overload(refusal: Refusal | None, setting: str, retry_after_s: float) -> None:
+    checked = check_refusal(refusal, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+    assert checked.info.metadata["limit"] == setting
+    assert checked.retry_after_s == retry_after_s
+    assert f"GRADWIRE_{setting.upper()}" in checked.message
+
+
+def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
+    settings: dict[str, Any] = {"max_streams": 3, "retry_after_s": 0.75}
+    with serving(**settings) as server, RawClient(server.address) as client:
+        with Held(client, published_request()) as held:
+            for _ in range(3):
+                held.hold()
+            refusal = client.stream(as_stream(published_request())).refusal
+            check_overload(refusal, "max_streams", 0.75)
+            assert refusal is not None
+            check_in_band(refusal)
+            # Unary calls take no place.
+            assert client.evaluate(published_request()).refusal is None
+        wait_idle(server)
+        client.check_alive()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str) -> None:
+    with serving(max_memory_bytes=1) as server, RawClient(server.address) as client:
+        with Held(client, published_request()) as held:
+            held.hold()
+            refusal = client.ask(published_request(), how).refusal
+            check_overload(refusal, "max_memory_bytes", 0.25)
+            assert refusal is not None
+            if how == "EvaluateStream":
+                check_in_band(refusal)
+        wait_idle(server)
+        # One alone is let in, however little is allowed.
+        client.check_alive()
+
+
+def test_refused_streams_leave_their_place_to_others() -> None:
+    with serving(max_streams=1) as server, RawClient(server.address) as client:
+        bad = published_request()
+        bad.output.sizes[0] = 0
+        for _ in range(20):
+            assert client.stream(as_stream(bad)).refusal is not None
+            wait_idle(server)
+            assert client.stream(as_stream(published_request())).refusal is None
+            wait_idle(server)
+
+
+def test_the_limits_in_force_can_be_asked_for() -> None:
+    names = [field.name for field in v1.Limits.DESCRIPTOR.fields]
+    numbers = dict(zip(names, itertools.count(101), strict=False))
+    settings = {name: numbers[name] for name in names if name not in {"max_rank", "stall_timeout"}}
+    with (
+        serving(**settings, stall_timeout_s=12.5) as server,
+        RawClient(server.address) as client,
+    ):
+        limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
+    assert {name: getattr(limits, name) for name in settings} == settings
+    assert limits.max_rank == 8
+    assert limits.stall_timeout.ToNanoseconds() == 12_500_000_000
+
+
+def test_a_stream_is_told_its_error_however_early_the_limit_is_hit() -> None:
+    with serving(max_streams=1) as server, RawClient(server.address) as client:
+        with Held(client, published_request()) as held:
+            held.hold()
+            # Refused before its open is read.
+            answer = read_all(client.start([]))
+            check_overload(answer.refusal, "max_streams", 0.25)

@@ -1,0 +1,268 @@
+"""The rules of a stream: its order, its bytes, its errors, and the right one even to a busy writer."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from gradwire import v1
+from raw_calls import (
+    PUBLISHED_GRADIENT,
+    PUBLISHED_RESULT,
+    RawClient,
+    Refusal,
+    as_stream,
+    check_in_band,
+    check_refusal,
+    chunk,
+    chunks,
+    float32,
+    identity_request,
+    opening,
+    published_request,
+    read_all,
+    wait_idle,
+)
+from serving import serving
+
+Messages = list[v1.EvaluateStreamRequest]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[RawClient]:
+    with serving() as server, RawClient(server.address) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def still_alive(client: RawClient) -> Iterator[None]:
+    yield
+    client.check_alive()
+
+
+OPEN = opening(published_request())
+HALF, REST = chunk(0, PUBLISHED_GRADIENT[:6]), chunk(6, PUBLISHED_GRADIENT[6:])
+EMPTY = v1.EvaluateStreamRequest()
+
+# The messages, the field at fault, and words of what came and what would do.
+DISORDER: dict[str, tuple[Messages, str, list[str]]] = {
+    "nothing": ([], "open", ["half-close", "starts with open"]),
+    "chunk before open": ([HALF, OPEN], "open", ["chunk came first", "starts with open"]),
+    "empty message first": ([EMPTY], "open", ["empty message", "starts with open"]),
+    "open alone": ([OPEN], "chunk", ["0 of 12"]),
+    "second open": ([OPEN, OPEN], "chunk", ["open came", "only chunks"]),
+    "second open between chunks": ([OPEN, HALF, OPEN, REST], "chunk", ["open came"]),
+    "second open at the end": ([OPEN, HALF, REST, OPEN], "chunk", ["open came"]),
+    "empty message later": ([OPEN, HALF, EMPTY], "chunk", ["empty message"]),
+    "missing chunk": ([OPEN, HALF], "chunk", ["6 of 12"]),
+    "missing byte": ([OPEN, chunk(0, bytes(11))], "chunk", ["11 of 12"]),
+    "gap": ([OPEN, HALF, chunk(7, bytes(5))], "chunk.offset", ["7", "6"]),
+    "overlap": ([OPEN, HALF, chunk(5, bytes(7))], "chunk.offset", ["5", "6"]),
+    "repetition": ([OPEN, HALF, HALF], "chunk.offset", ["0", "6"]),
+    "late start": ([OPEN, REST], "chunk.offset", ["6", "0"]),
+    "negative offset": ([OPEN, chunk(-1, bytes(1))], "chunk.offset", ["-1", "0"]),
+    "largest offset": ([OPEN, chunk(2**63 - 1, bytes(1))], "chunk.offset", [str(2**63 - 1)]),
+    "empty chunk": ([OPEN, chunk(0, b"")], "chunk.data", ["0 bytes", "1"]),
+    "overlong chunk": ([OPEN, chunk(0, bytes(13))], "chunk.data", ["13", "12"]),
+    "overlong last chunk": ([OPEN, HALF, chunk(6, bytes(7))], "chunk.data", ["13", "12"]),
+    "one chunk more": ([OPEN, HALF, REST, chunk(12, b"\0")], "chunk.data", ["13", "12"]),
+    "chunk beyond the limit": (
+        [opening(identity_request(1 << 20)), chunk(0, bytes((2 << 20) + 1))],
+        "chunk.data",
+        [str((2 << 20) + 1), str(2 << 20)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("messages", "path", "words"), DISORDER.values(), ids=list(DISORDER))
+def test_disorder_is_refused_with_what_came_and_what_comes_next(
+    client: RawClient, messages: Messages, path: str, words: list[str]
+) -> None:
+    refusal = check_refusal(
+        client.stream(messages).refusal,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_DATA",
+        field=path,
+    )
+    for word in words:
+        assert word in refusal.message
+    check_in_band(refusal)
+
+
+def test_opened_tells_the_result_the_limit_and_the_evaluation(client: RawClient) -> None:
+    answer = client.stream(as_stream(published_request()))
+    assert answer.opened is not None
+    assert answer.opened.output == published_request().output
+    assert answer.opened.read_from_byte == 0
+    assert answer.opened.max_chunk_bytes == 2 << 20
+    assert len(answer.opened.evaluation_digest) == 64
+
+
+def test_the_digest_is_of_the_evaluation_alone(client: RawClient) -> None:
+    def digest(request: v1.EvaluateRequest) -> str:
+        answer = client.stream(as_stream(request))
+        assert answer.opened is not None
+        return answer.opened.evaluation_digest
+
+    renamed = published_request()
+    renamed.request_id = "another"
+    renamed.data = bytes(12)
+    other = published_request()
+    other.operator.dml_resample_grad.scales[1] = 1.25
+    strided = published_request()
+    strided.output.strides[:] = [1, 2]
+    first = digest(published_request())
+    assert digest(renamed) == first
+    assert len({first, digest(other), digest(strided)}) == 3
+
+
+def test_half_close_is_waited_for(client: RawClient) -> None:
+    go = threading.Event()
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield from as_stream(published_request())
+        go.wait(30)
+        yield chunk(12, b"\0")
+
+    call = client.start(messages())
+    received = b""
+    while len(received) < len(PUBLISHED_RESULT):
+        received += next(call).chunk.data
+    # Every result byte is there, and still the stream is open for one input byte too many.
+    assert received == PUBLISHED_RESULT
+    go.set()
+    answer = read_all(_Later(call))
+    check_refusal(
+        answer.refusal, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_DATA", field="chunk.data"
+    )
+
+
+class _Later:
+    """The rest of a stream of which `opened` has been read: give one back first."""
+
+    def __init__(self, call: grpc.CallIterator[v1.EvaluateStreamResponse]) -> None:
+        self._call = call
+        self._first: list[v1.EvaluateStreamResponse] = [
+            v1.EvaluateStreamResponse(opened=v1.Opened())
+        ]
+
+    def __iter__(self) -> _Later:
+        return self
+
+    def __next__(self) -> v1.EvaluateStreamResponse:
+        return self._first.pop() if self._first else next(self._call)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._call, name)
+
+
+def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
+    # Slabs of 2 MiB: the first results need the first few chunks of 32, and no more.
+    data = np.arange(8 << 20, dtype="<f4").tobytes()
+    seen = threading.Semaphore(0)
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(identity_request(8, 1 << 20))
+        for number, message in enumerate(chunks(data, 1 << 20)):
+            if number == 16:
+                assert seen.acquire(timeout=30)
+            yield message
+
+    def watched() -> Iterator[v1.EvaluateStreamResponse]:
+        for message in call:
+            if message.WhichOneof("message") == "chunk":
+                seen.release()
+            yield message
+
+    call = client.start(messages())
+    assert b"".join(each.chunk.data for each in watched()) == data
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 3, 5, 16, 1000])
+def test_result_chunks_are_no_longer_than_asked_and_contiguous(
+    client: RawClient, wanted: int
+) -> None:
+    messages = as_stream(published_request())
+    messages[0].open.max_chunk_bytes = wanted
+    answer = client.stream(messages)
+    assert answer.data == PUBLISHED_RESULT
+    ends = list(itertools.accumulate(length for _, length in answer.chunks))
+    assert [offset for offset, _ in answer.chunks] == [0, *ends[:-1]]
+    assert all(1 <= length <= (wanted or 16) for _, length in answer.chunks)
+
+
+@pytest.mark.parametrize("wanted", [0, 2**63 - 1])
+def test_no_result_chunk_is_longer_than_the_server_allows(client: RawClient, wanted: int) -> None:
+    messages = [
+        opening(identity_request(3 << 20), max_chunk_bytes=wanted),
+        *chunks(bytes(12 << 20), 2 << 20),
+    ]
+    answer = client.stream(messages)
+    assert len(answer.data) == 12 << 20
+    assert max(length for _, length in answer.chunks) <= 2 << 20
+
+
+def test_an_inferred_result_is_announced(client: RawClient) -> None:
+    request = identity_request(1, 2, 2)
+    request.operator.interpolate.mode = v1.Interpolate.MODE_NEAREST
+    request.operator.interpolate.sizes[:] = [4]
+    request.ClearField("output")
+    request.data = np.array([[[1, 2], [3, 4]]], "<f4").tobytes()
+    for how in ("Evaluate", "EvaluateStream"):
+        answer = client.ask(request, how)
+        assert answer.output == float32(1, 4, 2)
+        doubled = np.array([1, 2, 1, 2, 3, 4, 3, 4], "<f4")
+        assert answer.data == doubled.tobytes()
+
+
+def refused_while_writing(client: RawClient, at: int) -> Refusal | None:
+    """Write chunks without end, of which one is wrong: number `at`, or open where it is 0."""
+    request = identity_request(1 << 20, 64)
+    if at == 0:
+        request.output.sizes[0] = 0
+
+    def messages() -> Iterable[v1.EvaluateStreamRequest]:
+        yield opening(request)
+        data = bytes(64 << 10)
+        for number in range(1, 1000):
+            yield chunk((number - 1) * len(data) + (number == at), data)
+
+    return client.stream(messages()).refusal
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, number: int) -> None:
+    at = (0, 1, 2, 5, 20, 100)[number % 6]
+    reason, field = ("INVALID_DATA", "chunk.offset") if at else ("INVALID_FIELD", "output.sizes[0]")
+    refusal = refused_while_writing(client, at)
+    assert refusal is not None
+    assert refusal.in_band is not None
+    error = refusal.in_band
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{reason}"
+    assert [each.field for each in error.field_violations] == [field]
+
+
+def test_a_cancelled_stream_ends_and_gives_all_back() -> None:
+    with serving() as server, RawClient(server.address) as client:
+        for number in range(20):
+            go = threading.Event()
+
+            def messages(go: threading.Event = go) -> Iterator[v1.EvaluateStreamRequest]:
+                yield opening(identity_request(1 << 20))
+                yield from chunks(bytes(3 << 20), 64 << 10)
+                go.wait(30)
+
+            call = client.start(messages())
+            for _ in range(number % 4):
+                next(call)
+            call.cancel()
+            go.set()
+            assert call.code() is grpc.StatusCode.CANCELLED
+        wait_idle(server)
+        client.check_alive()
