@@ -26,15 +26,18 @@ class Relay:
         self._on_cut = on_cut
         self._flowing = threading.Event()
         self._flowing.set()
+        self._allowance = 0
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def hold(self) -> None:
-        """Hold back what clients send from now on; what the server sends passes."""
-        self._flowing.clear()
+    def hold(self, *, after: int = 0) -> None:
+        """Hold back what clients send after so many bytes more; what the server sends passes."""
+        self._allowance = after
+        if not after:
+            self._flowing.clear()
 
     def let_go(self) -> None:
         """Let everything pass again."""
@@ -75,7 +78,14 @@ class Relay:
             while data := client.recv(1 << 16):
                 self._flowing.wait()
                 server.sendall(data)
+                self._spend(len(data))
         _close(server)
+
+    def _spend(self, sent: int) -> None:
+        if self._allowance:
+            self._allowance = max(0, self._allowance - sent)
+            if not self._allowance:
+                self._flowing.clear()
 
     def _pump_down(self, client: socket.socket, server: socket.socket) -> None:
         left = next(self._cuts, None)

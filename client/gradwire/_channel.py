@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 # A reply of Evaluate and a chunk are far smaller; a strange server may not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
+_CLOSING_S = 1.0
 _STREAM_METHOD = "/gradwire.v1.GradientService/EvaluateStream"
 
 
@@ -71,6 +72,16 @@ class Link:
         )
         self.budget = RetryBudget()
         self.max_chunk_bytes: int | None = None
+
+    def close(self) -> None:
+        """Close the channel and cancel its calls.
+
+        grpc waits for a peer to read what is on its way to it. One that does not may hold up a thread
+        of no importance, but not the caller.
+        """
+        closing = threading.Thread(target=self.channel.close, name="gradwire-closing", daemon=True)
+        closing.start()
+        closing.join(_CLOSING_S)
 
 
 class AsyncLink:

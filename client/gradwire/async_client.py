@@ -109,8 +109,8 @@ class AsyncClient:
         """Close the connection; calls of other tasks end with CallCancelledError."""
         link = self._links.close()
         if link is not None:
-            link.blocking.channel.close()
             await link.channel.close()
+            await asyncio.to_thread(link.blocking.close)
 
     def _link(self) -> AsyncLink:
         link = self._links.get()

@@ -130,7 +130,7 @@ class Client:
         """Close the connection; calls in other threads end with CallCancelledError."""
         link = self._link.close()
         if link is not None:
-            link.channel.close()
+            link.close()
 
     def _try(self, evaluation: Evaluation) -> GradwireError | None:
         link = self._link.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gradwire import Client
+from gradwire import Client, ops
+from gradwire.ops._attributes import Choice, rule_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/operators.md")
@@ -28,6 +30,28 @@ def blocks(document: str, language: str) -> list[str]:
 def words(text: str) -> str:
     """Normalize the spaces of printed arrays."""
     return " ".join(text.split()).replace("[ ", "[").replace(" ]", "]")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    links = re.findall(r"\]\((?!https?://)([^)]+)\)", text)
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        page = (ROOT / document).parent / path if path else ROOT / document
+        assert page.exists(), link
+        assert f'<a id="{anchor}"></a>' in page.read_text() if anchor else True
+
+
+@pytest.mark.parametrize("kind", ops.OPERATORS.values(), ids=lambda kind: kind.name)
+def test_the_operators_page_names_every_attribute_and_value(kind: type[ops.Operator]) -> None:
+    text = (ROOT / "docs/operators.md").read_text()
+    rules = [rule_of(field) for field in dataclasses.fields(kind)]
+    values = [value for rule in rules if isinstance(rule, Choice) for value in rule.allowed]
+    names = [field.name for field in dataclasses.fields(kind)]
+    for word in (kind.name, *names, *values):
+        assert f"`{word}`" in text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -49,6 +49,7 @@ def test_help_goes_to_stdout(arguments: tuple[str, ...]) -> None:
     done = run_here(*arguments)
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.startswith("Usage: gradwire")
+    assert "\\b" not in done.stdout
 
 
 def test_help_documents_the_exit_codes() -> None:

@@ -89,4 +89,4 @@ def test_a_server_that_does_not_start_is_quoted(monkeypatch: pytest.MonkeyPatch)
     done = run_here("info")
     assert done.code == 1
     assert done.stderr.startswith("gradwire: error: the local server did not start: ")
-    assert "GRADWIRE_MAX_STREAMS" in done.stderr
+    assert "'none' is not a valid integer" in done.stderr

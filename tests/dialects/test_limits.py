@@ -35,7 +35,11 @@ def test_a_table_too_large_names_the_setting() -> None:
         )
     assert "would need 150 entries, this server allows 99" in refused.value.message
     assert "GRADWIRE_MAX_TABLE_ENTRIES (--max-table-entries)" in refused.value.message
-    assert refused.value.facts == {"entries": "150", "limit": "99"}
+    assert refused.value.facts == {
+        "entries": "150",
+        "limit": "max_table_entries",
+        "allowed": "99",
+    }
 
 
 def test_entries_of_all_axes_count_together() -> None:
@@ -59,7 +63,12 @@ def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
         dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=10)
     assert refused.value.message.startswith(f"{field} is 11;")
     assert "GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)" in refused.value.message
-    assert refused.value.facts == {"field": field, "size": "11", "limit": "10"}
+    assert refused.value.facts == {
+        "field": field,
+        "size": "11",
+        "limit": "max_float32_axis",
+        "allowed": "10",
+    }
 
 
 def test_the_default_ends_where_float32_half_pixels_end() -> None:

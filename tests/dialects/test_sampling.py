@@ -45,6 +45,11 @@ def test_half_up_rounds_its_sum_as_float32_does(x: float) -> None:
     assert sampling.half_away(f32([x]))[0] == math.floor(x)
 
 
+def test_half_down_rounds_its_difference_as_float32_does() -> None:
+    # 8388608.5 is no float32: the difference rounds to the even neighbor.
+    assert sampling.half_down(f32([8388609]))[0] == 8388608
+
+
 def test_coordinates_outside_go_to_the_nearer_edge() -> None:
     x = f32([-np.inf, -1e30, -1, 0, 4, 5, 1e30, np.inf])
     np.testing.assert_array_equal(sampling.on_axis(x, inputs=5), [0, 0, 0, 0, 4, 4, 4, 4])

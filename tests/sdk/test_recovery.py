@@ -179,10 +179,21 @@ def test_callers_that_outnumber_the_streams_of_a_server_all_get_their_result() -
 
 
 def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:
-    with serving(max_memory_bytes=1000, retry_after_s=0.01) as server:
-        policy = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
-        with Client(server.address, retry=policy) as client, pytest.raises(OverloadedError) as caught:
-            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+    policy = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
+    with (
+        serving(max_streams=1, retry_after_s=0.01) as server,
+        relaying(server.address) as relay,
+        Client(relay.address, retry=policy) as client,
+        Client(server.address, retry=policy) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with pytest.raises(OverloadedError) as caught:  # noqa: PT012 - one caller keeps the stream
+            relay.hold(after=100_000)
+            call = pool.submit(client.evaluate, COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+            while True:
+                other.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+        relay.let_go()
+        np.testing.assert_array_equal(call.result(), DIFF_DST)
     assert caught.value.retry_after_s == 0.01
 
 

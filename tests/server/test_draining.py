@@ -17,6 +17,7 @@ from processes import running_command
 from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
+    REQUEST_ID,
     RawClient,
     as_stream,
     check_in_band,
@@ -25,39 +26,39 @@ from raw_calls import (
     identity_request,
     opening,
     published_request,
-    read_all,
     wait_until,
 )
 from serving import ServerThread, serving
 
 
-def endless(go: threading.Event, piece: int) -> Iterator[v1.EvaluateStreamRequest]:
-    """Open a stream of 64 GiB and write it piece by piece; go is set after a few."""
+def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
+    """Open a stream of 64 GiB and write it piece by piece."""
     yield opening(identity_request(1 << 17, 1 << 17))
     data = bytes(piece)
     for number in itertools.count():
         yield chunk(number * piece, data)
-        if number == 3:
-            go.set()
 
 
 @pytest.mark.parametrize("number", range(60))
 def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> None:
-    server = ServerThread(grace_s=0.0)
+    server = ServerThread()
     server.start()
+
+    def stop() -> None:
+        wait_until(lambda: server.server.workshop.admission.memory_bytes)
+        server.stop()
+
     with RawClient(server.address) as client:
-        go = threading.Event()
-        call = client.start(endless(go, (1 << 10, 64 << 10, 1 << 20)[number % 3]))
-        stopper = threading.Thread(target=lambda: go.wait(30) and server.stop())
+        stopper = threading.Thread(target=stop)
         stopper.start()
-        refusal = read_all(call).refusal
+        refusal = client.stream(endless((1 << 10, 64 << 10, 1 << 20)[number % 3])).refusal
         stopper.join()
     assert refusal is not None
     error = refusal.in_band
     assert error is not None
     assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
     assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
-    assert error.metadata["request_id"] == "a request of the tests"
+    assert error.metadata["request_id"] == REQUEST_ID
 
 
 def test_a_stream_that_waits_learns_that_the_server_drains() -> None:
@@ -127,14 +128,14 @@ def test_a_signal_ends_an_idle_server_with_status_0(tmp_path: Path, number: int)
 def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
     with running_command("--grace-s", "0", log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
-            go = threading.Event()
-            call = client.start(endless(go, 1 << 16))
-            stopper = threading.Thread(
-                target=lambda: go.wait(30) and command.signal(signal.SIGTERM)
-            )
-            stopper.start()
-            refusal = read_all(call).refusal
-            stopper.join()
+
+            def messages() -> Iterator[v1.EvaluateStreamRequest]:
+                for number, message in enumerate(endless(1 << 16)):
+                    if number == 10:
+                        command.signal(signal.SIGTERM)
+                    yield message
+
+            refusal = client.stream(messages()).refusal
         assert command.wait() == 0
     assert refusal is not None
     assert refusal.in_band is not None

@@ -20,6 +20,12 @@ INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 SECONDS = click.FloatRange(min=0, min_open=True)
 
+EXAMPLE = """\b
+Example:
+  gradwire evaluate diff_dst.npy diff_src.npy --op interpolate_backward \\
+      --attr mode=bilinear --attr data_format=NCX --output-shape 8,64,56,56
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program; exit with a code of exits.HELP."""
@@ -105,7 +111,9 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@commands.command(short_help="Evaluate an operator on a .npy file.", epilog=exits.HELP)
+@commands.command(
+    short_help="Evaluate an operator on a .npy file.", epilog=f"{EXAMPLE}\n{exits.HELP}"
+)
 @click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
 @click.argument("result", metavar="OUTPUT.npy", type=OUTPUT_FILE, callback=check_folder)
 @click.option("--op", "operator", metavar="NAME", required=True, help="See `gradwire operators`.")
@@ -137,14 +145,10 @@ def commands(context: click.Context) -> None:
 @server_options()
 @json_option
 def evaluate(*, server: Connection, as_json: bool, **options: Any) -> None:
-    r"""Evaluate one operator on the tensor in INPUT.npy and write its result to OUTPUT.npy.
+    """Evaluate one operator on the tensor in INPUT.npy and write its result to OUTPUT.npy.
 
     Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete
     or not at all.
-
-    \b
-    gradwire evaluate diff_dst.npy diff_src.npy --op interpolate_backward \
-        --attr mode=bilinear --attr data_format=NCX --output-shape 8,64,56,56
     """
     evaluating.run(evaluating.Job(**options), server, as_json=as_json)
 

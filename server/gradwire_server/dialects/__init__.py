@@ -113,7 +113,8 @@ def _check_float32_axes(axes: Axes, call: Call, *, limit: int) -> None:
             f"GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
             field=f"{field}[{number}]",
             size=size,
-            limit=limit,
+            limit="max_float32_axis",
+            allowed=limit,
         )
 
 
@@ -124,5 +125,6 @@ def _check_table_entries(axes: Axes, *, limit: int) -> None:
             f"the weight tables would need {entries} entries, this server allows {limit}: use "
             f"smaller shapes, or raise GRADWIRE_MAX_TABLE_ENTRIES (--max-table-entries)",
             entries=entries,
-            limit=limit,
+            limit="max_table_entries",
+            allowed=limit,
         )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gradwire_server import dialects
 from gradwire_server.backends import Backend, compute_dtype
+from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.layout import TensorSpec, lay_out
 from gradwire_server.engine.limits import Limits, exceeded
 from gradwire_server.engine.plan_cache import PlanCache
@@ -182,14 +183,15 @@ class Preparer:
         return short or _key(request, output) in self._plans
 
     def _lower(self, request: EvaluationRequest, output: TensorSpec) -> Plan:
-        return dialects.lower(
-            request.operator,
-            request.attributes,
-            request.input.sizes,
-            output.sizes,
-            max_float32_axis=self._limits.max_float32_axis,
-            max_table_entries=self._limits.max_table_entries,
-        )
+        with default_float_environment():
+            return dialects.lower(
+                request.operator,
+                request.attributes,
+                request.input.sizes,
+                output.sizes,
+                max_float32_axis=self._limits.max_float32_axis,
+                max_table_entries=self._limits.max_table_entries,
+            )
 
     def _check_memory(self, evaluation: Evaluation) -> None:
         allowed = self._limits.max_request_memory_bytes

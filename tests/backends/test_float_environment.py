@@ -1,0 +1,89 @@
+"""Flush-to-zero, denormals-are-zero and rounding directions set by someone else in the thread."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+import oracles
+import pytest
+
+from gradwire_server.backends.float_environment import default_float_environment, is_default
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.plans import BandedMap, Plan
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc",
+    reason="sets MXCSR through glibc's fenv_t of x86-64",
+)
+
+DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, UPWARD, TO_ZERO = 0x40, 0x8000, 0x4000, 0x6000
+
+# MXCSR is the last member of glibc's fenv_t on x86-64, which is 32 bytes long.
+_MXCSR = slice(28, 32)
+
+
+@contextmanager
+def mxcsr(bits: int) -> Generator[None]:
+    """Set bits of this thread's MXCSR for a while."""
+    libm = ctypes.CDLL("libm.so.6")
+    before = ctypes.create_string_buffer(32)
+    assert libm.fegetenv(before) == 0
+    changed = ctypes.create_string_buffer(before.raw, 32)
+    register = int.from_bytes(before.raw[_MXCSR], "little") | bits
+    changed[_MXCSR] = register.to_bytes(4, "little")
+    libm.fesetenv(changed)
+    try:
+        yield
+    finally:
+        libm.fesetenv(before)
+
+
+def _halved() -> oracles.Tensor:
+    """Half of the least normal number and half of the least but one denormal."""
+    half = BandedMap.from_taps(np.array([[0], [1]]), np.full((2, 1), 0.5), inputs=2)
+    x = np.float32([2.0**-126, 2.0**-148])
+    return NumpyCpu().apply(Plan.build([half], (2,)), x, np.float32)
+
+
+@pytest.mark.parametrize(
+    "bits", [DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, DENORMALS_ARE_ZERO | FLUSH_TO_ZERO]
+)
+def test_denormals_survive_a_thread_that_flushes_them(bits: int) -> None:
+    with mxcsr(bits):
+        flushed = _halved()
+        with default_float_environment():
+            kept = _halved()
+        again = _halved()
+    oracles.same_bits(kept, np.float32([2.0**-127, 2.0**-149]))
+    assert (flushed == 0).any()
+    oracles.same_bits(again, flushed)
+
+
+@pytest.mark.parametrize("bits", [UPWARD, TO_ZERO])
+def test_a_thread_that_rounds_another_way_rounds_to_nearest_inside(bits: int) -> None:
+    with mxcsr(bits):
+        assert not is_default()
+        with default_float_environment():
+            inside = is_default()
+        outside = is_default()
+    assert inside
+    assert not outside
+
+
+def test_the_thread_gets_its_environment_back_after_an_error() -> None:
+    with mxcsr(FLUSH_TO_ZERO):
+        with pytest.raises(KeyError), default_float_environment():
+            raise KeyError
+        outside = is_default()
+    assert not outside
+
+
+def test_a_default_environment_is_left_alone() -> None:
+    assert is_default()
+    with default_float_environment():
+        assert is_default()
+    assert is_default()

@@ -1,0 +1,192 @@
+"""The NumPy backend against scalar loops, bit for bit, and against dense matrices."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
+from gradwire_server.plans import BandedMap, Plan
+
+BACKEND = NumpyCpu()
+
+
+def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:
+    kinds = [compute_dtype(dtype) for dtype in oracles.STORAGE_TYPES]
+    assert kinds == [np.float32, np.float32, np.float32, np.float64]
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), plan=oracles.plans(), dtype=st.sampled_from(oracles.STORAGE_TYPES))
+def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(
+    data: st.DataObject, plan: Plan, dtype: np.dtype[np.generic]
+) -> None:
+    x = data.draw(oracles.tensors(plan.input_shape, dtype=dtype))
+    result_dtype = data.draw(st.sampled_from([dtype, compute_dtype(dtype)]))
+    result = BACKEND.apply(plan, x, result_dtype)
+    oracles.same_bits(result, oracles.scalar_apply(plan, x, result_dtype))
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), plan=oracles.plans())
+def test_the_compute_type_may_come_in_and_the_storage_type_go_out(
+    data: st.DataObject, plan: Plan
+) -> None:
+    x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float32))
+    for dtype in oracles.STORAGE_TYPES[:3]:
+        expected = oracles.scalar_apply(plan, x, dtype)
+        oracles.same_bits(BACKEND.apply(plan, x, dtype), expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 8), (8, 16), (13, 31), (31, 13), (64, 3)])
+def test_realistic_axes_give_the_bits_of_the_scalar_loop(
+    axis: int, inputs: int, outputs: int
+) -> None:
+    shape = [2, 3, 2]
+    shape[axis] = inputs
+    maps = [None, None, None]
+    for taps in (oracles.linear_taps(inputs, outputs), oracles.cubic_taps(inputs, outputs)):
+        plan = Plan.build([*maps[:axis], taps.map()], tuple(shape))
+        for one in (plan, plan.adjoint()):
+            x = np.random.default_rng(0).normal(size=one.input_shape).astype(np.float32)
+            result = BACKEND.apply(one, x, np.float32)
+            oracles.same_bits(result, oracles.scalar_apply(one, x, np.float32))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.data(),
+    bands=oracles.banded_maps(inputs=6, ascending=True),
+    shape=st.tuples(st.integers(1, 3), st.just(6), st.integers(1, 3)),
+    dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)]),
+)
+def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
+    data: st.DataObject,
+    bands: BandedMap,
+    shape: tuple[int, ...],
+    dtype: np.dtype[np.floating],
+) -> None:
+    x = data.draw(oracles.tensors(shape, dtype=dtype))
+    cuts = sorted({0, 6, *data.draw(st.lists(st.integers(1, 5)))})
+    gapped = np.full((shape[0], bands.outputs, 2 * shape[2]), np.nan, dtype)
+    y = gapped[:, :, ::2]
+    carried = 0
+    for low, high in zip(cuts, cuts[1:], strict=False):
+        piece = bands.window(0, bands.outputs, low, high)
+        BACKEND.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
+        carried = int((bands.start < high).sum())
+    plan = Plan.build([None, bands, None], shape)
+    oracles.same_bits(y.copy(), BACKEND.apply(plan, x, dtype))
+    assert np.isnan(gapped[:, :, 1::2]).all()
+
+
+def _in_turn(bands: BandedMap, x: oracles.Tensor) -> oracles.Tensor:
+    """Add taps of rows [inputs, inner] in turn, vectorized over the inner axis alone."""
+    rows = []
+    for output in range(bands.outputs):
+        first, stop = bands.offset[output], bands.offset[output + 1]
+        weights = bands.weight[first:stop].astype(x.dtype)
+        total = weights[0] * x[bands.start[output]]
+        for tap in range(1, len(weights)):
+            total = total + weights[tap] * x[bands.start[output] + tap]
+        rows.append(total)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("inner", [1, 300])
+def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(inner: int) -> None:
+    rng = np.random.default_rng(1)
+    counts = np.array([1, 2500, 2, 3000, 1, 1])
+    start = np.array([0, 0, 2499, 2500, 5500, 5501])
+    offset = np.concatenate([[0], np.cumsum(counts)])
+    bands = BandedMap(6, 5502, start, offset, rng.normal(size=offset[-1]))
+    x = rng.normal(size=(5502, inner)).astype(np.float32)
+    result = BACKEND.apply(Plan.build([bands, None], x.shape), x, np.float32)
+    oracles.same_bits(result, _in_turn(bands, x))
+    pairwise = np.add.reduce(bands.weight[1:2501].astype(np.float32) * x[:2500, 0])
+    assert result[1, 0] != pairwise
+
+
+def test_bands_of_every_length_are_added_in_turn() -> None:
+    rng = np.random.default_rng(2)
+    counts = np.arange(1, 60)[rng.permutation(59)]
+    offset = np.concatenate([[0], np.cumsum(counts)])
+    bands = BandedMap(59, offset[-1], offset[:-1].copy(), offset, rng.normal(size=offset[-1]))
+    x = rng.normal(size=(offset[-1], 2)).astype(np.float32)
+    result = BACKEND.apply(Plan.build([bands, None], x.shape), x, np.float32)
+    oracles.same_bits(result, _in_turn(bands, x))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), plan=oracles.plans())
+def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
+    data: st.DataObject, plan: Plan
+) -> None:
+    plan = Plan(plan.input_shape, plan.output_shape, plan.passes)
+    numbers = [-2.0, -0.5, 0.25, 1.0, 3.0]
+    x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float64, values=numbers))
+    g = data.draw(oracles.tensors(plan.output_shape, dtype=np.float64, values=numbers))
+    forward = BACKEND.apply(plan, x, np.float64)
+    backward = BACKEND.apply(plan.adjoint(), g, np.float64)
+    matrices = {one.axis: one.map.dense() for one in plan.passes}
+    transposes = {axis: matrix.T for axis, matrix in matrices.items()}
+    sizes = {axis: np.abs(matrix) for axis, matrix in matrices.items()}
+    bound = 1e-13 * float(np.sum(oracles.dense_apply(sizes, np.abs(x)) * np.abs(g)))
+    assert abs(float(np.sum(forward * g) - np.sum(x * backward))) <= bound
+    for result, dense, matrix, source in (
+        (forward, matrices, sizes, x),
+        (backward, transposes, {axis: size.T for axis, size in sizes.items()}, g),
+    ):
+        error = np.abs(result - oracles.dense_apply(dense, source))
+        assert (error <= 1e-14 * oracles.dense_apply(matrix, np.abs(source))).all()
+
+
+def test_nothing_to_do_gives_every_bit_back() -> None:
+    for dtype in oracles.STORAGE_TYPES:
+        x = np.array(oracles.VALUES).astype(dtype)
+        result = BACKEND.apply(Plan.build([None], x.shape), x, dtype)
+        assert result.tobytes() == x.tobytes()
+
+
+def test_empty_slabs_are_no_special_case() -> None:
+    bands = oracles.linear_taps(4, 8).map()
+    plan = Plan.build([bands.window(3, 3, 1, 1), None], (0, 5))
+    assert BACKEND.apply(plan, np.ones((0, 5), np.float32), np.float32).shape == (0, 5)
+    plan = Plan.build([None, bands], (0, 4))
+    assert BACKEND.apply(plan, np.ones((0, 4), np.float32), np.float32).shape == (0, 8)
+
+
+@pytest.mark.parametrize("shape", [(1 << 21,), (1 << 11, 1 << 10), (1, 1 << 20, 2)])
+def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(shape: tuple[int, ...]) -> None:
+    bands = [oracles.linear_taps(size // 2, size).map() if size > 2 else None for size in shape]
+    plan = Plan.build(bands, tuple(max(1, size // 2) if size > 2 else size for size in shape))
+    x = np.ones(plan.output_shape, np.float32)
+    adjoint = plan.adjoint()
+    tracemalloc.start()
+    try:
+        BACKEND.apply(adjoint, x, np.float32)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * x.nbytes + 40 * adjoint.table_entries
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ulp"), [(np.dtype(np.float16), 2**-10), (np.dtype(ml_dtypes.bfloat16), 2**-7)]
+)
+def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
+    dtype: np.dtype[np.generic], ulp: float
+) -> None:
+    sums = {1 + ulp / 2: 1, 1 + 1.5 * ulp: 1 + 2 * ulp, 1 + ulp / 2 + 2**-23: 1 + ulp}
+    for exact, rounded in sums.items():
+        index = np.array([[0, 1]])
+        bands = BandedMap.from_taps(index, np.array([[1, exact - 1]]), inputs=2)
+        result = BACKEND.apply(Plan.build([bands], (2,)), np.ones(2, dtype), dtype)
+        assert result.astype(np.float64) == [rounded]

@@ -1,0 +1,130 @@
+"""Plans: shapes, costs, order and identity."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from dataclasses import replace
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.plans import BandedMap, Pass, Plan, fill_empty
+
+
+def _linear(inputs: int, outputs: int) -> BandedMap:
+    return oracles.linear_taps(inputs, outputs).map()
+
+
+def test_identities_are_left_out_and_passes_ascend() -> None:
+    identity = BandedMap.from_taps(np.arange(3)[:, None], np.ones((3, 1)), inputs=3)
+    plan = Plan.build([_linear(2, 4), identity, None, _linear(5, 3)], (2, 3, 9, 5))
+    assert [one.axis for one in plan.passes] == [0, 3]
+    assert plan.output_shape == (4, 3, 9, 3)
+
+
+def test_the_adjoint_goes_back_in_the_same_order_of_axes_without_fill() -> None:
+    plan = Plan.build([_linear(2, 4), None, _linear(5, 3)], (2, 7, 5), fill=9)
+    adjoint = plan.adjoint()
+    assert (adjoint.input_shape, adjoint.output_shape) == (plan.output_shape, plan.input_shape)
+    assert [one.axis for one in adjoint.passes] == [0, 2]
+    assert adjoint.fill == 0
+
+
+def test_costs_are_exact_beyond_any_machine_integer() -> None:
+    up, down = _linear(2, 4), _linear(4, 1)
+    plan = Plan.build([None, up, down], (2**70, 2, 4))
+    assert up.nnz == 6
+    assert down.nnz == 2
+    assert plan.work == 2**70 * 4 * up.nnz + 2**70 * 4 * down.nnz
+    assert plan.largest_intermediate == 2**70 * 4 * 4
+    assert plan.table_entries == (6 + 4 + 2) + (2 + 1 + 4)
+
+
+def test_a_plan_without_passes_costs_nothing() -> None:
+    plan = Plan.build([None, None], (3, 4))
+    assert (plan.work, plan.largest_intermediate, plan.table_entries) == (0, 0, 0)
+
+
+@settings(deadline=None)
+@given(data=st.data(), plan=oracles.plans())
+def test_a_permuted_plan_does_the_same_to_the_permuted_tensor(
+    data: st.DataObject, plan: Plan
+) -> None:
+    order = data.draw(st.permutations(range(len(plan.input_shape))))
+    x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float32))
+    stored = plan.permuted(order)
+    assert [one.map for one in stored.passes] == [one.map for one in plan.passes]
+    result = NumpyCpu().apply(stored, x.transpose(order), np.float32)
+    oracles.same_bits(result, NumpyCpu().apply(plan, x, np.float32).transpose(order))
+
+
+@pytest.mark.parametrize(
+    ("shape", "result", "message"),
+    [
+        ((3, 7), (4, 7), "the map of axis 0 reads 2 inputs; the tensor is \\[3, 7\\] there"),
+        ((2, 7), (5, 7), "the maps lead to \\[4, 7\\]; output_shape is \\[5, 7\\]"),
+    ],
+)
+def test_maps_that_do_not_lead_from_shape_to_shape_are_refused(
+    shape: tuple[int, ...], result: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(shape, result, (Pass(0, _linear(2, 4)),))
+
+
+def _digest(plan: Plan) -> str:
+    digest = hashlib.sha256()
+    plan.digest_update(digest)
+    return digest.hexdigest()
+
+
+def test_a_digest_tells_apart_plans_that_differ_anywhere() -> None:
+    up, down = _linear(2, 4), _linear(4, 2)
+    weight = up.weight.copy()
+    weight[1] = np.nextafter(weight[1], 1)
+    plans = [
+        Plan.build([], ()),
+        Plan.build([None], (4,)),
+        Plan.build([None, None], (4, 4)),
+        Plan.build([up, None], (2, 2)),
+        Plan.build([None, up], (2, 2)),
+        Plan.build([up, up], (2, 2)),
+        Plan.build([up, None], (2, 2), fill=1),
+        Plan.build([up, None], (2, 2), fill=-0.0),
+        Plan.build([replace(up, weight=weight), None], (2, 2)),
+        Plan.build([down, None], (4, 2)),
+    ]
+    assert len({_digest(plan) for plan in plans}) == len(plans)
+
+
+class _Collected(bytearray):
+    """What a digest is fed."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        self.extend(data)
+
+
+def test_a_digest_is_fed_the_same_bytes_everywhere() -> None:
+    bands = BandedMap(1, 2, np.array([0]), np.array([0, 2]), np.array([0.5, -3]))
+    plan = Plan.build([None, bands], (5, 2), fill=0.25)
+    shapes = struct.pack("<3q3q", 2, 5, 2, 2, 5, 1)
+    head = struct.pack("<dq4q", 0.25, 1, 1, 1, 2, 2)
+    table = struct.pack("<q2q2d", 0, 0, 2, 0.5, -3)
+    for one in (plan, pickle.loads(pickle.dumps(plan))):  # noqa: S301
+        fed = _Collected()
+        one.digest_update(fed)
+        assert fed == shapes + head + table
+
+
+def test_fill_reaches_exactly_the_elements_with_an_empty_band() -> None:
+    gap = BandedMap(3, 2, np.array([0, 1, 1]), np.array([0, 1, 1, 2]), np.ones(2))
+    end = BandedMap(2, 2, np.array([0, 2]), np.array([0, 2, 2]), np.ones(2))
+    result = np.zeros((3, 2))
+    fill_empty([Pass(0, gap), Pass(1, end)], result, fill=7)
+    np.testing.assert_array_equal(result, [[0, 7], [7, 7], [0, 7]])
