@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint schema check generate load-smoke bench full image install constraints clean
+.PHONY: help demo test lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
+	load-smoke bench full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -25,12 +26,17 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 test: $(VENV)/.installed  ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.tools  ## Check with ruff, mypy, pyright and the import contracts
+lint: ruff-check ruff-format-check mypy pyright lint-imports  ## Check with ruff, mypy, pyright and the import contracts
+ruff-check: $(VENV)/.tools
 	$(BIN)/ruff check
+ruff-format-check: $(VENV)/.tools
 	$(BIN)/ruff format --check
+mypy: $(VENV)/.tools
 	$(BIN)/mypy
+pyright: $(VENV)/.tools
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports
+lint-imports: $(VENV)/.tools
+	$(BIN)/lint-imports --no-logo
 
 schema: $(VENV)/.installed $(GENERATE_VENV)/.installed  ## Check that generated code is current; buf lint, format, breaking
 	$(GENERATE_VENV)/bin/python proto/generate.py --check
@@ -52,9 +58,12 @@ load-smoke: $(VENV)/.installed  ## Load a server for 30 s; prints latencies, rat
 	$(BIN)/python tests/load/smoke.py
 
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
-	$(BIN)/python -m pytest tests/bench
+	mkdir -p out
+	$(BIN)/python tests/bench/hop.py
+	$(BIN)/python tests/bench/streams.py --json out/streams.json
+	$(BIN)/python tests/bench/memory.py --json out/memory.json
 
-full: lint schema bench load-smoke  ## Everything, also what is too heavy for CI
+full: $(VENV)/.full lint schema test bench load-smoke  ## Everything, also what is too heavy for CI: live PyTorch, benchmarks
 
 image:  ## Build the container image gradwire:cpu
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .
@@ -86,6 +95,10 @@ $(VENV)/.installed: pyproject.toml $(PINS)
 
 $(VENV)/.tools: $(VENV)/.installed
 	$(BIN)/python $(PIP) install --constraint $(PINS) --group lint --group package
+	@touch $@
+
+$(VENV)/.full: $(VENV)/.installed
+	$(BIN)/python $(PIP) install --constraint $(PINS) --group full
 	@touch $@
 
 $(GENERATE_VENV)/.installed: pyproject.toml

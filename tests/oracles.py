@@ -21,7 +21,7 @@ Tensor = npt.NDArray[Any]
 
 STORAGE_TYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 
-# Weights and data at which a shortcut would show: both zeros, one, denormals, huge and inexact ones.
+# Where a shortcut would show: zeros of both signs, one, denormals, huge and inexact numbers.
 WEIGHTS = [0.0, -0.0, 1.0, 0.5, 1 / 3, -0.7, 1e-40, -3.0, 1e30]
 VALUES = [0.0, -0.0, 1.0, -1.0, 1 / 3, -2.75, 1e-41, 6e4, np.inf, -np.inf, np.nan]
 
@@ -145,7 +145,7 @@ def tap_tables(draw: st.DrawFn, *, most: int = 9) -> TapTable:
     if draw(st.booleans()):
         first = np.sort(first, axis=0)[:: draw(st.sampled_from([1, -1]))]
     index = np.clip(first + seed.permutation(taps), 0, inputs - 1)
-    weight = seed.choice(WEIGHTS, (outputs, taps)) * (seed.random((outputs, 1)) < 0.8)  # noqa: PLR2004
+    weight = seed.choice(WEIGHTS, (outputs, taps)) * (seed.random((outputs, 1)) < 0.8)
     return TapTable(index, weight.astype(draw(st.sampled_from([np.float32, np.float64]))), inputs)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
-import oracles
 import pytest
 
+import oracles
 from gradwire_server.backends.float_environment import default_float_environment, is_default
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(
 
 DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, UPWARD, TO_ZERO = 0x40, 0x8000, 0x4000, 0x6000
 
-# MXCSR is the last member of glibc's fenv_t on x86-64, which is 32 bytes long.
-_MXCSR = slice(28, 32)
+# Where MXCSR lies in glibc's fenv_t on x86-64, whose last member it is.
+_MXCSR = 28
 
 
 @contextmanager
@@ -32,10 +32,8 @@ def mxcsr(bits: int) -> Generator[None]:
     libm = ctypes.CDLL("libm.so.6")
     before = ctypes.create_string_buffer(32)
     assert libm.fegetenv(before) == 0
-    changed = ctypes.create_string_buffer(before.raw, 32)
-    register = int.from_bytes(before.raw[_MXCSR], "little") | bits
-    changed[_MXCSR] = register.to_bytes(4, "little")
-    libm.fesetenv(changed)
+    others, register = before.raw[:_MXCSR], int.from_bytes(before.raw[_MXCSR:], "little")
+    libm.fesetenv(others + (register | bits).to_bytes(4, "little"))
     try:
         yield
     finally:
@@ -45,7 +43,7 @@ def mxcsr(bits: int) -> Generator[None]:
 def _halved() -> oracles.Tensor:
     """Half of the least normal number and half of the least but one denormal."""
     half = BandedMap.from_taps(np.array([[0], [1]]), np.full((2, 1), 0.5), inputs=2)
-    x = np.float32([2.0**-126, 2.0**-148])
+    x = np.array([2.0**-126, 2.0**-148], np.float32)
     return NumpyCpu().apply(Plan.build([half], (2,)), x, np.float32)
 
 
@@ -58,7 +56,7 @@ def test_denormals_survive_a_thread_that_flushes_them(bits: int) -> None:
         with default_float_environment():
             kept = _halved()
         again = _halved()
-    oracles.same_bits(kept, np.float32([2.0**-127, 2.0**-149]))
+    oracles.same_bits(kept, np.array([2.0**-127, 2.0**-149], np.float32))
     assert (flushed == 0).any()
     oracles.same_bits(again, flushed)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
 
@@ -78,7 +79,7 @@ def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
     gapped = np.full((shape[0], bands.outputs, 2 * shape[2]), np.nan, dtype)
     y = gapped[:, :, ::2]
     carried = 0
-    for low, high in zip(cuts, cuts[1:], strict=False):
+    for low, high in pairwise(cuts):
         piece = bands.window(0, bands.outputs, low, high)
         BACKEND.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
         carried = int((bands.start < high).sum())
@@ -89,7 +90,7 @@ def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
 
 def _in_turn(bands: BandedMap, x: oracles.Tensor) -> oracles.Tensor:
     """Add taps of rows [inputs, inner] in turn, vectorized over the inner axis alone."""
-    rows = []
+    rows: list[oracles.Tensor] = []
     for output in range(bands.outputs):
         first, stop = bands.offset[output], bands.offset[output + 1]
         weights = bands.weight[first:stop].astype(x.dtype)
@@ -106,7 +107,7 @@ def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(inner: int) -
     counts = np.array([1, 2500, 2, 3000, 1, 1])
     start = np.array([0, 0, 2499, 2500, 5500, 5501])
     offset = np.concatenate([[0], np.cumsum(counts)])
-    bands = BandedMap(6, 5502, start, offset, rng.normal(size=offset[-1]))
+    bands = BandedMap(6, 5502, start, offset, rng.normal(size=int(offset[-1])))
     x = rng.normal(size=(5502, inner)).astype(np.float32)
     result = BACKEND.apply(Plan.build([bands, None], x.shape), x, np.float32)
     oracles.same_bits(result, _in_turn(bands, x))
@@ -118,8 +119,10 @@ def test_bands_of_every_length_are_added_in_turn() -> None:
     rng = np.random.default_rng(2)
     counts = np.arange(1, 60)[rng.permutation(59)]
     offset = np.concatenate([[0], np.cumsum(counts)])
-    bands = BandedMap(59, offset[-1], offset[:-1].copy(), offset, rng.normal(size=offset[-1]))
-    x = rng.normal(size=(offset[-1], 2)).astype(np.float32)
+    bands = BandedMap(
+        59, int(offset[-1]), offset[:-1].copy(), offset, rng.normal(size=int(offset[-1]))
+    )
+    x = rng.normal(size=(int(offset[-1]), 2)).astype(np.float32)
     result = BACKEND.apply(Plan.build([bands, None], x.shape), x, np.float32)
     oracles.same_bits(result, _in_turn(bands, x))
 

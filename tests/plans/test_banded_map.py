@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracles
 import pytest
 from hypothesis import assume, given, settings
 
+import oracles
 from gradwire_server.plans import BandedMap
 
 Arrays = dict[str, Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from gradwire_server.plans import BandedMap
 
 

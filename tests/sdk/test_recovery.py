@@ -179,19 +179,25 @@ def test_callers_that_outnumber_the_streams_of_a_server_all_get_their_result() -
 
 
 def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:
-    policy = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
+    underway = threading.Event()
     with (
         serving(max_streams=1, retry_after_s=0.01) as server,
         relaying(server.address) as relay,
-        Client(relay.address, retry=policy) as client,
-        Client(server.address, retry=policy) as other,
+        Client(relay.address, chunk_bytes=10_000) as first,
+        Client(server.address, retry=RetryPolicy(max_attempts=2)) as second,
         ThreadPoolExecutor(1) as pool,
     ):
-        with pytest.raises(OverloadedError) as caught:  # noqa: PT012 - one caller keeps the stream
-            relay.hold(after=100_000)
-            call = pool.submit(client.evaluate, COPY, DIFF_DST, output_shape=DIFF_DST.shape)
-            while True:
-                other.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+        relay.hold(after=100_000)
+        call = pool.submit(
+            first.evaluate,
+            COPY,
+            DIFF_DST,
+            output_shape=DIFF_DST.shape,
+            on_progress=lambda *_: underway.set(),
+        )
+        assert underway.wait(30)
+        with pytest.raises(OverloadedError) as caught:
+            second.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
         relay.let_go()
         np.testing.assert_array_equal(call.result(), DIFF_DST)
     assert caught.value.retry_after_s == 0.01

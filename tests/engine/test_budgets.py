@@ -1,0 +1,62 @@
+"""What is kept and what is let in stays within its bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gradwire_server.engine import Admission, PlanCache
+from gradwire_server.errors import OverloadedError
+from gradwire_server.plans import BandedMap, Plan
+
+
+def _plan(size: int) -> Plan:
+    index = np.arange(size)[::2, None]
+    bands = BandedMap.from_taps(index, np.ones(index.shape, np.float32), inputs=size)
+    return Plan.build([bands], (size,))
+
+
+def _unwanted() -> Plan:
+    raise AssertionError("a kept plan is not built again")
+
+
+def test_recent_plans_are_kept_and_the_oldest_goes_first() -> None:
+    entries = _plan(8).table_entries
+    plans = PlanCache(max_entries=2 * entries)
+    kept = plans.get("a", lambda: _plan(8))
+    plans.get("b", lambda: _plan(8))
+    assert plans.get("a", _unwanted) is kept
+    plans.get("c", lambda: _plan(8))
+    assert ["a" in plans, "b" in plans, "c" in plans] == [True, False, True]
+
+
+def test_a_plan_larger_than_the_cache_is_not_kept() -> None:
+    plans = PlanCache(max_entries=10)
+    plans.get("large", lambda: _plan(100))
+    assert "large" not in plans
+
+
+def test_memory_is_given_back_however_a_request_ends() -> None:
+    admission = Admission(max_memory_bytes=100, max_streams=1, retry_after_s=0.5)
+    with admission.memory(60):
+        with pytest.raises(OverloadedError) as caught, admission.memory(50):
+            pass
+        assert caught.value.retry_after_s == 0.5
+        with pytest.raises(KeyError), admission.memory(40):
+            raise KeyError
+        assert admission.memory_bytes == 60
+    assert admission.memory_bytes == 0
+
+
+def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
+    admission = Admission(max_memory_bytes=100, max_streams=1, retry_after_s=0.5)
+    with admission.memory(1000), pytest.raises(OverloadedError), admission.memory(1):
+        pass
+    assert admission.memory_bytes == 0
+
+
+def test_streams_are_counted() -> None:
+    admission = Admission(max_memory_bytes=100, max_streams=1, retry_after_s=0.5)
+    with admission.stream(), pytest.raises(OverloadedError), admission.stream():
+        pass
+    assert admission.streams == 0

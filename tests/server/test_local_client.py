@@ -1,0 +1,128 @@
+"""LocalClient is the service without sockets: same bits, same words, any thread count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gradwire import Client, DeadlineExceededError, GradwireError, LimitExceededError, ops
+from gradwire_server import LocalClient
+from gradwire_server.engine import Limits
+from serving import serving
+
+UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+SMALL_SLABS = Limits(slab_bytes=1 << 12)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with serving() as server, Client(server.address) as client:
+        yield client
+
+
+def _input(dtype: object, layout: str) -> NDArray[Any]:
+    rng = np.random.default_rng(1)
+    packed = rng.normal(size=(2, 3, 66, 64)).astype(np.dtype(dtype))  # type: ignore[call-overload]
+    match layout:
+        case "packed":
+            return packed
+        case "channels last":
+            return np.ascontiguousarray(packed.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        case "reversed":
+            return packed[::-1, :, ::-2]
+        case "broadcast":
+            return np.broadcast_to(packed[:1, :, :, :1], (2, 3, 66, 64))
+        case _:
+            raise AssertionError(layout)
+
+
+@pytest.mark.parametrize("layout", ["packed", "channels last", "reversed", "broadcast"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_it_gives_the_bits_of_the_service(client: Client, dtype: object, layout: str) -> None:
+    array = _input(dtype, layout)
+    shape = (2, 3, array.shape[2] // 2, 32)
+    remote = client.evaluate(UP, array, output_shape=shape)
+    for threads in (1, 2):
+        with LocalClient(threads=threads, limits=SMALL_SLABS) as local:
+            result = local.evaluate(UP, array, output_shape=shape)
+        assert result.dtype == remote.dtype
+        assert result.strides == remote.strides
+        assert result.tobytes() == remote.tobytes()
+
+
+def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
+    array = np.random.default_rng(0).normal(size=(1, 2, 4000, 40)).astype(np.float32)
+    results: set[bytes] = set()
+    for threads in (1, 2):
+        for slab in (1 << 10, 1 << 14, 1 << 30):
+            with LocalClient(threads=threads, limits=Limits(slab_bytes=slab)) as local:
+                result = local.evaluate(UP, array, output_shape=(1, 2, 3, 20))
+                results.add(result.tobytes())
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize(
+    ("array", "shape"),
+    [
+        (np.ones((2, 3, 4, 4), np.float32), (2, 4, 2, 2)),
+        (np.ones((3, 4), np.float32), (3, 2)),
+        (np.ones((2, 3, 4, 4), np.float32), (2, 3, 0, 2)),
+        (np.ones((2, 3, 4, 4), np.int32), (2, 3, 2, 2)),
+        (np.ones((2, 3, 4, 4), np.float32), None),
+    ],
+)
+def test_it_refuses_in_the_words_of_the_service(
+    client: Client, array: NDArray[Any], shape: tuple[int, ...] | None
+) -> None:
+    with pytest.raises(GradwireError) as remote:
+        client.evaluate(UP, array, output_shape=shape)
+    with LocalClient() as local, pytest.raises(GradwireError) as here:
+        local.evaluate(UP, array, output_shape=shape)
+    assert type(here.value) is type(remote.value)
+    assert str(here.value) == str(remote.value)
+    assert getattr(here.value, "field", None) == getattr(remote.value, "field", None)
+
+
+def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order() -> None:
+    array = np.random.default_rng(0).normal(size=(1, 64, 64, 64)).astype(np.float32)
+    out = np.empty((1, 32, 32, 64), np.float32).transpose(0, 3, 1, 2)
+    tight = Limits(max_request_memory_bytes=600_000, slab_bytes=1 << 12)
+    with LocalClient(limits=tight) as local:
+        local.evaluate(UP, array, out=out)
+    with LocalClient() as local:
+        np.testing.assert_array_equal(local.evaluate(UP, array, output_shape=out.shape), out)
+
+
+def test_memory_maps_are_read_and_written_in_place(tmp_path: Any) -> None:
+    array = np.random.default_rng(0).normal(size=(1, 1, 64, 64)).astype(np.float32)
+    np.save(tmp_path / "in.npy", array)
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, (1, 1, 32, 32))
+    with LocalClient() as local:
+        mapped = np.load(tmp_path / "in.npy", mmap_mode="r")
+        assert local.evaluate(UP, mapped, out=out) is out
+        np.testing.assert_array_equal(out, local.evaluate(UP, array, output_shape=out.shape))
+
+
+def test_a_limit_names_its_setting() -> None:
+    with LocalClient(limits=Limits(max_elements=10)) as local:
+        with pytest.raises(LimitExceededError, match="GRADWIRE_MAX_ELEMENTS") as caught:
+            local.evaluate(UP, np.ones((1, 1, 4, 4), np.float32), output_shape=(1, 1, 2, 2))
+        assert caught.value.limit == "max_elements"
+
+
+def test_its_time_is_limited_and_its_progress_told() -> None:
+    array = np.ones((1, 1, 512, 512), np.float32)
+    told: list[tuple[int, int]] = []
+    with LocalClient(limits=SMALL_SLABS) as local:
+        with pytest.raises(DeadlineExceededError):
+            local.evaluate(UP, array, output_shape=(1, 1, 256, 256), timeout_s=1e-9)
+        local.evaluate(
+            UP, array, output_shape=(1, 1, 256, 256), on_progress=lambda *now: told.append(now)
+        )
+    assert told == sorted(told)
+    assert told[-1] == (array.nbytes, array.nbytes // 4)
