@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,9 +14,10 @@ class Relay:
     """Relays every connection to a server.
 
     server    HOST:PORT of the server
-    cuts      connection i is cut once it has carried cuts[i] bytes from the server; later ones are not
+    cuts      connection i is cut once it has carried cuts[i] bytes from the server; later ones last
     on_cut    called before each cut
     address   HOST:PORT of the relay
+    delay_s   seconds that each 64 KiB from clients wait
     """
 
     def __init__(
@@ -27,9 +29,10 @@ class Relay:
         self._flowing = threading.Event()
         self._flowing.set()
         self._allowance = 0
+        self.delay_s = 0.0
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -77,6 +80,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
                 self._flowing.wait()
+                time.sleep(self.delay_s)
                 server.sendall(data)
                 self._spend(len(data))
         _close(server)

@@ -26,6 +26,7 @@ from gradwire.errors import (
     EvaluationChangedError,
     GradwireError,
     InvalidRequestError,
+    LimitExceededError,
 )
 from gradwire.retries import Tries, is_retryable
 
@@ -146,7 +147,7 @@ class Evaluation:
 
     def recover(self, error: GradwireError) -> float:
         """Return the seconds to wait before the next try; raise the error where there is none."""
-        if error.reason == "USE_STREAM" and not self.streams:
+        if not self.streams and _is_too_large(error):
             self.streams = True
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE" and (job := self._job.reordered()) is not None:
@@ -181,6 +182,11 @@ class Evaluation:
         if self._transfer is None:
             self._transfer = Transfer(self._job, chunk_bytes=self._options.chunk_bytes)
         return self._transfer
+
+
+def _is_too_large(error: GradwireError) -> bool:
+    # grpc's own limit on messages has no reason of ours.
+    return isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

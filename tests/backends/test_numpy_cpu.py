@@ -64,8 +64,8 @@ def test_realistic_axes_give_the_bits_of_the_scalar_loop(
 @settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
-    bands=oracles.banded_maps(inputs=6, ascending=True),
-    shape=st.tuples(st.integers(1, 3), st.just(6), st.integers(1, 3)),
+    bands=oracles.banded_maps(inputs=12, most=24, ascending=True),
+    shape=st.tuples(st.integers(1, 3), st.just(12), st.integers(1, 3)),
     dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)]),
 )
 def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
@@ -75,17 +75,31 @@ def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
     dtype: np.dtype[np.floating],
 ) -> None:
     x = data.draw(oracles.tensors(shape, dtype=dtype))
-    cuts = sorted({0, 6, *data.draw(st.lists(st.integers(1, 5)))})
-    gapped = np.full((shape[0], bands.outputs, 2 * shape[2]), np.nan, dtype)
+    cuts = sorted({0, 12, *data.draw(st.lists(st.integers(1, 11)))})
+    plan = Plan.build([None, bands, None], shape)
+    oracles.same_bits(_in_pieces(bands, x, cuts), BACKEND.apply(plan, x, dtype))
+
+
+def test_many_sums_may_be_open_where_the_input_is_cut() -> None:
+    x = np.random.default_rng(3).normal(size=(2, 97, 3)).astype(np.float32)
+    bands = oracles.cubic_taps(29, 97).map().adjoint()
+    whole = BACKEND.apply(Plan.build([None, bands, None], x.shape), x, np.float32)
+    for cut in range(1, 97):
+        oracles.same_bits(_in_pieces(bands, x, [0, cut, 97]), whole)
+
+
+def _in_pieces(bands: BandedMap, x: oracles.Tensor, cuts: list[int]) -> oracles.Tensor:
+    """Add the inputs between cuts along axis 1, one piece after the other, to a strided array."""
+    gapped = np.zeros((x.shape[0], bands.outputs, 2 * x.shape[2]), x.dtype)
     y = gapped[:, :, ::2]
     carried = 0
     for low, high in pairwise(cuts):
+        y[:, carried:] = np.nan
         piece = bands.window(0, bands.outputs, low, high)
         BACKEND.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
         carried = int((bands.start < high).sum())
-    plan = Plan.build([None, bands, None], shape)
-    oracles.same_bits(y.copy(), BACKEND.apply(plan, x, dtype))
-    assert np.isnan(gapped[:, :, 1::2]).all()
+    assert (gapped[:, :, 1::2] == 0).all()
+    return y.copy()
 
 
 def _in_turn(bands: BandedMap, x: oracles.Tensor) -> oracles.Tensor:
@@ -119,10 +133,9 @@ def test_bands_of_every_length_are_added_in_turn() -> None:
     rng = np.random.default_rng(2)
     counts = np.arange(1, 60)[rng.permutation(59)]
     offset = np.concatenate([[0], np.cumsum(counts)])
-    bands = BandedMap(
-        59, int(offset[-1]), offset[:-1].copy(), offset, rng.normal(size=int(offset[-1]))
-    )
-    x = rng.normal(size=(int(offset[-1]), 2)).astype(np.float32)
+    inputs = int(offset[-1])
+    bands = BandedMap(59, inputs, offset[:-1].copy(), offset, rng.normal(size=inputs))
+    x = rng.normal(size=(inputs, 2)).astype(np.float32)
     result = BACKEND.apply(Plan.build([bands, None], x.shape), x, np.float32)
     oracles.same_bits(result, _in_turn(bands, x))
 
@@ -179,6 +192,21 @@ def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(shape: tuple[int,
     finally:
         tracemalloc.stop()
     assert peak < 3 * x.nbytes + 40 * adjoint.table_entries
+
+
+def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it() -> None:
+    x = np.ones((2048, 2048), np.float32)
+    index = np.arange(2048)[np.newaxis]
+    bands = BandedMap.from_taps(index, np.full((1, 2048), 0.5), inputs=2048)
+    plan = Plan.build([bands, None], x.shape)
+    tracemalloc.start()
+    try:
+        result = BACKEND.apply(plan, x, np.float32)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (result == 1024).all()
+    assert peak < x.nbytes / 4
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
     rank = draw(st.integers(1, 4))
     sizes = tuple(draw(st.integers(1, 9)) for _ in range(rank))
     bands = [draw(st.none() | maps(size)) for size in sizes]
-    plan = Plan.build(bands, sizes)
+    plan = Plan.build(bands, sizes, fill=draw(st.sampled_from([0.0, 7.0])))
     dtype = np.dtype(draw(st.sampled_from([np.float32, np.float16, np.float64])))
     order = draw(st.permutations(range(rank)))
     same = draw(st.booleans())

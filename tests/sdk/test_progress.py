@@ -43,7 +43,7 @@ def test_nothing_is_reported_before_anything_has_moved(
 ) -> None:
     now = 0.0
     reports: list[tuple[int, int]] = []
-    progress = Progress(lambda *reached: reports.append(reached), clock=lambda: now)
+    progress = Progress(lambda sent, received: reports.append((sent, received)), clock=lambda: now)
     for pause, _, _ in steps:
         now += pause
         progress.report(0, 0)

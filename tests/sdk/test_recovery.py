@@ -1,4 +1,4 @@
-"""Whatever breaks on the way, the result has the bits of an undisturbed call, or the error is right."""
+"""Whatever breaks on the way, the bits are those of an undisturbed call, or the error is right."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradwire_server.engine import evaluation as server_evaluation
 from numpy.typing import NDArray
-from relay import relaying
-from serving import ServerThread, serving, serving_process
 
 from gradwire import (
     Client,
@@ -23,6 +20,9 @@ from gradwire import (
     UnavailableError,
     ops,
 )
+from gradwire_server.engine import evaluation as server_evaluation
+from relay import relaying
+from serving import ServerThread, serving, serving_process
 
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 COPY = ops.DmlResample(interpolation_mode="linear")
@@ -97,7 +97,7 @@ def test_a_server_killed_amid_a_stream_and_started_again_gives_the_same_bits(
     np.testing.assert_array_equal(result, undisturbed)
 
 
-def test_unary_calls_outlive_a_restart(undisturbed: NDArray[Any]) -> None:
+def test_unary_calls_outlive_a_restart() -> None:
     with serving_process() as server, Client(server.address) as client:
         part = DIFF_DST[:, :, :64, :64]
         before = client.evaluate(BILINEAR, part, output_shape=(1, 2, 32, 32))
@@ -117,7 +117,10 @@ def test_a_stream_that_meets_another_evaluation_starts_again(
         Client(relay.address, chunk_bytes=50_000, retry=PROMPT) as client,
     ):
         result = client.evaluate(
-            BILINEAR, DIFF_DST, output_shape=SHAPE, on_progress=lambda *at: reports.append(at)
+            BILINEAR,
+            DIFF_DST,
+            output_shape=SHAPE,
+            on_progress=lambda sent, received: reports.append((sent, received)),
         )
     np.testing.assert_array_equal(result, undisturbed)
     assert reports == sorted(reports)
@@ -148,16 +151,26 @@ def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread) ->
 def test_every_drain_reaches_a_client_that_is_writing() -> None:
     server = ServerThread(max_memory_bytes=8 << 30)
     server.start()
-    running = threading.Semaphore(0)
-
-    def evaluate(client: Client) -> None:
-        told = iter([running.release])
-        client.evaluate(COPY, HUGE, output_shape=HUGE.shape, on_progress=lambda *_: next(told, int)())
-
-    with Client(server.address, retry=ONCE) as client, ThreadPoolExecutor(60) as pool:
-        calls = [pool.submit(evaluate, client) for _ in range(60)]
-        for _ in calls:
-            running.acquire()
+    started = [threading.Event() for _ in range(60)]
+    with (
+        relaying(server.address) as relay,
+        Client(relay.address, chunk_bytes=10_000, retry=ONCE) as client,
+        ThreadPoolExecutor(len(started)) as pool,
+    ):
+        calls = [
+            pool.submit(
+                client.evaluate,
+                COPY,
+                HUGE,
+                output_shape=HUGE.shape,
+                on_progress=partial(_note, event),
+            )
+            for event in started
+        ]
+        for event in started:
+            assert event.wait(30)
+        # Every stream is under way, and from here on the network takes no more of it.
+        relay.hold()
         server.stop()
         errors = [call.exception() for call in calls]
     assert {type(error) for error in errors} == {UnavailableError}
@@ -193,7 +206,7 @@ def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:
             COPY,
             DIFF_DST,
             output_shape=DIFF_DST.shape,
-            on_progress=lambda *_: underway.set(),
+            on_progress=partial(_note, underway),
         )
         assert underway.wait(30)
         with pytest.raises(OverloadedError) as caught:
@@ -213,3 +226,7 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
                 client.evaluate(COPY, array, output_shape=array.shape)
         with pytest.raises(UnavailableError, match="refused"):
             client.server_info()
+
+
+def _note(event: threading.Event, _sent_bytes: int, _received_bytes: int) -> None:
+    event.set()

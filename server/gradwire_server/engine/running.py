@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gradwire_server.backends import Backend, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.steps import Step, Walk, touched
-from gradwire_server.plans import BandedMap, Pass, Plan
+from gradwire_server.plans import BandedMap, Pass, Plan, fill_empty
 
 Array = NDArray[np.generic]
 
@@ -41,7 +41,8 @@ class StepRunner:
                 window = _window(
                     bands, (step.out_first, step.out_stop), (step.in_first, step.in_stop)
                 )
-                result = self._apply(self._passes(window), rows, self._dtype)
+                passes, fill = self._passes(window), self._walk.plan.fill
+                result = self._apply(passes, rows, self._dtype, fill=fill)
         return np.ascontiguousarray(result).reshape(-1).view(np.uint8)
 
     def _rows(self, step: Step, data: NDArray[np.uint8]) -> Array:
@@ -67,11 +68,18 @@ class StepRunner:
             for one in self._walk.plan.passes
         )
 
-    def _apply(self, passes: Sequence[Pass], rows: Array, dtype: np.dtype[np.generic]) -> Array:
+    def _apply(
+        self,
+        passes: Sequence[Pass],
+        rows: Array,
+        dtype: np.dtype[np.generic],
+        *,
+        fill: float = 0.0,
+    ) -> Array:
         shape = list(rows.shape)
         for one in passes:
             shape[one.axis] = one.map.outputs
-        plan = Plan(rows.shape, tuple(shape), tuple(passes), self._walk.plan.fill)
+        plan = Plan(rows.shape, tuple(shape), tuple(passes), fill)
         return self._backend.apply(plan, rows, dtype)
 
     def _run(self, bands: BandedMap, step: Step, rows: Array) -> Array:
@@ -90,8 +98,9 @@ class StepRunner:
         done = step.out_stop - step.out_first
         self._open = sums[:, done:].copy() if step.out_stop < bands.outputs else None
         result = self._apply(passes[stream + 1 :], sums[:, :done], self._dtype)
-        if self._walk.plan.fill:
-            result[:, window.counts[:done] == 0] = self._walk.plan.fill
+        # In parts no pass knows of another's empty bands: fill only now, over what they made of it.
+        finished = window.window(0, done, 0, window.inputs)
+        fill_empty(self._passes(finished), result, fill=self._walk.plan.fill)
         return result
 
 

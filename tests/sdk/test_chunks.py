@@ -1,0 +1,117 @@
+"""Laws of what a stream has moved: nothing is stored twice, out of order, or beyond the end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire import EvaluationChangedError, ServerError, ops, tensors, v1
+from gradwire._job import prepare
+from gradwire.chunks import Transfer
+
+COPY = ops.DmlResample(interpolation_mode="linear")
+ARRAY = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
+BYTES = ARRAY.tobytes()
+DESCRIPTOR = tensors.describe(ARRAY)
+
+
+def a_transfer() -> Transfer:
+    return Transfer(prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None), chunk_bytes=10)
+
+
+def opened(digest: str = "one", **changes: Any) -> v1.Opened:
+    answer = v1.Opened(
+        output=DESCRIPTOR, read_from_byte=0, evaluation_digest=digest, max_chunk_bytes=100
+    )
+    answer.MergeFrom(v1.Opened(**changes))
+    return answer
+
+
+@given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
+def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
+    transfer = a_transfer()
+    for start, stop in pairwise([0, *cuts, len(BYTES)]):
+        request = transfer.begin().open
+        assert (request.resume_from, request.evaluation_digest) == (start, "one" if start else "")
+        assert not transfer.complete
+        transfer.accept(opened())
+        transfer.store(start, BYTES[start:stop])
+        assert transfer.progressed
+    transfer.end()
+    assert transfer.result is not None
+    np.testing.assert_array_equal(transfer.result, ARRAY)
+
+
+@given(st.integers(0, 2 * len(BYTES)), st.binary(max_size=2 * len(BYTES)))
+def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> None:
+    transfer = a_transfer()
+    transfer.begin()
+    transfer.accept(opened())
+    transfer.store(0, BYTES[:50])
+    if offset == 50 and 1 <= len(data) <= len(BYTES) - 50:
+        transfer.store(offset, data)
+        assert transfer.received == 50 + len(data)
+    else:
+        with pytest.raises(ServerError, match="comes next"):
+            transfer.store(offset, data)
+        assert transfer.received == 50
+
+
+def test_a_stream_that_ends_early_has_not_succeeded() -> None:
+    transfer = a_transfer()
+    transfer.begin()
+    transfer.accept(opened())
+    transfer.store(0, BYTES[:-1])
+    with pytest.raises(ServerError, match="more are due"):
+        transfer.end()
+
+
+def test_a_chunk_before_opened_is_refused() -> None:
+    transfer = a_transfer()
+    transfer.begin()
+    with pytest.raises(ServerError, match="before opened"):
+        transfer.store(0, BYTES)
+
+
+def test_bytes_of_another_evaluation_are_not_joined() -> None:
+    transfer = a_transfer()
+    transfer.begin()
+    transfer.accept(opened("one"))
+    transfer.store(0, BYTES[:8])
+    transfer.begin()
+    with pytest.raises(EvaluationChangedError):
+        transfer.accept(opened("another"))
+    transfer.restart()
+    request = transfer.begin().open
+    assert (request.resume_from, request.evaluation_digest) == (0, "")
+    transfer.accept(opened("another"))
+    transfer.store(0, BYTES[:4])
+    assert not transfer.progressed
+    transfer.store(4, BYTES[4:])
+    assert transfer.progressed
+    assert transfer.complete
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"read_from_byte": len(BYTES) + 1},
+        {"read_from_byte": -1},
+        {"output": v1.TensorDescriptor(strides=[1, 6])},
+        {"output": v1.TensorDescriptor(strides=[7])},
+        {"output": v1.TensorDescriptor(sizes=[2])},
+        {"output": v1.TensorDescriptor(data_type=v1.DataType.DATA_TYPE_FLOAT64)},
+    ],
+    ids=str,
+)
+def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes: dict[str, Any]) -> None:
+    transfer = a_transfer()
+    transfer.begin()
+    with pytest.raises(ServerError) as caught:
+        transfer.accept(opened(**changes))
+    assert caught.value.request_id

@@ -1,0 +1,131 @@
+"""A client that gets into another process connects anew there."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from gradwire import AsyncClient, Client, RetryPolicy, ops
+from serving import ServerThread, serving
+
+COPY = ops.DmlResample(interpolation_mode="linear")
+SMALL = np.ones((4, 4), np.float32)
+LARGE = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+
+# Runs apart from pytest, whose threads are not at rest when a test wants to fork.
+FORKING = """
+import os, sys
+import numpy as np
+from gradwire import Client, ops
+
+copy = ops.DmlResample(interpolation_mode="linear")
+small = np.ones((4, 4), np.float32)
+large = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+client = Client(sys.argv[1])
+
+def works():
+    return all(
+        np.array_equal(client.evaluate(copy, each, output_shape=each.shape), each)
+        for each in (small, large)
+    )
+
+assert works()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        fine = works()
+        if sys.argv[2] == "close":
+            client.close()
+        os._exit(0 if fine else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert works()
+client.close()
+child = os.fork()
+if child == 0:
+    try:
+        client.server_info()
+    except RuntimeError:
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+print("done")
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving() as server:
+        yield server
+
+
+@pytest.mark.parametrize("ending", ["leave", "close"])
+def test_a_forked_child_connects_anew_and_leaves_its_parent_alone(
+    server: ServerThread, ending: str
+) -> None:
+    done = subprocess.run(  # noqa: S603 - the script above
+        [sys.executable, "-c", FORKING, server.address, ending],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
+def test_a_pickled_client_has_its_arguments_and_a_connection_of_its_own(
+    server: ServerThread,
+) -> None:
+    policy = RetryPolicy(max_attempts=3)
+    with Client(server.address, timeout_s=7.0, chunk_bytes=1000, retry=policy) as client:
+        client.server_info()
+        copy = pickle.loads(pickle.dumps(client))  # noqa: S301 - our own bytes
+    with copy:
+        np.testing.assert_array_equal(copy.evaluate(COPY, LARGE, output_shape=LARGE.shape), LARGE)
+        assert pickle.dumps(copy) == pickle.dumps(client)
+
+
+def test_a_client_travels_to_a_spawned_process(server: ServerThread) -> None:
+    with (
+        Client(server.address) as client,
+        multiprocessing.get_context("spawn").Pool(1) as pool,
+    ):
+        client.server_info()
+        assert pool.apply(_version, (client,)) == (client.server_info().version, True)
+
+
+def _version(client: Client) -> tuple[str, bool]:
+    parent = multiprocessing.parent_process()
+    with client:
+        return client.server_info().version, parent is not None and parent.pid != os.getpid()
+
+
+def test_a_pickled_async_client_belongs_to_the_loop_it_wakes_up_in(server: ServerThread) -> None:
+    async def dump() -> bytes:
+        async with AsyncClient(server.address, chunk_bytes=1000) as client:
+            await client.server_info()
+            return pickle.dumps(client)
+
+    async def load(dumped: bytes) -> None:
+        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
+            result = await client.evaluate(COPY, SMALL, output_shape=SMALL.shape)
+            np.testing.assert_array_equal(result, SMALL)
+
+    asyncio.run(load(asyncio.run(dump())))
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_with_credentials_says_that_it_cannot_be_pickled(
+    kind: type[Client | AsyncClient],
+) -> None:
+    client = kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials())
+    with pytest.raises(TypeError, match="credentials"):
+        pickle.dumps(client)
