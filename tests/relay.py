@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 
@@ -120,7 +120,7 @@ def _close(one: socket.socket) -> None:
 @contextmanager
 def relaying(
     server: str, *, cuts: tuple[int, ...] = (), on_cut: Callable[[], None] | None = None
-) -> Iterator[Relay]:
+) -> Generator[Relay]:
     """Run a relay."""
     relay = Relay(server, cuts=cuts, on_cut=on_cut)
     try:

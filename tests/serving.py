@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,7 +63,7 @@ class ServerThread:
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[ServerThread]:
+def serving(**settings: Any) -> Generator[ServerThread]:
     """Run a server with these settings in a thread."""
     server = ServerThread(**settings)
     server.start()
@@ -121,7 +121,7 @@ class ServerProcess:
 
 
 @contextmanager
-def serving_process(*flags: str) -> Iterator[ServerProcess]:
+def serving_process(*flags: str) -> Generator[ServerProcess]:
     """Run a server as a child process."""
     server = ServerProcess(*flags)
     try:

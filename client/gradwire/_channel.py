@@ -76,8 +76,8 @@ class Link:
     def close(self) -> None:
         """Close the channel and cancel its calls.
 
-        grpc waits for a peer to read what is on its way to it. One that does not may hold up a thread
-        of no importance, but not the caller.
+        grpc waits for a peer to read what is on its way to it. One that does not may hold up a
+        thread of no importance, but not the caller.
         """
         closing = threading.Thread(target=self.channel.close, name="gradwire-closing", daemon=True)
         closing.start()

@@ -93,7 +93,7 @@ class Job:
 
 
 def prepare(
-    operator: ops.Operator,
+    operator: object,
     array: object,
     *,
     output_shape: Sequence[int] | None,
@@ -103,6 +103,8 @@ def prepare(
 
     Without out, the result's axes nest as the input's do: that can be streamed at any size.
     """
+    if not isinstance(operator, ops.Operator):
+        raise TypeError(f"op is a {type(operator).__name__}; give an operator of gradwire.ops")
     source = tensors.as_array(array)
     described = tensors.describe(source)
     output = None

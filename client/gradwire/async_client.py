@@ -125,7 +125,12 @@ class AsyncClient:
         if evaluation.streams:
             return await self._try_stream(evaluation, link)
         request = evaluation.unary_request()
-        reply = await self._ask(link.stub.Evaluate, request, timeout_s=evaluation.left_s)
+        reply = await self._ask(
+            link.stub.Evaluate,
+            request,
+            timeout_s=evaluation.left_s,
+            request_id=evaluation.request_id,
+        )
         if isinstance(reply, GradwireError):
             return reply
         evaluation.take(reply)
@@ -164,19 +169,20 @@ class AsyncClient:
         request: Request,
         *,
         timeout_s: float,
+        request_id: str | None = None,
     ) -> Reply | GradwireError:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            return from_rpc_error(error)
+            return from_rpc_error(error, request_id=request_id)
         except grpc.aio.UsageError as error:
             # What grpc says of a channel that is closed.
-            return CallCancelledError(str(error))
+            return CallCancelledError(str(error), request_id=request_id)
         except asyncio.CancelledError:
             # grpc cancels waiting tasks when their channel is closed; nobody meant the task itself.
             task = asyncio.current_task()
             if self._links.closed and task is not None and not task.cancelling():
-                return CallCancelledError("the client was closed")
+                return CallCancelledError("the client was closed", request_id=request_id)
             raise
 
     async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:

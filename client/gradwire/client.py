@@ -30,7 +30,8 @@ Reply = TypeVar("Reply")
 class Client:
     """A connection to one gradwire server; any number of threads may use it.
 
-    It connects with the first call. Pickled or forked into another process it connects anew there.
+    It connects with the first call. In another process, pickled or forked, it connects anew. grpc
+    can be forked while no call is in flight, unless GRPC_ENABLE_FORK_SUPPORT is 0.
 
     target                  address of the server, such as "127.0.0.1:50051"; any gRPC target
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text
@@ -137,7 +138,12 @@ class Client:
         if evaluation.streams:
             return self._try_stream(evaluation, link)
         request = evaluation.unary_request()
-        reply = self._ask(link.stub.Evaluate, request, timeout_s=evaluation.left_s)
+        reply = self._ask(
+            link.stub.Evaluate,
+            request,
+            timeout_s=evaluation.left_s,
+            request_id=evaluation.request_id,
+        )
         if isinstance(reply, GradwireError):
             return reply
         evaluation.take(reply)
@@ -171,14 +177,15 @@ class Client:
         request: Request,
         *,
         timeout_s: float,
+        request_id: str | None = None,
     ) -> Reply | GradwireError:
         try:
             return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            return from_rpc_error(error)
+            return from_rpc_error(error, request_id=request_id)
         except ValueError as error:
             # What grpc says of a channel that is closed.
-            return CallCancelledError(str(error))
+            return CallCancelledError(str(error), request_id=request_id)
 
     def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._link.closed:

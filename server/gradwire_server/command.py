@@ -19,14 +19,15 @@ _PREFIX = "GRADWIRE"
 def _options(command: click.Command) -> click.Command:
     for one in fields(Settings):
         choices = one.metadata["choices"]
-        is_flag = isinstance(one.default, bool)
+        default: object = one.default
+        is_flag = isinstance(default, bool)
         command.params.append(
             click.Option(
                 [f"--{one.name.replace('_', '-')}"],
-                type=click.Choice(choices) if choices else type(one.default),
+                type=click.Choice(choices) if choices else type(default),
                 is_flag=is_flag,
-                default=one.default,
-                show_default=not is_flag and one.default != "",
+                default=default,
+                show_default=not is_flag and default != "",
                 envvar=f"{_PREFIX}_{one.name.upper()}",
                 show_envvar=True,
                 help=one.metadata["help"],

@@ -69,7 +69,7 @@ class Failure:
     code: StatusCode
     reason: v1.ErrorReason.ValueType
     message: str
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
     violations: tuple[tuple[str, str], ...] = ()
     retry_after_s: float | None = None
 

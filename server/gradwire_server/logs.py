@@ -12,7 +12,7 @@ class _Formatter(logging.Formatter):
     """Formats one record in one line, but for a traceback in text."""
 
     def _facts(self, record: logging.LogRecord) -> dict[str, object]:
-        facts = {
+        facts: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "event": record.getMessage(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import partial
 
 import grpc
 
@@ -167,7 +168,9 @@ class _Stream:
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             self._busy = True
-            result = run(step, data) if inline else await workshop.off_loop(lambda: run(*ready))
+            result = (
+                run(step, data) if inline else await workshop.off_loop(partial(run, step, data))
+            )
             self._busy = False
             self._progress = time.monotonic()
             offset = evaluation.output_range(step)[0]

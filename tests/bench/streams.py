@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def _measure(bare: str, ours: str, rounds: int) -> dict[str, Any]:
         Client(ours) as client,
     ):
         peer, stub = v1.GradientServiceStub(bare_channel), v1.GradientServiceStub(our_channel)
-        kinds = {
+        kinds: dict[str, Callable[[], float]] = {
             "bare": lambda: _drive(peer, data, _SHAPE),
             "copy": lambda: _drive(stub, data, _SHAPE),
             "bilinear": lambda: _drive(stub, data, _HALF),

@@ -52,8 +52,8 @@ KINDS = {
 class Tally:
     """What callers of one kind saw; latencies in seconds."""
 
-    latencies: list[float] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
+    latencies: list[float] = field(default_factory=list[float])
+    errors: Counter[str] = field(default_factory=Counter[str])
 
 
 def _call(client: Client, kind: Kind) -> Callable[[], NDArray[Any]]:

@@ -31,6 +31,8 @@ BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 COPY = ops.DmlResample(interpolation_mode="linear")
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 2, 512, 512)).astype(np.float32)
 SHAPE = (1, 2, 256, 256)
+# After so long without progress both sides end a stream by themselves.
+WATCH_S = 60.0
 SMALL = np.ones((4, 4), np.float32)
 LARGE = np.ones((1024, 1024), np.float32)
 HUGE = np.zeros((4096, 4096), np.float32)
@@ -55,8 +57,10 @@ def expected(server: ServerThread) -> NDArray[Any]:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def nothing_waits_for_the_watch_and_no_thread_is_left() -> Iterator[None]:
+    started = time.monotonic()
     yield
+    assert time.monotonic() < started + WATCH_S / 2
     patience = time.monotonic() + 10
     while "gradwire-receiver" in (names := [each.name for each in threading.enumerate()]):
         assert time.monotonic() < patience, names

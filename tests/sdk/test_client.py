@@ -125,7 +125,7 @@ def test_a_broadcast_input_travels_as_one_element_of_each_broadcast_axis(
     assert sent[-1] == thin.nbytes
 
 
-PLACES = {
+PLACES: dict[str, Callable[[Path], NDArray[Any]]] = {
     "plain": lambda _: np.full(SHAPE, np.nan, np.float32),
     "every other element": lambda _: np.full((2, 3, 32, 48), np.nan, np.float32)[..., ::2],
     "column-major": lambda _: np.full(SHAPE, np.nan, np.float32, order="F"),
@@ -172,6 +172,15 @@ def test_memmaps_are_read_and_written_in_place(
 def test_an_out_that_does_not_fit_is_refused(plain: Client, out: NDArray[Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         plain.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, out=out)
+
+
+def test_what_is_no_operator_or_no_out_is_a_type_error(plain: Client) -> None:
+    message: Any = ops.to_message(BILINEAR)
+    with pytest.raises(TypeError, match=r"gradwire\.ops"):
+        plain.evaluate(message, DIFF_DST, output_shape=SHAPE)
+    bytes_like: Any = bytearray(100)
+    with pytest.raises(TypeError, match="out is a bytearray"):
+        plain.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, out=bytes_like)
 
 
 def test_an_output_shape_that_is_none_names_its_axis(plain: Client) -> None:

@@ -25,6 +25,8 @@ from relay import Relay, relaying
 from serving import ServerThread, serving
 
 COPY = ops.DmlResample(interpolation_mode="linear")
+# After so long without progress both sides end a stream by themselves.
+WATCH_S = 60.0
 SMALL = np.ones((4, 4), np.float32)
 LARGE = np.ones((1024, 1024), np.float32)
 
@@ -42,8 +44,10 @@ def relay(server: ServerThread) -> Iterator[Relay]:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def nothing_waits_for_the_watch_and_no_thread_is_left() -> Iterator[None]:
+    started = time.monotonic()
     yield
+    assert time.monotonic() < started + WATCH_S / 2
     patience = time.monotonic() + 10
     while "gradwire-receiver" in (names := [each.name for each in threading.enumerate()]):
         assert time.monotonic() < patience, names

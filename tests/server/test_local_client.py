@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from gradwire import Client, DeadlineExceededError, GradwireError, LimitExceededError, ops
 from gradwire_server import LocalClient
@@ -25,9 +25,9 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def _input(dtype: object, layout: str) -> NDArray[Any]:
+def _input(dtype: DTypeLike, layout: str) -> NDArray[Any]:
     rng = np.random.default_rng(1)
-    packed = rng.normal(size=(2, 3, 66, 64)).astype(np.dtype(dtype))  # type: ignore[call-overload]
+    packed: NDArray[Any] = rng.normal(size=(2, 3, 66, 64)).astype(np.dtype(dtype))
     match layout:
         case "packed":
             return packed
@@ -43,7 +43,7 @@ def _input(dtype: object, layout: str) -> NDArray[Any]:
 
 @pytest.mark.parametrize("layout", ["packed", "channels last", "reversed", "broadcast"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
-def test_it_gives_the_bits_of_the_service(client: Client, dtype: object, layout: str) -> None:
+def test_it_gives_the_bits_of_the_service(client: Client, dtype: DTypeLike, layout: str) -> None:
     array = _input(dtype, layout)
     shape = (2, 3, array.shape[2] // 2, 32)
     remote = client.evaluate(UP, array, output_shape=shape)
@@ -122,7 +122,10 @@ def test_its_time_is_limited_and_its_progress_told() -> None:
         with pytest.raises(DeadlineExceededError):
             local.evaluate(UP, array, output_shape=(1, 1, 256, 256), timeout_s=1e-9)
         local.evaluate(
-            UP, array, output_shape=(1, 1, 256, 256), on_progress=lambda *now: told.append(now)
+            UP,
+            array,
+            output_shape=(1, 1, 256, 256),
+            on_progress=lambda sent, got: told.append((sent, got)),
         )
     assert told == sorted(told)
     assert told[-1] == (array.nbytes, array.nbytes // 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from gradwire_server.errors import OverloadedError
@@ -19,7 +19,7 @@ class Admission:
         self.streams = 0
 
     @contextmanager
-    def memory(self, needed: int) -> Iterator[None]:
+    def memory(self, needed: int) -> Generator[None]:
         """Hold `needed` bytes of the budget; a request larger than all of it is let in alone."""
         if self.memory_bytes and self.memory_bytes + needed > self._max_memory_bytes:
             raise self._overloaded(
@@ -34,7 +34,7 @@ class Admission:
             self.memory_bytes -= needed
 
     @contextmanager
-    def stream(self) -> Iterator[None]:
+    def stream(self) -> Generator[None]:
         """Hold one of the places for streams."""
         if self.streams >= self._max_streams:
             raise self._overloaded(

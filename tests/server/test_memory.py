@@ -1,0 +1,199 @@
+"""Memory follows the bytes that have arrived, stays bounded, and returns to its level."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gradwire import v1
+from processes import Command, memory_kib, running_command
+from raw_calls import (
+    PATIENCE_S,
+    RawClient,
+    as_stream,
+    check_in_band,
+    check_refusal,
+    chunk,
+    chunks,
+    float32,
+    identity_request,
+    opening,
+    wait_idle,
+    wait_until,
+)
+from serving import serving
+
+MIB = 1 << 20
+ROWS = 2048
+# With this the C library hands large blocks back at once, so that figures tell what is still held.
+EAGER = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+DATA = bytes(ROWS * 4096)
+
+
+def doubling() -> v1.EvaluateRequest:
+    """Ask for twice the rows of an 8 MiB input."""
+    request = identity_request(ROWS, 1024)
+    request.output.sizes[0] = 2 * ROWS
+    return request
+
+
+def complete(client: RawClient) -> None:
+    answer = client.stream([opening(doubling()), *chunks(DATA, MIB)])
+    assert answer.refusal is None
+    assert len(answer.data) == 2 * len(DATA)
+
+
+def fail(client: RawClient) -> None:
+    messages = [opening(doubling()), *chunks(DATA[: 6 * MIB], MIB), chunk(3, b"\0")]
+    refusal = client.stream(messages).refusal
+    assert refusal is not None
+    assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def cancel(client: RawClient) -> None:
+    done = threading.Event()
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(doubling())
+        yield from chunks(DATA[: 6 * MIB], MIB)
+        done.wait(PATIENCE_S)
+
+    call = client.start(messages())
+    for _ in range(4):
+        next(call)
+    call.cancel()
+    done.set()
+
+
+def burst(client: RawClient, ends: list[Callable[[RawClient], None]]) -> None:
+    """Run eight streams of each kind, four at once."""
+    with ThreadPoolExecutor(4) as pool:
+        for end in ends:
+            list(pool.map(end, [client] * 8))
+
+
+def test_all_memory_and_places_are_given_back_however_streams_end() -> None:
+    with serving() as server, RawClient(server.address) as client:
+        burst(client, [complete, fail, cancel])
+        wait_idle(server)
+        client.check_alive()
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    with running_command(log=tmp_path / "log", env=EAGER) as command:
+        yield command
+
+
+@pytest.mark.parametrize("end", [complete, fail, cancel])
+def test_memory_returns_to_its_level_however_streams_end(
+    command: Command, end: Callable[[RawClient], None]
+) -> None:
+    with RawClient(command.address) as client:
+        burst(client, [complete])
+        level = memory_kib(command.pid, "RssAnon")
+        for _ in range(4):
+            burst(client, [end])
+            client.check_alive()
+            # A few MiB for each stream that ended would be more.
+            assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
+
+
+def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
+    request = identity_request(1 << 15, 1 << 15, data=bytes(4))
+    request.input.strides[:] = [0, 0]
+    flags = ("--stall-timeout-s", "0.2", "--max-streams", "8")
+    with (
+        running_command(*flags, log=tmp_path / "log", env=EAGER) as command,
+        RawClient(command.address) as client,
+    ):
+        client.check_alive()
+        idle = memory_kib(command.pid, "RssAnon")
+        for number in range(1, 4):
+            calls = [client.start(as_stream(request), timeout_s=None) for _ in range(8)]
+            wait_until(lambda: command.log.count("STALLED") >= 8 * number)  # noqa: B023
+            for call in calls:
+                call.cancel()
+            client.check_alive()
+        # A few MiB for each of them would be more.
+        assert memory_kib(command.pid, "RssAnon") < idle + 24 * 1024
+
+
+GIANTS: dict[str, tuple[v1.TensorDescriptor, v1.TensorDescriptor]] = {
+    "256 GiB": (float32(1 << 18, 1 << 18), float32(1 << 18, 1 << 18)),
+    "long rows": (float32(2, 1 << 23), float32(2, 1 << 23)),
+    "held whole": (float32(4096, 4096), float32(4096, 4096, strides=(1, 4096))),
+}
+
+
+@pytest.mark.parametrize(("source", "result"), GIANTS.values(), ids=list(GIANTS))
+def test_nothing_is_allocated_before_bytes_arrive(
+    command: Command, source: v1.TensorDescriptor, result: v1.TensorDescriptor
+) -> None:
+    request = identity_request(1)
+    request.input.CopyFrom(source)
+    request.output.CopyFrom(result)
+    with RawClient(command.address) as client:
+        burst(client, [complete])
+        resident = memory_kib(command.pid, "RssAnon")
+        mapped = memory_kib(command.pid, "VmSize")
+        done = threading.Event()
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield opening(request)
+            done.wait(PATIENCE_S)
+
+        calls = [client.start(messages()) for _ in range(3)]
+        for call in calls:
+            assert next(call).WhichOneof("message") == "opened"
+        assert memory_kib(command.pid, "RssAnon") < resident + 8 * 1024
+        assert memory_kib(command.pid, "VmSize") < mapped + 32 * 1024
+        done.set()
+        for call in calls:
+            call.cancel()
+        client.check_alive()
+
+
+def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(command: Command) -> None:
+    rows = 1 << 15
+    with RawClient(command.address) as client:
+        burst(client, [complete])
+        level = memory_kib(command.pid, "VmHWM")
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield opening(identity_request(rows, 1024))
+            for number in range(rows >> 8):
+                yield chunk(number * MIB, bytes(MIB))
+
+        received = sum(len(each.chunk.data) for each in client.start(messages()))
+        assert received == rows * 4096
+        assert memory_kib(command.pid, "VmHWM") < level + 48 * 1024
+
+
+def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
+    flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
+    with (
+        running_command(*flags, log=tmp_path / "log", env=EAGER) as command,
+        RawClient(command.address) as client,
+    ):
+        burst(client, [complete])
+        mapped = memory_kib(command.pid, "VmSize") * 1024
+        _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
+        resource.prlimit(command.pid, resource.RLIMIT_AS, (mapped + 512 * MIB, hard))
+        # Held whole: 4 GiB are needed as soon as the first byte is there.
+        request = identity_request(1 << 15, 1 << 15)
+        request.output.strides[:] = [1, 1 << 15]
+        refusal = check_refusal(
+            client.stream([opening(request), chunk(0, bytes(MIB))]).refusal,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "OUT_OF_MEMORY",
+        )
+        check_in_band(refusal)
+        client.check_alive()
+        assert "Traceback" not in command.log
