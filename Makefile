@@ -63,7 +63,7 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/streams.py --json out/streams.json
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 
-full: $(VENV)/.full lint schema test bench load-smoke  ## Everything, also what is too heavy for CI: live PyTorch, benchmarks
+full: $(VENV)/.full lint schema test bench load-smoke  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .

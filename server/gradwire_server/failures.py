@@ -17,7 +17,7 @@ from gradwire_server import errors
 DOMAIN = "gradwire.v1"
 
 # grpcio turns larger trailers into RESOURCE_EXHAUSTED, so message and details stay under 4 KiB.
-_MAX_MESSAGE = 1000
+_MAX_MESSAGE = 600
 _MAX_FACT = 200
 
 Table = dict[type[BaseException], tuple[StatusCode, v1.ErrorReason.ValueType]]

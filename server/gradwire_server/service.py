@@ -67,10 +67,12 @@ class GradientService:
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
 
-    async def evaluate(self, request: v1.EvaluateRequest, context: Context) -> v1.EvaluateResponse:
+    async def evaluate(
+        self, request: v1.EvaluateRequest | encoding.Malformed, context: Context
+    ) -> v1.EvaluateResponse:
         """Evaluate one operator on one small tensor."""
         call = self._call("Evaluate", context)
-        return await call.answer(lambda: self._evaluate(request, call))
+        return await call.answer(lambda: self._evaluate(encoding.sound(request), call))
 
     def _call(self, method: str, context: Context) -> Call:
         return Call(method, context, self._workshop.active)
@@ -116,7 +118,7 @@ class GradientService:
         return b"".join(parts)
 
     async def list_operators(
-        self, request: v1.ListOperatorsRequest, context: Context
+        self, request: v1.ListOperatorsRequest | encoding.Malformed, context: Context
     ) -> v1.ListOperatorsResponse:
         """List the operators."""
         return await self._call("ListOperators", context).answer(self._list_operators)
@@ -125,7 +127,7 @@ class GradientService:
         return self._operators
 
     async def get_server_info(
-        self, request: v1.GetServerInfoRequest, context: Context
+        self, request: v1.GetServerInfoRequest | encoding.Malformed, context: Context
     ) -> v1.GetServerInfoResponse:
         """Give version, backend and limits."""
         return await self._call("GetServerInfo", context).answer(self._get_server_info)

@@ -96,8 +96,13 @@ class Settings:
             least = 0 if one.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
             if not value >= least:
                 raise ValueError(f"{one.name} is {value}; at least {least} is needed")
-        if self.max_rank > _LIMITS.max_rank:
-            raise ValueError(f"max_rank is {self.max_rank}; at most {_LIMITS.max_rank} is possible")
+            most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, 2**63 - 1)
+            if value > most:
+                raise ValueError(f"{one.name} is {value}; at most {most} is possible")
+        host, _, port = self.address.rpartition(":")
+        port_fits = port.isascii() and port.isdecimal() and int(port) < 1 << 16
+        if not self.address.startswith("unix:") and not (host and port_fits):
+            raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
@@ -128,6 +133,9 @@ class Settings:
         }
 
 
+# What messages and grpc can carry; in seconds some thirty years.
+_MOST = {"max_rank": _LIMITS.max_rank, "max_message_bytes": 2**31 - 1}
+_MOST_S = 1e9
 _MAY_BE_ZERO = {"compute_threads", "inline_work", "plan_cache_entries", "grace_s"}
 # Everything of a message but the tensor's bytes.
 _HEADER_BYTES = 64 << 10

@@ -189,11 +189,12 @@ class _Stream:
     async def _next(self) -> v1.EvaluateStreamRequest | None:
         message = await self._context.read()
         self._progress = time.monotonic()
-        return None if message is grpc.aio.EOF else message
+        return None if message is grpc.aio.EOF else encoding.sound(message)
 
     async def _send(self, message: v1.EvaluateStreamResponse) -> None:
         # A write outlives the task that started it, so that no second one runs into it.
         self._write = asyncio.ensure_future(self._context.write(message))
+        self._write.add_done_callback(_note_error)
         await asyncio.shield(self._write)
         self._progress = time.monotonic()
 
@@ -232,14 +233,27 @@ def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:
     return header.resume_from
 
 
+def _note_error(write: asyncio.Task[None]) -> None:
+    """Take note of a write's error, which nobody waits for once the stream has ended."""
+    if not write.cancelled():
+        write.exception()
+
+
 async def _together(*parts: Coroutine[None, None, None]) -> None:
     """Run parts at once; when one fails, end the others and raise its error."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        ended = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        errors = [error for error in ended if error is not None]
+        del ended
+        if errors:
+            raise errors.pop()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # The error's traceback holds this frame: what leads back to the error would keep both, and
+        # the steps' buffers in the frames below, until the garbage collector comes by.
+        del task
+        tasks.clear()

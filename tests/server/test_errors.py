@@ -1,0 +1,134 @@
+"""Every error has a status and a reason of its own, fits in a trailer, and tells nothing it should not."""
+
+from __future__ import annotations
+
+import inspect
+import urllib.parse
+
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
+
+from gradwire import v1
+from gradwire_server import errors
+from gradwire_server.failures import STATUS, failure
+
+CLASSES = [
+    each
+    for _, each in inspect.getmembers(errors, inspect.isclass)
+    if each is not errors.EvaluationError
+]
+SAMPLES: list[errors.EvaluationError] = [
+    errors.InvalidFieldError("operator.dml_resample_grad.scales[2]", "is nan; finite is needed"),
+    errors.InvalidDataError("data", "3 bytes; the input's descriptor takes 4"),
+    errors.UnknownFieldError("field 7 is not known", field_number=7),
+    errors.UnknownOperatorError("operator 9 is not known", operator=9),
+    errors.UseStreamError("too large", limit="max_unary_bytes", allowed=5),
+    errors.LimitExceededError("too many", limit="max_elements", allowed=5),
+    errors.TableTooLargeError("too long", limit="max_table_entries", allowed=5),
+    errors.LayoutNotStreamableError("held", limit="max_request_memory_bytes", allowed=5),
+    errors.OverloadedError("full", retry_after_s=0.25),
+    errors.StalledError("still"),
+    errors.DrainingError("going"),
+    errors.EvaluationChangedError("other"),
+]
+ABSURD = ["x" * 10**6, "\U0001f600" * 10**5, "%" * 10**5, "\x00\n\r\t" * 10**5, "\\" * 10**5]
+
+
+def test_every_error_of_the_core_is_in_the_table_with_its_own_reason() -> None:
+    assert {type(error) for error in SAMPLES} == set(CLASSES)
+    reasons = [failure(error).reason for error in SAMPLES]
+    assert len(set(reasons)) == len(CLASSES)
+
+
+def test_every_reason_of_the_schema_is_given_to_some_error() -> None:
+    given = {failure(error).reason for error in SAMPLES}
+    given |= {failure(error).reason for error in (MemoryError(), TimeoutError(), RuntimeError())}
+    assert given == set(v1.ErrorReason.values()) - {v1.ErrorReason.ERROR_REASON_UNSPECIFIED}
+
+
+STATUSES = {
+    "INVALID_FIELD": StatusCode.INVALID_ARGUMENT,
+    "INVALID_DATA": StatusCode.INVALID_ARGUMENT,
+    "UNKNOWN_FIELD": StatusCode.UNIMPLEMENTED,
+    "UNKNOWN_OPERATOR": StatusCode.UNIMPLEMENTED,
+    "USE_STREAM": StatusCode.FAILED_PRECONDITION,
+    "LIMIT_EXCEEDED": StatusCode.FAILED_PRECONDITION,
+    "TABLE_TOO_LARGE": StatusCode.FAILED_PRECONDITION,
+    "LAYOUT_NOT_STREAMABLE": StatusCode.FAILED_PRECONDITION,
+    "OVERLOADED": StatusCode.RESOURCE_EXHAUSTED,
+    "OUT_OF_MEMORY": StatusCode.RESOURCE_EXHAUSTED,
+    "DEADLINE_EXCEEDED": StatusCode.DEADLINE_EXCEEDED,
+    "STALLED": StatusCode.DEADLINE_EXCEEDED,
+    "DRAINING": StatusCode.UNAVAILABLE,
+    "EVALUATION_CHANGED": StatusCode.ABORTED,
+    "INTERNAL": StatusCode.INTERNAL,
+}
+
+
+def test_the_schema_promises_just_these_statuses() -> None:
+    """The comment of each reason in error_reason.proto names its status."""
+    known = [*SAMPLES, MemoryError(), TimeoutError(), RuntimeError()]
+    assert {failure(each).reason_name: failure(each).code for each in known} == STATUSES
+    assert {code for code, _ in STATUS.values()} <= set(STATUSES.values())
+
+
+def test_an_unknown_exception_tells_nothing_of_the_inside() -> None:
+    for error in (RuntimeError("/secret/path"), KeyError("secret"), ZeroDivisionError("secret")):
+        failed = failure(error)
+        assert failed.code is StatusCode.INTERNAL
+        assert "secret" not in failed.message
+        assert b"secret" not in failed.details()
+        assert "request_id" in failed.message
+        assert not failed.facts
+
+
+def test_words_of_the_interpreter_are_replaced_by_own_ones() -> None:
+    class NoMemory(MemoryError):
+        pass
+
+    for error in (MemoryError("secret"), NoMemory("secret"), TimeoutError("secret")):
+        failed = failure(error)
+        assert "secret" not in failed.message
+        assert failed.code is not StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize("text", ABSURD, ids=["long", "wide", "percent", "control", "backslash"])
+def test_message_and_details_fit_in_a_trailer_whatever_a_caller_wrote(text: str) -> None:
+    error = errors.InvalidFieldError(
+        "operator.interpolate.sizes", f"is {text}", one=text, two=text, three=text
+    )
+    failed = failure(error).within(request_id="x" * 128, traceparent="t" * 55)
+    assert failed.message.isascii()
+    assert failed.message.isprintable()
+    assert len(urllib.parse.quote(failed.message, safe=" \"'\\")) + len(failed.details()) < 4096
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda each: type(each).__name__)
+def test_details_and_in_band_error_say_the_same(error: errors.EvaluationError) -> None:
+    failed = failure(error).within(request_id="r")
+    in_band = failed.in_band()
+    status = status_pb2.Status.FromString(failed.details())
+    info, request, retry = (
+        error_details_pb2.ErrorInfo(),
+        error_details_pb2.BadRequest(),
+        error_details_pb2.RetryInfo(),
+    )
+    kinds = [detail.Unpack(info) or detail.Unpack(request) or detail.Unpack(retry)
+             for detail in status.details]
+    assert all(kinds)
+    assert (status.code, status.message) == (in_band.code, in_band.message)
+    assert in_band.message == error.message
+    assert info.domain == "gradwire.v1"
+    assert v1.ErrorReason.Name(in_band.reason) == f"ERROR_REASON_{info.reason}"
+    assert dict(info.metadata) == dict(in_band.metadata) == {**error.facts, "request_id": "r"}
+    violations = [(each.field, each.description) for each in request.field_violations]
+    assert violations == [(each.field, each.description) for each in in_band.field_violations]
+    assert bool(violations) == isinstance(error, errors.InvalidFieldError)
+    assert retry.HasField("retry_delay") == in_band.HasField("retry_after")
+    assert retry.retry_delay == in_band.retry_after
+    assert retry.HasField("retry_delay") == isinstance(error, errors.OverloadedError)
+
+
+def test_a_fact_of_a_message_is_text() -> None:
+    assert errors.LimitExceededError("m", allowed=5).facts == {"allowed": "5"}

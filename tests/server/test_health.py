@@ -1,0 +1,101 @@
+"""Generic tools learn the server's state, its services, and who asked what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from gradwire import v1
+from gradwire.v1 import gradient_service_pb2
+from raw_calls import PATIENCE_S, RawClient
+from serving import ServerThread, serving
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[RawClient]:
+    with serving() as server, RawClient(server.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])
+def test_the_server_and_its_service_are_serving(client: RawClient, service: str) -> None:
+    health = health_pb2_grpc.HealthStub(client.channel)
+    assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
+
+
+def test_the_health_of_an_unknown_service_is_not_found(client: RawClient) -> None:
+    health = health_pb2_grpc.HealthStub(client.channel)
+    with pytest.raises(grpc.RpcError) as caught:
+        health.Check(health_pb2.HealthCheckRequest(service="gradwire.v2.GradientService"))
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])
+def test_a_watcher_sees_the_server_go(service: str) -> None:
+    server = ServerThread()
+    server.start()
+    with RawClient(server.address) as client:
+        health = health_pb2_grpc.HealthStub(client.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
+        assert next(watch).status == SERVING
+        server.stop()
+        assert next(watch).status == NOT_SERVING
+        with pytest.raises(grpc.RpcError):
+            next(watch)
+
+
+def ask(
+    client: RawClient, **question: str
+) -> reflection_pb2.ServerReflectionResponse:
+    """Ask reflection one question."""
+    stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+    request = reflection_pb2.ServerReflectionRequest(**question)  # type: ignore[arg-type]
+    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=PATIENCE_S)
+    return answer
+
+
+def test_reflection_lists_the_services(client: RawClient) -> None:
+    listed = ask(client, list_services="").list_services_response.service
+    assert {each.name for each in listed} == {
+        "gradwire.v1.GradientService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+def test_reflection_tells_the_schema(client: RawClient) -> None:
+    answer = ask(client, file_containing_symbol="gradwire.v1.GradientService")
+    files = answer.file_descriptor_response.file_descriptor_proto
+    told = [descriptor_pb2.FileDescriptorProto.FromString(each) for each in files]
+    own = descriptor_pb2.FileDescriptorProto()
+    gradient_service_pb2.DESCRIPTOR.CopyToProto(own)
+    assert own in told
+
+
+def test_an_unknown_method_is_unimplemented(client: RawClient) -> None:
+    call = client.channel.unary_unary("/gradwire.v1.GradientService/EvaluateMany")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"", timeout=PATIENCE_S)
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    metadata = (("traceparent", traceparent),)
+    for _, call in (
+        client.stub.ListOperators.with_call(v1.ListOperatorsRequest(), metadata=metadata),
+        client.stub.GetServerInfo.with_call(v1.GetServerInfoRequest(), metadata=metadata),
+    ):
+        trailers = dict(call.trailing_metadata())
+        assert trailers["traceparent"] == traceparent
+        assert len(trailers["gradwire-request-id"]) == 32

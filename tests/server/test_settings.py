@@ -1,0 +1,232 @@
+"""Every setting is a field, a flag and an environment variable; what makes no sense is one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire_server import app
+from gradwire_server.settings import Settings
+from processes import Command, run_command, running_command
+from raw_calls import RawClient
+from serving import serving
+
+NAMES = [field.name for field in fields(Settings)]
+# For each setting a value that is not its default, as text.
+OTHERS: dict[str, tuple[str, object]] = {
+    "address": ("127.0.0.2:7", "127.0.0.2:7"),
+    "insecure": ("true", True),
+    "tls_certificate": ("chain.pem", "chain.pem"),
+    "tls_key": ("key.pem", "***"),
+    "tls_client_ca": ("ca.pem", "ca.pem"),
+    "backend": ("numpy_cpu", "numpy_cpu"),
+    "retry_after_s": ("0.5", 0.5),
+    "stall_timeout_s": ("7.5", 7.5),
+    "grace_s": ("0.0", 0.0),
+    "log_format": ("json", "json"),
+    "log_level": ("debug", "debug"),
+    "max_rank": ("5", 5),
+    "max_message_bytes": ("33554432", 33554432),
+}
+
+
+def other(name: str) -> tuple[str, object]:
+    """A value that is not the default, as text and as --print-config shows it."""
+    if name in OTHERS:
+        return OTHERS[name]
+    number = getattr(Settings(), name) + 1
+    return str(number), number
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def config(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    done = run_command("--print-config", *flags, env=env)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return json.loads(done.stdout)
+
+
+def test_print_config_tells_every_setting_and_its_default() -> None:
+    told = config()
+    assert list(told) == NAMES
+    assert told == {name: getattr(Settings(), name) for name in NAMES}
+
+
+def test_every_setting_is_a_flag() -> None:
+    flags = [
+        text
+        for name in NAMES
+        for text in ([flag(name)] if name == "insecure" else [flag(name), other(name)[0]])
+    ]
+    assert config(*flags) == {name: other(name)[1] for name in NAMES}
+
+
+def test_every_setting_is_an_environment_variable() -> None:
+    env = {f"GRADWIRE_{name.upper()}": other(name)[0] for name in NAMES}
+    assert config(env=env) == {name: other(name)[1] for name in NAMES}
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    told = config("--max-streams", "3", env={"GRADWIRE_MAX_STREAMS": "4"})
+    assert told["max_streams"] == 3
+
+
+def test_print_config_masks_secrets() -> None:
+    flags = ("--tls-certificate", "c.pem", "--tls-key", "/home/me/private")
+    done = run_command("--print-config", *flags)
+    assert "private" not in done.stdout + done.stderr
+    assert json.loads(done.stdout)["tls_key"] == "***"
+
+
+def test_help_names_every_flag_and_variable() -> None:
+    done = run_command("--help")
+    assert done.returncode == 0
+    words = set(done.stdout.replace("[", " ").replace(";", " ").replace("]", " ").split())
+    for name in NAMES:
+        assert flag(name) in words
+        assert f"GRADWIRE_{name.upper()}" in words
+    assert "SIGTERM" in done.stdout
+
+
+def test_version_is_told() -> None:
+    done = run_command("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("gradwire-server, version ")
+
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "no number": (("--max-streams", "many"), "many"),
+    "zero": (("--max-streams", "0"), "max_streams is 0; at least 1"),
+    "negative": (("--max-work", "-1"), "max_work is -1; at least 1"),
+    "negative threads": (("--compute-threads", "-1"), "compute_threads is -1; at least 0"),
+    "no time": (("--stall-timeout-s", "0"), "stall_timeout_s is 0.0"),
+    "not a number": (("--stall-timeout-s", "nan"), "stall_timeout_s is nan"),
+    "endless": (("--stall-timeout-s", "inf"), "stall_timeout_s is inf"),
+    "endless retry": (("--retry-after-s", "inf"), "retry_after_s is inf"),
+    "endless grace": (("--grace-s", "inf"), "grace_s is inf"),
+    "beyond int64": (("--max-elements", str(2**63)), "max_elements is 9223372036854775808"),
+    "message beyond int32": (("--max-message-bytes", str(2**31)), "max_message_bytes is 2147483648"),
+    "rank beyond the wire": (("--max-rank", "9"), "max_rank is 9"),
+    "unknown backend": (("--backend", "abacus"), "abacus"),
+    "unknown level": (("--log-level", "loud"), "loud"),
+    "unknown flag": (("--nonsense",), "--nonsense"),
+    "certificate alone": (("--tls-certificate", "c.pem"), "tls_key"),
+    "key alone": (("--tls-key", "k.pem"), "tls_certificate"),
+    "authorities alone": (("--tls-client-ca", "a.pem"), "tls_certificate"),
+    "small messages": (("--max-message-bytes", "1000"), "max_message_bytes is 1000"),
+}
+
+
+@pytest.mark.parametrize(("flags", "word"), WRONG.values(), ids=list(WRONG))
+def test_a_setting_that_makes_no_sense_is_refused_by_name(
+    flags: tuple[str, ...], word: str
+) -> None:
+    done = run_command(*flags, "--address", "127.0.0.1:0", "--print-config")
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def refused_in_one_line(*flags: str) -> str:
+    """Run a server that cannot start and return the one line that says why."""
+    done = run_command(*flags)
+    assert done.returncode == 1
+    assert not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    return line
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:50051", "example.org:50051"])
+def test_an_address_beyond_this_machine_needs_tls_or_a_word(address: str) -> None:
+    line = refused_in_one_line("--address", address)
+    assert address in line
+    assert "insecure" in line
+    assert "tls_certificate" in line
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:0", "127.8.9.10:0", "[::1]:0", "localhost:0", "unix:/tmp/gradwire"]
+)
+def test_an_address_of_this_machine_needs_nothing(address: str) -> None:
+    app.check_exposure(Settings(address=address))
+
+
+def test_insecure_is_the_word() -> None:
+    with serving(address="0.0.0.0:0", insecure=True) as server:  # noqa: S104 - what is tested
+        port = server.address.rpartition(":")[2]
+        with RawClient(f"127.0.0.1:{port}") as client:
+            client.check_alive()
+
+
+def test_a_unix_socket_is_served(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    with serving(address=address) as server, RawClient(server.address) as client:
+        assert server.address == address
+        client.check_alive()
+
+
+def test_a_second_server_on_one_port_is_refused_in_one_line(tmp_path: Path) -> None:
+    with running_command(log=tmp_path / "log") as command:
+        line = refused_in_one_line("--address", command.address)
+        assert command.address in line
+        with RawClient(command.address) as client:
+            client.check_alive()
+
+
+def test_a_port_of_another_program_is_refused_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refused_in_one_line("--address", address)
+
+
+@pytest.mark.parametrize("address", ["unix:/no/such/socket", "no.such.host.invalid:1"])
+def test_an_address_that_is_not_there_is_refused_in_one_line(address: str) -> None:
+    assert address in refused_in_one_line("--insecure", "--address", address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":1", ""])
+def test_an_address_without_a_host_or_port_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=f"^address is {address}; HOST:PORT"):
+        Settings(address=address)
+
+
+def test_a_certificate_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.pem")
+    flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
+    assert missing in refused_in_one_line(*flags)
+
+
+def test_a_certificate_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("no certificate")
+    flags = ("--tls-certificate", str(wrong), "--tls-key", str(wrong), "--address", "127.0.0.1:0")
+    refused_in_one_line(*flags)
+
+
+def test_the_line_on_stdout_has_the_port_that_was_taken(tmp_path: Path) -> None:
+    command = Command("--address", "localhost:0", log=tmp_path / "log")
+    try:
+        host, _, port = command.address.rpartition(":")
+        assert host == "localhost"
+        assert 0 < int(port) < 1 << 16
+        with RawClient(command.address) as client:
+            client.check_alive()
+    finally:
+        command.close()
+
+
+@pytest.mark.parametrize("settings", [{"stall_timeout_s": math.inf}, {"max_work": 1 << 63}])
+def test_settings_that_no_message_can_carry_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Settings(**settings)
