@@ -79,7 +79,9 @@ class RetryBudget:
     less changes nothing.
     """
 
-    def __init__(self, *, max_tokens: float = 100.0, token_ratio: float = 0.1) -> None:
+    # A6 allows up to 1000 tokens: when a server restarts, each of many streams in flight fails
+    # several times before it is back.
+    def __init__(self, *, max_tokens: float = 1000.0, token_ratio: float = 0.1) -> None:
         self._max_tokens = max_tokens
         self._token_ratio = token_ratio
         self._tokens = max_tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import fields
 from typing import Any
@@ -60,8 +59,6 @@ def gradwire_server(*, print_config: bool, **values: Any) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    # Lines that grpc writes by itself would be no log lines of ours.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from gradwire_server import app  # noqa: PLC0415 - so that --help works without the extra
     except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from raw_calls import RawClient
 from serving import serving
 
 NAMES = [field.name for field in fields(Settings)]
+CORE_LINE = re.compile(r"[IWE]\d{4} ")
 # For each setting a value that is not its default, as text.
 OTHERS: dict[str, tuple[str, object]] = {
     "address": ("127.0.0.2:7", "127.0.0.2:7"),
@@ -142,7 +144,8 @@ def refused_in_one_line(*flags: str) -> str:
     done = run_command(*flags)
     assert done.returncode == 1
     assert not done.stdout
-    (line,) = done.stderr.splitlines()
+    # grpc's core may add the cause in lines of its own.
+    (line,) = (each for each in done.stderr.splitlines() if not CORE_LINE.match(each))
     assert line.startswith("Error: ")
     return line
 

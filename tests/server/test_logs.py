@@ -1,0 +1,142 @@
+"""One line for each call, to be read by people or by programs, with its name and its trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gradwire import v1
+from processes import Command, running_command
+from raw_calls import (
+    PATIENCE_S,
+    REQUEST_ID,
+    TRACEPARENT,
+    RawClient,
+    as_stream,
+    identity_request,
+    opening,
+    published_request,
+    wait_until,
+)
+
+
+def good_and_bad_calls(command: Command) -> None:
+    """Make one call of each kind, one that is refused, a cancelled one, a stalled one, and noise."""
+    with RawClient(command.address) as client:
+        client.evaluate(published_request())
+        client.stream(as_stream(published_request()))
+        bad = published_request()
+        bad.input.sizes[0] = 0
+        client.evaluate(bad)
+        client.stream(as_stream(bad))
+        client.stub.GetServerInfo(v1.GetServerInfoRequest())
+        done = threading.Event()
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield opening(published_request())
+            done.wait(PATIENCE_S)
+
+        call = client.start(messages())
+        next(call)
+        call.cancel()
+        done.set()
+        wait_until(lambda: "CANCELLED" in command.log)
+        stalled = identity_request(1 << 15, 1 << 15, data=bytes(4))
+        stalled.input.strides[:] = [0, 0]
+        call = client.start(as_stream(stalled))
+        wait_until(lambda: "STALLED" in command.log)
+        call.cancel()
+        client.evaluate(published_request())
+        garbage = client.channel.unary_unary("/gradwire.v1.GradientService/Evaluate")
+        with pytest.raises(grpc.RpcError):
+            garbage(b"\xff", timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    log = tmp_path_factory.mktemp("json") / "log"
+    with running_command("--log-format", "json", "--stall-timeout-s", "0.5", log=log) as command:
+        good_and_bad_calls(command)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+        return command.log.splitlines()
+
+
+def test_every_line_on_stderr_is_json(lines: list[str]) -> None:
+    for line in lines:
+        facts = json.loads(line)
+        assert isinstance(facts, dict), line
+        assert {"time", "level", "event"} <= facts.keys(), line
+
+
+def calls(lines: list[str]) -> list[dict[str, Any]]:
+    """The lines of calls, however many others there are."""
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return [facts for facts in found if facts["event"] == "call"]
+
+
+def test_a_line_of_json_tells_method_status_name_and_trace(lines: list[str]) -> None:
+    seen = [(each["method"], each["status"]) for each in calls(lines)][:6]
+    assert seen == [
+        ("Evaluate", "OK"),
+        ("EvaluateStream", "OK"),
+        ("Evaluate", "INVALID_ARGUMENT"),
+        ("EvaluateStream", "INVALID_ARGUMENT"),
+        ("GetServerInfo", "OK"),
+        ("EvaluateStream", "CANCELLED"),
+    ]
+    for each in calls(lines)[:6]:
+        assert datetime.fromisoformat(each["time"]).tzinfo == UTC
+        assert each["duration_ms"] >= 0
+        if each["method"] != "GetServerInfo":
+            assert (each["request_id"], each["traceparent"]) == (REQUEST_ID, TRACEPARENT)
+
+
+def test_a_refused_call_tells_why(lines: list[str]) -> None:
+    refused = [each for each in calls(lines) if each["status"] == "INVALID_ARGUMENT"][:2]
+    for each in refused:
+        assert each["reason"] == "INVALID_FIELD"
+        assert each["error"].startswith("input.sizes[0]: ")
+        assert each["level"] == "info"
+
+
+def test_an_evaluated_call_tells_what(lines: list[str]) -> None:
+    for each in calls(lines)[:2]:
+        assert each["operator"] == "dml_resample_grad"
+        assert each["sizes"] == [1, 3]
+
+
+def test_start_and_stop_are_told(lines: list[str]) -> None:
+    events = [json.loads(line)["event"] for line in lines if line.startswith("{")]
+    assert events[0] == "serving"
+    assert events[-2:] == ["draining", "stopped"]
+
+
+def test_a_line_of_text_is_key_value_pairs(tmp_path: Path) -> None:
+    with running_command(log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            client.evaluate(published_request())
+        lines = command.log.splitlines()
+    (line,) = (each for each in lines if " call " in each)
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 info +call ", line)
+    assert f'request_id="{REQUEST_ID}"' in line
+    assert f"traceparent={TRACEPARENT}" in line
+    assert "method=Evaluate status=OK" in line
+
+
+def test_the_least_level_is_kept(tmp_path: Path) -> None:
+    with running_command("--log-level", "warning", log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            client.check_alive()
+        command.signal(signal.SIGTERM)
+        command.wait()
+        assert not command.log
