@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 import grpc
@@ -87,13 +87,15 @@ class Call:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             await self._fail(error, in_band)
+            # With any status but OK grpc sends no reply.
+            return cast("Reply", None)
         self._set_trailers()
         self._finish(logging.INFO, "OK")
         return reply
 
     async def _fail(
         self, error: Exception, in_band: Callable[[Failure], Awaitable[None]] | None
-    ) -> NoReturn:
+    ) -> None:
         failed = failure(error).within(request_id=self.request_id, traceparent=self.traceparent)
         fault = failed.code is grpc.StatusCode.INTERNAL
         self.facts |= {"reason": failed.reason_name, "error": failed.message}
@@ -103,8 +105,11 @@ class Call:
         if in_band is not None:
             await in_band(failed)
         details: tuple[str, str | bytes] = ("grpc-status-details-bin", failed.details())
-        await self.context.abort(failed.code, failed.message, (*self._trailers(), details))
-        raise AssertionError("abort always raises")
+        # Not abort(): its exception would tie grpc's call to this error and to every buffer in the
+        # frames of its traceback, and keep them until the garbage collector comes by.
+        self.context.set_code(failed.code)
+        self.context.set_details(failed.message)
+        self.context.set_trailing_metadata((*self._trailers(), details))
 
     def _trailers(self) -> tuple[tuple[str, str], ...]:
         return (("gradwire-request-id", self.request_id), ("traceparent", self.traceparent))

@@ -13,7 +13,7 @@ import pytest
 
 from command_line import run_here
 from gradwire.cli import local_server
-from gradwire.errors import UnavailableError
+from gradwire.errors import GradwireError, UnavailableError
 from gradwire.health import health
 
 HOLDER = """
@@ -48,6 +48,8 @@ def is_gone(target: str, *, within_s: float) -> bool:
             health(target, timeout_s=1)
         except UnavailableError:
             return True
+        except GradwireError:
+            continue  # it is on its way out
         time.sleep(0.05)
     return False
 

@@ -30,14 +30,14 @@ from raw_calls import (
 from serving import serving
 
 MIB = 1 << 20
-ROWS = 2048
+ROWS = 1024
 # With this the C library hands large blocks back at once, so that figures tell what is still held.
 EAGER = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 DATA = bytes(ROWS * 4096)
 
 
 def doubling() -> v1.EvaluateRequest:
-    """Ask for twice the rows of an 8 MiB input."""
+    """Ask for twice the rows of a 4 MiB input."""
     request = identity_request(ROWS, 1024)
     request.output.sizes[0] = 2 * ROWS
     return request
@@ -50,7 +50,7 @@ def complete(client: RawClient) -> None:
 
 
 def fail(client: RawClient) -> None:
-    messages = [opening(doubling()), *chunks(DATA[: 6 * MIB], MIB), chunk(3, b"\0")]
+    messages = [opening(doubling()), *chunks(DATA[: 3 * MIB], MIB), chunk(3, b"\0")]
     refusal = client.stream(messages).refusal
     assert refusal is not None
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -61,11 +61,11 @@ def cancel(client: RawClient) -> None:
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
         yield opening(doubling())
-        yield from chunks(DATA[: 6 * MIB], MIB)
+        yield from chunks(DATA[: 3 * MIB], MIB)
         done.wait(PATIENCE_S)
 
     call = client.start(messages())
-    for _ in range(4):
+    for _ in range(2):
         next(call)
     call.cancel()
     done.set()
@@ -98,7 +98,7 @@ def test_memory_returns_to_its_level_however_streams_end(
     with RawClient(command.address) as client:
         burst(client, [complete])
         level = memory_kib(command.pid, "RssAnon")
-        for _ in range(4):
+        for _ in range(3):
             burst(client, [end])
             client.check_alive()
             # A few MiB for each stream that ended would be more.
@@ -161,7 +161,7 @@ def test_nothing_is_allocated_before_bytes_arrive(
 
 
 def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(command: Command) -> None:
-    rows = 1 << 15
+    rows = 1 << 14
     with RawClient(command.address) as client:
         burst(client, [complete])
         level = memory_kib(command.pid, "VmHWM")
