@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def run_command(
     *flags: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with arguments that make it end by itself."""
-    return subprocess.run(
+    return subprocess.run(  # noqa: S603 - our own server
         [sys.executable, "-m", "gradwire_server", *flags],
         capture_output=True,
         text=True,
@@ -84,7 +84,7 @@ class Command:
 @contextmanager
 def running_command(
     *flags: str, log: Path, env: Mapping[str, str] | None = None
-) -> Iterator[Command]:
+) -> Generator[Command]:
     """Run the command on a free loopback port, unless the flags say otherwise."""
     command = Command("--address", "127.0.0.1:0", *flags, log=log, env=env)
     try:

@@ -1,25 +1,21 @@
-"""Calls through the generated stub alone, as a client in any language makes them, without the SDK."""
+"""Calls through the generated stub alone, as clients in other languages make them."""
 
 from __future__ import annotations
 
-import itertools
 import time
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self
 
 import grpc
 import numpy as np
-from google.rpc import error_details_pb2, status_pb2
 
 from gradwire import v1
+from refusals import Refusal, refusal_of, trailers_of
 from serving import ServerThread
 
-DOMAIN = "gradwire.v1"
 REQUEST_ID = "a request of the tests"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-DETAILS = "grpc-status-details-bin"
 
 # Generous: nothing here is timed, but a test that hangs should end.
 PATIENCE_S = 30.0
@@ -64,7 +60,7 @@ def float32(*sizes: int, strides: tuple[int, ...] = ()) -> v1.TensorDescriptor:
 
 
 def opening(request: v1.EvaluateRequest, **fields: Any) -> v1.EvaluateStreamRequest:
-    """Open a stream for what a unary request asks, unknown fields included, and set further fields."""
+    """Open a stream for what a unary request asks, unknown fields too; set further fields."""
     header = v1.EvaluateRequest.FromString(request.SerializeToString())
     header.ClearField("data")
     # The two headers have the same numbers.
@@ -90,56 +86,6 @@ def as_stream(request: v1.EvaluateRequest) -> list[v1.EvaluateStreamRequest]:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A status that is not OK.
-
-    trailers  trailing metadata of text
-    details   the metadata `grpc-status-details-bin`; empty where none came
-    in_band   the error that a stream ended with
-    """
-
-    code: grpc.StatusCode
-    message: str
-    trailers: Mapping[str, str]
-    details: bytes
-    in_band: v1.Error | None = None
-
-    @property
-    def status(self) -> status_pb2.Status:
-        """The details, decoded."""
-        return status_pb2.Status.FromString(self.details)
-
-    @property
-    def info(self) -> error_details_pb2.ErrorInfo:
-        """The detail ErrorInfo; an empty one where there is none."""
-        return self._detail(error_details_pb2.ErrorInfo())
-
-    @property
-    def violations(self) -> list[tuple[str, str]]:
-        """Path and description of each field at fault."""
-        request = self._detail(error_details_pb2.BadRequest())
-        return [(each.field, each.description) for each in request.field_violations]
-
-    @property
-    def retry_after_s(self) -> float | None:
-        """Seconds of RetryInfo; None where there is none."""
-        retry = self._detail(error_details_pb2.RetryInfo())
-        given = retry.HasField("retry_delay")
-        return retry.retry_delay.ToNanoseconds() / 1e9 if given else None
-
-    @property
-    def trailer_bytes(self) -> int:
-        """Bytes of message and details as they travel; a message is percent-encoded."""
-        return len(urllib.parse.quote(self.message)) + len(self.details)
-
-    def _detail(self, kind: Any) -> Any:
-        for detail in self.status.details:
-            if detail.Unpack(kind):
-                break
-        return kind
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What a call brought.
 
@@ -154,6 +100,22 @@ class Answer:
     refusal: Refusal | None = None
     opened: v1.Opened | None = None
     chunks: tuple[tuple[int, int], ...] = ()
+
+
+class StreamCall(Protocol):
+    """A running EvaluateStream."""
+
+    def __iter__(self) -> Iterator[v1.EvaluateStreamResponse]: ...
+
+    def __next__(self) -> v1.EvaluateStreamResponse: ...
+
+    def cancel(self) -> bool:
+        """End it."""
+        ...
+
+    def code(self) -> grpc.StatusCode:
+        """Wait for its end and return its status."""
+        ...
 
 
 class RawClient:
@@ -187,8 +149,8 @@ class RawClient:
         except grpc.RpcError as error:
             refusal = refusal_of(error)
             return Answer(b"", v1.TensorDescriptor(), refusal.trailers, refusal)
-        assert reply.request_id == _trailers(call)["gradwire-request-id"]
-        return Answer(reply.data, reply.output, _trailers(call))
+        assert reply.request_id == trailers_of(call)["gradwire-request-id"]
+        return Answer(reply.data, reply.output, trailers_of(call))
 
     def start(
         self,
@@ -196,7 +158,7 @@ class RawClient:
         *,
         timeout_s: float | None = PATIENCE_S,
         traceparent: str = TRACEPARENT,
-    ) -> grpc.CallIterator[v1.EvaluateStreamResponse]:
+    ) -> StreamCall:
         """Call EvaluateStream; nothing is read until the caller iterates."""
         metadata = (("traceparent", traceparent),)
         return self.stub.EvaluateStream(iter(messages), timeout=timeout_s, metadata=metadata)
@@ -227,18 +189,20 @@ class RawClient:
         self.channel.close()
 
 
-def read_all(call: grpc.CallIterator[v1.EvaluateStreamResponse]) -> Answer:
-    """Read a stream to its end, whatever that is, and check the order of its messages."""
+def read_all(
+    call: StreamCall, messages: Iterable[v1.EvaluateStreamResponse] | None = None
+) -> Answer:
+    """Read a stream to its end, whatever that is, and check the order of its messages.
+
+    messages  what is read: the call, unless something stands between
+    """
     opened: v1.Opened | None = None
     data: list[bytes] = []
     places: list[tuple[int, int]] = []
     in_band: v1.Error | None = None
     refusal: Refusal | None = None
     try:
-        for number in itertools.count():
-            message = next(call, None)
-            if message is None:
-                break
+        for number, message in enumerate(call if messages is None else messages):
             assert in_band is None, "an error is the last message"
             came = message.WhichOneof("message")
             assert (came == "opened") == (number == 0 and came != "error")
@@ -253,61 +217,7 @@ def read_all(call: grpc.CallIterator[v1.EvaluateStreamResponse]) -> Answer:
         refusal = refusal_of(error, in_band)
     assert refusal is not None or in_band is None
     output = v1.TensorDescriptor() if opened is None else opened.output
-    return Answer(b"".join(data), output, _trailers(call), refusal, opened, tuple(places))
-
-
-def refusal_of(error: object, in_band: v1.Error | None = None) -> Refusal:
-    """Collect what a failed call says."""
-    call = cast("grpc.Call", error)
-    details = b""
-    for key, value in call.trailing_metadata() or ():
-        if key == DETAILS:
-            assert isinstance(value, bytes)
-            details = value
-    return Refusal(call.code(), call.details() or "", _trailers(call), details, in_band)
-
-
-def _trailers(call: object) -> dict[str, str]:
-    pairs = cast("grpc.Call", call).trailing_metadata() or ()
-    return {key: value for key, value in pairs if isinstance(value, str)}
-
-
-def check_refusal(
-    refusal: Refusal | None, code: grpc.StatusCode, reason: str, *, field: str | None = None
-) -> Refusal:
-    """Assert that a call was refused in this way, and in every point as any refusal must be."""
-    assert refusal is not None, "the call was answered"
-    said = (refusal.code, refusal.info.reason, refusal.message)
-    assert (refusal.code, refusal.info.reason) == (code, reason), said
-    assert refusal.info.domain == DOMAIN
-    assert refusal.message
-    assert refusal.message.isprintable()
-    status = refusal.status
-    assert (status.code, status.message) == (code.value[0], refusal.message)
-    assert [path for path, _ in refusal.violations] == ([] if field is None else [field]), said
-    assert field is None or refusal.message.startswith(f"{field}: ")
-    assert (refusal.retry_after_s is not None) == (reason == "OVERLOADED")
-    for key, trailer in (
-        ("request_id", "gradwire-request-id"),
-        ("traceparent", "traceparent"),
-    ):
-        assert refusal.info.metadata[key] == refusal.trailers[trailer] != ""
-    assert refusal.trailer_bytes < 4096
-    return refusal
-
-
-def check_in_band(refusal: Refusal) -> None:
-    """Assert that a stream said in its last message just what its status says."""
-    error = refusal.in_band
-    assert error is not None, "no error came in-band"
-    assert error.code == refusal.code.value[0]
-    assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{refusal.info.reason}"
-    assert error.message == refusal.message
-    assert dict(error.metadata) == dict(refusal.info.metadata)
-    fields = [(each.field, each.description) for each in error.field_violations]
-    assert fields == refusal.violations
-    retry = error.retry_after.ToNanoseconds() / 1e9 if error.HasField("retry_after") else None
-    assert retry == refusal.retry_after_s
+    return Answer(b"".join(data), output, trailers_of(call), refusal, opened, tuple(places))
 
 
 def wait_until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> None:

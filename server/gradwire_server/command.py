@@ -24,7 +24,8 @@ def _options(command: click.Command) -> click.Command:
         command.params.append(
             click.Option(
                 [f"--{one.name.replace('_', '-')}"],
-                type=click.Choice(choices) if choices else type(default),
+                # Otherwise the default's, which click 8.2.0 needs to find out itself for a flag.
+                type=click.Choice(choices) if choices else None,
                 is_flag=is_flag,
                 default=default,
                 show_default=not is_flag and default != "",

@@ -43,7 +43,16 @@ class Curl:
         """Call a method with these messages as JSON."""
         url = f"http://{self._address}/gradwire.v1.GradientService/{method}"
         return subprocess.run(  # noqa: S603 - the tool that this environment pins
-            [self._buf, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", "@-", url],
+            [
+                self._buf,
+                "curl",
+                "--protocol",
+                "grpc",
+                "--http2-prior-knowledge",
+                "--data",
+                "@-",
+                url,
+            ],
             input="\n".join(json.dumps(message) for message in messages),
             capture_output=True,
             text=True,

@@ -46,7 +46,8 @@ def told() -> dict[str, Any]:
         command = [node, str(HERE / "client.js"), server.address, str(PROTO)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
 
 
 def test_node_evaluates_the_published_example(told: dict[str, Any]) -> None:

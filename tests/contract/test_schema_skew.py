@@ -23,13 +23,12 @@ from raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
     as_stream,
-    check_in_band,
-    check_refusal,
     chunk,
     identity_request,
     opening,
     published_request,
 )
+from refusals import check_in_band, check_refusal
 from serving import serving
 
 Field = descriptor_pb2.FieldDescriptorProto
@@ -50,7 +49,7 @@ STREAM_NUMBER = 3
 
 
 def _newer_pool() -> DescriptorPool:
-    """The schema with a field more in each message, one more operator, one more stream message."""
+    """Make the schema with one more field in each message, operator and stream message."""
     pool = DescriptorPool()
     pool.AddSerializedFile(duration_pb2.DESCRIPTOR.serialized_pb)
     for module in (error_reason_pb2, tensor_pb2, operator_pb2, gradient_service_pb2):

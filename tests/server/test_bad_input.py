@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from gradwire import v1
 from raw_calls import (
-    PATIENCE_S,
     RawClient,
-    as_stream,
-    check_in_band,
-    check_refusal,
     float32,
     identity_request,
     opening,
     published_request,
-    read_all,
-    refusal_of,
 )
+from refusals import check_in_band, check_refusal
 from serving import serving
 
 Change = Callable[[v1.EvaluateRequest], None]
@@ -42,24 +39,24 @@ def still_alive(client: RawClient) -> Iterator[None]:
     client.check_alive()
 
 
-def dml(**fields: object) -> Change:
+def dml(**fields: Any) -> Change:
     """Set attributes of dml_resample_grad in place of the published ones."""
 
     def change(request: v1.EvaluateRequest) -> None:
         attributes = request.operator.dml_resample_grad
         for name in fields:
-            attributes.ClearField(name)
-        attributes.MergeFrom(v1.DmlResample(**fields))  # type: ignore[arg-type]
+            cast("Message", attributes).ClearField(name)
+        attributes.MergeFrom(v1.DmlResample(**fields))
 
     return change
 
 
-def interpolate(**fields: object) -> Change:
+def interpolate(**fields: Any) -> Change:
     """Ask for interpolate_backward of a 1x1x4 tensor with these attributes."""
 
     def change(request: v1.EvaluateRequest) -> None:
-        mode = {"mode": v1.Interpolate.MODE_LINEAR}
-        attributes = v1.Interpolate(**{**mode, **fields})  # type: ignore[arg-type]
+        given: dict[str, Any] = {"mode": v1.Interpolate.MODE_LINEAR, **fields}
+        attributes = v1.Interpolate(**given)
         request.operator.interpolate_backward.CopyFrom(attributes)
         tensors(float32(1, 4, 1))(request)
         request.data = bytes(16)
@@ -98,7 +95,7 @@ def typed(number: int, *sizes: int) -> v1.TensorDescriptor:
 
 def unset(name: str) -> Change:
     """Leave a field out."""
-    return lambda request: request.ClearField(name)  # type: ignore[arg-type]
+    return lambda request: cast("Message", request).ClearField(name)
 
 
 def rename(request_id: str) -> Change:
@@ -277,92 +274,3 @@ def test_a_digest_of_another_evaluation_is_aborted_in_a_short_message(
         client.stream([message]).refusal, grpc.StatusCode.ABORTED, "EVALUATION_CHANGED"
     )
     check_in_band(refusal)
-
-
-GARBAGE = {
-    "a tag without a value": b"\x0a",
-    "a length beyond the end": b"\x12\xff\xff\xff\x7f",
-    "a group that does not end": b"\x0b",
-    "no UTF-8": b"\x0a\x02\xc3\x28",
-    "noise": bytes(range(255, 0, -1)),
-}
-
-
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
-def test_bytes_that_are_no_message_are_refused_as_invalid_data(
-    client: RawClient, garbage: bytes
-) -> None:
-    call = client.channel.unary_unary("/gradwire.v1.GradientService/Evaluate")
-    with pytest.raises(grpc.RpcError) as caught:
-        call(garbage, timeout=PATIENCE_S)
-    refusal = check_refusal(
-        refusal_of(caught.value),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "INVALID_DATA",
-        field="message",
-    )
-    assert f"{len(garbage)} bytes" in refusal.message
-
-
-@pytest.mark.parametrize("before", [0, 1], ids=["first", "after open"])
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
-def test_bytes_that_are_no_message_of_a_stream_are_refused_as_invalid_data(
-    client: RawClient, garbage: bytes, before: int
-) -> None:
-    messages = [opening(published_request()).SerializeToString()][:before]
-    call = client.channel.stream_stream(
-        "/gradwire.v1.GradientService/EvaluateStream",
-        response_deserializer=v1.EvaluateStreamResponse.FromString,
-    )
-    # Field 1 is open, a message: what is inside it need not be one either.
-    wrapped = b"\x0a" + bytes([len(garbage)]) + garbage if len(garbage) < 128 else garbage
-    answer = read_all(call(iter([*messages, wrapped]), timeout=PATIENCE_S))
-    refusal = check_refusal(
-        answer.refusal, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_DATA", field="message"
-    )
-    check_in_band(refusal)
-
-
-@pytest.mark.parametrize(
-    "traceparent",
-    [
-        "",
-        "nonsense",
-        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
-        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
-        "x" * 4000,
-    ],
-)
-def test_a_malformed_traceparent_starts_a_new_trace(client: RawClient, traceparent: str) -> None:
-    answer = client.evaluate(published_request(), traceparent=traceparent)
-    assert answer.refusal is None
-    version, trace, span, flags = answer.trailers["traceparent"].split("-")
-    assert (version, flags) == ("00", "00")
-    assert int(trace, 16)
-    assert int(span, 16)
-
-
-def test_a_trace_and_a_name_return_in_every_reply(client: RawClient) -> None:
-    for answer in (
-        client.evaluate(published_request()),
-        client.stream(as_stream(published_request())),
-    ):
-        assert answer.trailers["gradwire-request-id"] == published_request().request_id
-        assert answer.trailers["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
-
-
-def test_an_unnamed_request_is_given_a_name(client: RawClient) -> None:
-    request = published_request()
-    request.request_id = ""
-    names = {client.evaluate(request).trailers["gradwire-request-id"] for _ in range(3)}
-    assert len(names) == 3
-    assert all(len(name) == 32 for name in names)
-
-
-@pytest.mark.parametrize("name", [" ", " a ", "~" * 128, "%25 \"'\\"])
-def test_any_printable_name_returns_as_it_is(client: RawClient, name: str) -> None:
-    request = published_request()
-    request.request_id = name
-    answer = client.evaluate(request)
-    assert answer.refusal is None
-    assert answer.trailers["gradwire-request-id"] == name

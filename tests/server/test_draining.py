@@ -1,4 +1,4 @@
-"""A server that stops says so, lets running calls finish, and ends the rest with the right error."""
+"""A server that stops says so, lets running calls finish and ends the rest with the right error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,14 +21,13 @@ from raw_calls import (
     REQUEST_ID,
     RawClient,
     as_stream,
-    check_in_band,
-    check_refusal,
     chunk,
     identity_request,
     opening,
     published_request,
     wait_until,
 )
+from refusals import check_in_band, check_refusal
 from serving import ServerThread, serving
 
 
@@ -84,14 +84,14 @@ def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Pa
         def messages() -> Iterator[v1.EvaluateStreamRequest]:
             opened, data = as_stream(published_request())
             yield opened
-            go.wait(30)
+            go.wait(PATIENCE_S)
             yield data
 
         call = client.start(messages())
         opened = next(call)
-        health = health_pb2_grpc.HealthStub(client.channel)
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
-        watch = health.Watch(question, timeout=30)
+        watch = health.Watch(question, timeout=PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         command.signal(signal.SIGTERM)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -143,20 +143,22 @@ def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_the_grace_period(tmp_path: Path) -> None:
-    with running_command("--grace-s", "3600", log=tmp_path / "log") as command:
-        with RawClient(command.address) as client:
-            done = threading.Event()
+    with (
+        running_command("--grace-s", "3600", log=tmp_path / "log") as command,
+        RawClient(command.address) as client,
+    ):
+        done = threading.Event()
 
-            def messages() -> Iterator[v1.EvaluateStreamRequest]:
-                yield opening(published_request())
-                done.wait(60)
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield opening(published_request())
+            done.wait(PATIENCE_S)
 
-            call = client.start(messages())
+        call = client.start(messages())
+        next(call)
+        command.signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in command.log)
+        command.signal(signal.SIGTERM)
+        command.wait()
+        done.set()
+        with pytest.raises(grpc.RpcError):
             next(call)
-            command.signal(signal.SIGTERM)
-            wait_until(lambda: "draining" in command.log)
-            command.signal(signal.SIGTERM)
-            command.wait()
-            done.set()
-            with pytest.raises(grpc.RpcError):
-                next(call)

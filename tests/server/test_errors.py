@@ -1,4 +1,4 @@
-"""Every error has a status and a reason of its own, fits in a trailer, and tells nothing it should not."""
+"""Every error has a status and a reason, fits in a trailer, and tells nothing it should not."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_an_unknown_exception_tells_nothing_of_the_inside() -> None:
 
 
 def test_words_of_the_interpreter_are_replaced_by_own_ones() -> None:
-    class NoMemory(MemoryError):
+    class NoMemoryError(MemoryError):
         pass
 
-    for error in (MemoryError("secret"), NoMemory("secret"), TimeoutError("secret")):
+    for error in (MemoryError("secret"), NoMemoryError("secret"), TimeoutError("secret")):
         failed = failure(error)
         assert "secret" not in failed.message
         assert failed.code is not StatusCode.INTERNAL
@@ -114,8 +114,10 @@ def test_details_and_in_band_error_say_the_same(error: errors.EvaluationError) -
         error_details_pb2.BadRequest(),
         error_details_pb2.RetryInfo(),
     )
-    kinds = [detail.Unpack(info) or detail.Unpack(request) or detail.Unpack(retry)
-             for detail in status.details]
+    kinds = [
+        detail.Unpack(info) or detail.Unpack(request) or detail.Unpack(retry)
+        for detail in status.details
+    ]
     assert all(kinds)
     assert (status.code, status.message) == (in_band.code, in_band.message)
     assert in_band.message == error.message

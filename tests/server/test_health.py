@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -27,12 +28,12 @@ def client() -> Iterator[RawClient]:
 
 @pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])
 def test_the_server_and_its_service_are_serving(client: RawClient, service: str) -> None:
-    health = health_pb2_grpc.HealthStub(client.channel)
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
     assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
 
 
 def test_the_health_of_an_unknown_service_is_not_found(client: RawClient) -> None:
-    health = health_pb2_grpc.HealthStub(client.channel)
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(health_pb2.HealthCheckRequest(service="gradwire.v2.GradientService"))
     assert isinstance(caught.value, grpc.Call)
@@ -44,7 +45,7 @@ def test_a_watcher_sees_the_server_go(service: str) -> None:
     server = ServerThread()
     server.start()
     with RawClient(server.address) as client:
-        health = health_pb2_grpc.HealthStub(client.channel)
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
         assert next(watch).status == SERVING
         server.stop()
@@ -53,13 +54,14 @@ def test_a_watcher_sees_the_server_go(service: str) -> None:
             next(watch)
 
 
-def ask(
-    client: RawClient, **question: str
-) -> reflection_pb2.ServerReflectionResponse:
+def ask(client: RawClient, **question: str) -> reflection_pb2.ServerReflectionResponse:
     """Ask reflection one question."""
-    stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)
     request = reflection_pb2.ServerReflectionRequest(**question)  # type: ignore[arg-type]
-    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=PATIENCE_S)
+    answers: list[reflection_pb2.ServerReflectionResponse] = list(
+        stub.ServerReflectionInfo(iter([request]), timeout=PATIENCE_S)
+    )
+    (answer,) = answers
     return answer
 
 
@@ -82,7 +84,8 @@ def test_reflection_tells_the_schema(client: RawClient) -> None:
 
 
 def test_an_unknown_method_is_unimplemented(client: RawClient) -> None:
-    call = client.channel.unary_unary("/gradwire.v1.GradientService/EvaluateMany")
+    method = "/gradwire.v1.GradientService/EvaluateMany"
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary(method)
     with pytest.raises(grpc.RpcError) as caught:
         call(b"", timeout=PATIENCE_S)
     assert isinstance(caught.value, grpc.Call)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any
 
 import grpc
 import pytest
 
 from gradwire import v1
 from raw_calls import (
-    PATIENCE_S,
     RawClient,
-    Refusal,
     as_stream,
-    check_in_band,
-    check_refusal,
     chunk,
     chunks,
     float32,
     identity_request,
     opening,
     published_request,
-    read_all,
     wait_idle,
 )
+from refusals import check_in_band, check_refusal
 from serving import serving
 
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
@@ -44,6 +36,7 @@ def resample(source: tuple[int, ...], result: tuple[int, ...]) -> v1.EvaluateReq
 
 # The setting, a request that it is too small for, and the reason.
 EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
+    "rank": ("max_rank", 2, resample((2, 1, 1), (2, 2, 2)), "LIMIT_EXCEEDED"),
     "input elements": ("max_elements", 99, resample((10, 10), (2, 2)), "LIMIT_EXCEEDED"),
     "output elements": ("max_elements", 99, resample((2, 2), (10, 10)), "LIMIT_EXCEEDED"),
     "intermediate elements": (
@@ -210,101 +203,15 @@ def test_a_message_beyond_max_message_bytes_is_not_read() -> None:
         client.check_alive()
 
 
-class Held:
-    """Streams that are open and wait for their input."""
-
-    def __init__(self, client: RawClient, request: v1.EvaluateRequest) -> None:
-        self._client = client
-        self._request = request
-        self._done = threading.Event()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Held:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._stack.close()
-
-    def hold(self) -> None:
-        """Open one more and wait for the server's word."""
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(self._request)
-            self._done.wait(PATIENCE_S)
-
-        call = self._client.start(messages())
-        self._stack.callback(call.cancel)
-        assert next(call).WhichOneof("message") == "opened"
-
-
-def check_overload(refusal: Refusal | None, setting: str, retry_after_s: float) -> None:
-    checked = check_refusal(refusal, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    assert checked.info.metadata["limit"] == setting
-    assert checked.retry_after_s == retry_after_s
-    assert f"GRADWIRE_{setting.upper()}" in checked.message
-
-
-def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
-    settings: dict[str, Any] = {"max_streams": 3, "retry_after_s": 0.75}
-    with serving(**settings) as server, RawClient(server.address) as client:
-        with Held(client, published_request()) as held:
-            for _ in range(3):
-                held.hold()
-            refusal = client.stream(as_stream(published_request())).refusal
-            check_overload(refusal, "max_streams", 0.75)
-            assert refusal is not None
-            check_in_band(refusal)
-            # Unary calls take no place.
-            assert client.evaluate(published_request()).refusal is None
-        wait_idle(server)
-        client.check_alive()
-
-
-@pytest.mark.parametrize("how", HOWS)
-def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str) -> None:
-    with serving(max_memory_bytes=1) as server, RawClient(server.address) as client:
-        with Held(client, published_request()) as held:
-            held.hold()
-            refusal = client.ask(published_request(), how).refusal
-            check_overload(refusal, "max_memory_bytes", 0.25)
-            assert refusal is not None
-            if how == "EvaluateStream":
-                check_in_band(refusal)
-        wait_idle(server)
-        # One alone is let in, however little is allowed.
-        client.check_alive()
-
-
-def test_refused_streams_leave_their_place_to_others() -> None:
-    with serving(max_streams=1) as server, RawClient(server.address) as client:
-        bad = published_request()
-        bad.output.sizes[0] = 0
-        for _ in range(20):
-            assert client.stream(as_stream(bad)).refusal is not None
-            wait_idle(server)
-            assert client.stream(as_stream(published_request())).refusal is None
-            wait_idle(server)
-
-
 def test_the_limits_in_force_can_be_asked_for() -> None:
     names = [field.name for field in v1.Limits.DESCRIPTOR.fields]
-    numbers = dict(zip(names, itertools.count(101), strict=False))
-    settings = {name: numbers[name] for name in names if name not in {"max_rank", "stall_timeout"}}
+    settings = {name: number for number, name in enumerate(names, 101)}
+    del settings["stall_timeout"]
+    settings["max_rank"] = 7
     with (
         serving(**settings, stall_timeout_s=12.5) as server,
         RawClient(server.address) as client,
     ):
         limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
     assert {name: getattr(limits, name) for name in settings} == settings
-    assert limits.max_rank == 8
     assert limits.stall_timeout.ToNanoseconds() == 12_500_000_000
-
-
-def test_a_stream_is_told_its_error_however_early_the_limit_is_hit() -> None:
-    with serving(max_streams=1) as server, RawClient(server.address) as client:
-        with Held(client, published_request()) as held:
-            held.hold()
-            # Refused before its open is read.
-            answer = read_all(client.start([]))
-            check_overload(answer.refusal, "max_streams", 0.25)

@@ -30,7 +30,7 @@ from raw_calls import (
 
 
 def good_and_bad_calls(command: Command) -> None:
-    """Make one call of each kind, one that is refused, a cancelled one, a stalled one, and noise."""
+    """Make calls that succeed, are refused, are cancelled, stall, and are noise."""
     with RawClient(command.address) as client:
         client.evaluate(published_request())
         client.stream(as_stream(published_request()))
@@ -56,7 +56,8 @@ def good_and_bad_calls(command: Command) -> None:
         wait_until(lambda: "STALLED" in command.log)
         call.cancel()
         client.evaluate(published_request())
-        garbage = client.channel.unary_unary("/gradwire.v1.GradientService/Evaluate")
+        method = "/gradwire.v1.GradientService/Evaluate"
+        garbage: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary(method)
         with pytest.raises(grpc.RpcError):
             garbage(b"\xff", timeout=PATIENCE_S)
 
@@ -79,7 +80,7 @@ def test_every_line_on_stderr_is_json(lines: list[str]) -> None:
 
 
 def calls(lines: list[str]) -> list[dict[str, Any]]:
-    """The lines of calls, however many others there are."""
+    """Return the lines of calls, however many others there are."""
     found = [json.loads(line) for line in lines if line.startswith("{")]
     return [facts for facts in found if facts["event"] == "call"]
 

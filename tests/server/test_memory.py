@@ -17,8 +17,6 @@ from raw_calls import (
     PATIENCE_S,
     RawClient,
     as_stream,
-    check_in_band,
-    check_refusal,
     chunk,
     chunks,
     float32,
@@ -27,6 +25,7 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
+from refusals import check_in_band, check_refusal
 from serving import serving
 
 MIB = 1 << 20

@@ -19,7 +19,7 @@ from raw_calls import RawClient
 from serving import serving
 
 NAMES = [field.name for field in fields(Settings)]
-CORE_LINE = re.compile(r"[IWE]\d{4} ")
+CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 # For each setting a value that is not its default, as text.
 OTHERS: dict[str, tuple[str, object]] = {
     "address": ("127.0.0.2:7", "127.0.0.2:7"),
@@ -39,7 +39,7 @@ OTHERS: dict[str, tuple[str, object]] = {
 
 
 def other(name: str) -> tuple[str, object]:
-    """A value that is not the default, as text and as --print-config shows it."""
+    """Return a value that is not the default, as text and as --print-config shows it."""
     if name in OTHERS:
         return OTHERS[name]
     number = getattr(Settings(), name) + 1
@@ -54,7 +54,8 @@ def config(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     done = run_command("--print-config", *flags, env=env)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    return json.loads(done.stdout)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 def test_print_config_tells_every_setting_and_its_default() -> None:
@@ -116,7 +117,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "endless retry": (("--retry-after-s", "inf"), "retry_after_s is inf"),
     "endless grace": (("--grace-s", "inf"), "grace_s is inf"),
     "beyond int64": (("--max-elements", str(2**63)), "max_elements is 9223372036854775808"),
-    "message beyond int32": (("--max-message-bytes", str(2**31)), "max_message_bytes is 2147483648"),
+    "message beyond int32": (
+        ("--max-message-bytes", str(2**31)),
+        "max_message_bytes is 2147483648",
+    ),
     "rank beyond the wire": (("--max-rank", "9"), "max_rank is 9"),
     "unknown backend": (("--backend", "abacus"), "abacus"),
     "unknown level": (("--log-level", "loud"), "loud"),
@@ -166,7 +170,7 @@ def test_an_address_of_this_machine_needs_nothing(address: str) -> None:
 
 
 def test_insecure_is_the_word() -> None:
-    with serving(address="0.0.0.0:0", insecure=True) as server:  # noqa: S104 - what is tested
+    with serving(address="0.0.0.0:0", insecure=True) as server:
         port = server.address.rpartition(":")[2]
         with RawClient(f"127.0.0.1:{port}") as client:
             client.check_alive()

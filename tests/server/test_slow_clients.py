@@ -12,11 +12,9 @@ import pytest
 from gradwire import v1
 from raw_calls import (
     PATIENCE_S,
-    Answer,
     RawClient,
+    StreamCall,
     as_stream,
-    check_in_band,
-    check_refusal,
     chunks,
     float32,
     identity_request,
@@ -26,6 +24,7 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
+from refusals import check_in_band, check_refusal
 from serving import ServerThread, serving
 
 STALL_S = 0.4
@@ -85,11 +84,10 @@ def test_a_reader_that_stops_is_ended_and_gives_its_memory_back(
     server: ServerThread, client: RawClient
 ) -> None:
     call = client.start(as_stream(copies()))
-    for _ in range(3):
-        next(call)
+    first = [next(call) for _ in range(3)]
     wait_idle(server)
     # What was on its way still arrives, then the truth.
-    answer = read_rest(call)
+    answer = read_all(call, itertools.chain(first, call))
     check_refusal(answer.refusal, grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
     assert len(answer.data) < 64 << 20
 
@@ -103,33 +101,7 @@ def test_a_reader_that_never_starts_is_ended(server: ServerThread, client: RawCl
         check_refusal(read_all(call).refusal, grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
 
 
-def read_rest(call: grpc.CallIterator[v1.EvaluateStreamResponse]) -> Answer:
-    """Read a stream of which opened and perhaps more has been read."""
-    opened = v1.EvaluateStreamResponse(opened=v1.Opened())
-    return read_all(_Rest(call, opened))  # type: ignore[arg-type]
-
-
-class _Rest:
-    """A call with a message before its own."""
-
-    def __init__(
-        self,
-        call: grpc.CallIterator[v1.EvaluateStreamResponse],
-        first: v1.EvaluateStreamResponse,
-    ) -> None:
-        self._call = call
-        self._messages = itertools.chain([first], call)
-
-    def __next__(self) -> v1.EvaluateStreamResponse:
-        return next(self._messages)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._call, name)
-
-
-def written_first(
-    client: RawClient, size: int
-) -> tuple[grpc.CallIterator[v1.EvaluateStreamResponse], threading.Event]:
+def written_first(client: RawClient, size: int) -> tuple[StreamCall, threading.Event]:
     """Copy so many bytes, reading nothing; the event tells that all are written."""
     written = threading.Event()
 

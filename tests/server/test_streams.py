@@ -1,4 +1,4 @@
-"""The rules of a stream: its order, its bytes, its errors, and the right one even to a busy writer."""
+"""The rules of a stream: its order, its bytes, and the right error even for a busy writer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import pytest
 
 from gradwire import v1
 from raw_calls import (
+    PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
     RawClient,
-    Refusal,
     as_stream,
-    check_in_band,
-    check_refusal,
     chunk,
     chunks,
     float32,
@@ -28,6 +26,7 @@ from raw_calls import (
     read_all,
     wait_idle,
 )
+from refusals import Refusal, check_in_band, check_refusal
 from serving import serving
 
 Messages = list[v1.EvaluateStreamRequest]
@@ -126,39 +125,24 @@ def test_half_close_is_waited_for(client: RawClient) -> None:
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
         yield from as_stream(published_request())
-        go.wait(30)
+        go.wait(PATIENCE_S)
         yield chunk(12, b"\0")
 
+    def heard() -> Iterator[v1.EvaluateStreamResponse]:
+        length = 0
+        for message in call:
+            length += len(message.chunk.data)
+            if length == len(PUBLISHED_RESULT):
+                go.set()
+            yield message
+
     call = client.start(messages())
-    received = b""
-    while len(received) < len(PUBLISHED_RESULT):
-        received += next(call).chunk.data
-    # Every result byte is there, and still the stream is open for one input byte too many.
-    assert received == PUBLISHED_RESULT
-    go.set()
-    answer = read_all(_Later(call))
+    answer = read_all(call, heard())
+    # Every result byte came, and still the stream was open for one input byte too many.
+    assert answer.data == PUBLISHED_RESULT
     check_refusal(
         answer.refusal, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_DATA", field="chunk.data"
     )
-
-
-class _Later:
-    """The rest of a stream of which `opened` has been read: give one back first."""
-
-    def __init__(self, call: grpc.CallIterator[v1.EvaluateStreamResponse]) -> None:
-        self._call = call
-        self._first: list[v1.EvaluateStreamResponse] = [
-            v1.EvaluateStreamResponse(opened=v1.Opened())
-        ]
-
-    def __iter__(self) -> _Later:
-        return self
-
-    def __next__(self) -> v1.EvaluateStreamResponse:
-        return self._first.pop() if self._first else next(self._call)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._call, name)
 
 
 def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
@@ -170,7 +154,7 @@ def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
         yield opening(identity_request(8, 1 << 20))
         for number, message in enumerate(chunks(data, 1 << 20)):
             if number == 16:
-                assert seen.acquire(timeout=30)
+                assert seen.acquire(timeout=PATIENCE_S)
             yield message
 
     def watched() -> Iterator[v1.EvaluateStreamResponse]:
@@ -180,7 +164,7 @@ def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
             yield message
 
     call = client.start(messages())
-    assert b"".join(each.chunk.data for each in watched()) == data
+    assert read_all(call, watched()).data == data
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 3, 5, 16, 1000])
@@ -256,7 +240,7 @@ def test_a_cancelled_stream_ends_and_gives_all_back() -> None:
             def messages(go: threading.Event = go) -> Iterator[v1.EvaluateStreamRequest]:
                 yield opening(identity_request(1 << 20))
                 yield from chunks(bytes(3 << 20), 64 << 10)
-                go.wait(30)
+                go.wait(PATIENCE_S)
 
             call = client.start(messages())
             for _ in range(number % 4):

@@ -96,9 +96,7 @@ def test_a_client_of_another_authority_is_not_let_in(mutual: str, papers: Papers
 
 
 def test_tls_opens_addresses_beyond_this_machine(tmp_path: Path, papers: Papers) -> None:
-    flags = [
-        word for name, path in papers.settings.items() for word in (f"--{name}", path)
-    ]
+    flags = [word for name, path in papers.settings.items() for word in (f"--{name}", path)]
     flags = [word.replace("_", "-") if word.startswith("--") else word for word in flags]
     flags += ["--address", "0.0.0.0:0"]
     with running_command(*flags, log=tmp_path / "log") as command:

@@ -27,7 +27,8 @@ class InputAssembler:
         )
         self._last: _Piece | None = None
         self._next = next(self._pieces, None)
-        self.position = self._next.start if self._next else self._total
+        # A fresh stream comes from byte 0 on, without waiting to be told what is needed.
+        self.position = 0 if not resume_from else self._next.start if self._next else self._total
 
     @property
     def complete(self) -> bool:

@@ -1,0 +1,124 @@
+"""What a refused call says, and what every refusal must say."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from gradwire import v1
+
+DOMAIN = "gradwire.v1"
+DETAILS = "grpc-status-details-bin"
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A status that is not OK.
+
+    trailers  trailing metadata of text
+    details   the metadata `grpc-status-details-bin`; empty where none came
+    in_band   the error that a stream ended with
+    """
+
+    code: grpc.StatusCode
+    message: str
+    trailers: Mapping[str, str]
+    details: bytes
+    in_band: v1.Error | None = None
+
+    @property
+    def status(self) -> status_pb2.Status:
+        """The details, decoded."""
+        return status_pb2.Status.FromString(self.details)
+
+    @property
+    def info(self) -> error_details_pb2.ErrorInfo:
+        """The detail ErrorInfo; an empty one where there is none."""
+        return self._detail(error_details_pb2.ErrorInfo())
+
+    @property
+    def violations(self) -> list[tuple[str, str]]:
+        """Path and description of each field at fault."""
+        request = self._detail(error_details_pb2.BadRequest())
+        return [(each.field, each.description) for each in request.field_violations]
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds of RetryInfo; None where there is none."""
+        retry = self._detail(error_details_pb2.RetryInfo())
+        given = retry.HasField("retry_delay")
+        return retry.retry_delay.ToNanoseconds() / 1e9 if given else None
+
+    @property
+    def trailer_bytes(self) -> int:
+        """Bytes of message and details as they travel; a message is percent-encoded."""
+        return len(urllib.parse.quote(self.message)) + len(self.details)
+
+    def _detail(self, kind: M) -> M:
+        for detail in self.status.details:
+            if detail.Unpack(kind):
+                break
+        return kind
+
+
+def refusal_of(error: object, in_band: v1.Error | None = None) -> Refusal:
+    """Collect what a failed call says."""
+    call = cast("grpc.Call", error)
+    details = b""
+    for key, value in call.trailing_metadata() or ():
+        if key == DETAILS:
+            assert isinstance(value, bytes)
+            details = value
+    return Refusal(call.code(), call.details() or "", trailers_of(call), details, in_band)
+
+
+def trailers_of(call: object) -> dict[str, str]:
+    """Return the trailing metadata of a call that is text."""
+    pairs = cast("grpc.Call", call).trailing_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def check_refusal(
+    refusal: Refusal | None, code: grpc.StatusCode, reason: str, *, field: str | None = None
+) -> Refusal:
+    """Assert that a call was refused in this way, and in every point as any refusal must be."""
+    assert refusal is not None, "the call was answered"
+    said = (refusal.code, refusal.info.reason, refusal.message)
+    assert (refusal.code, refusal.info.reason) == (code, reason), said
+    assert refusal.info.domain == DOMAIN
+    assert refusal.message
+    assert refusal.message.isprintable()
+    status = refusal.status
+    assert (status.code, status.message) == (code.value[0], refusal.message)
+    assert [path for path, _ in refusal.violations] == ([] if field is None else [field]), said
+    assert field is None or refusal.message.startswith(f"{field}: ")
+    assert (refusal.retry_after_s is not None) == (reason == "OVERLOADED")
+    for key, trailer in (
+        ("request_id", "gradwire-request-id"),
+        ("traceparent", "traceparent"),
+    ):
+        assert refusal.info.metadata[key] == refusal.trailers[trailer] != ""
+    assert refusal.trailer_bytes < 4096
+    return refusal
+
+
+def check_in_band(refusal: Refusal) -> None:
+    """Assert that a stream said in its last message just what its status says."""
+    error = refusal.in_band
+    assert error is not None, "no error came in-band"
+    assert error.code == refusal.code.value[0]
+    assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{refusal.info.reason}"
+    assert error.message == refusal.message
+    assert dict(error.metadata) == dict(refusal.info.metadata)
+    fields = [(each.field, each.description) for each in error.field_violations]
+    assert fields == refusal.violations
+    retry = error.retry_after.ToNanoseconds() / 1e9 if error.HasField("retry_after") else None
+    assert retry == refusal.retry_after_s

@@ -1,0 +1,147 @@
+"""What raw callers are told of a bad request, callers of the SDK are told as exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradwire import (
+    AsyncClient,
+    Client,
+    GradwireError,
+    InvalidRequestError,
+    LimitExceededError,
+    ops,
+)
+from serving import ServerThread, serving
+
+GRADIENT = np.array([[4, 5, 6]], "f4")
+GRAD = ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))
+LINEAR = ops.DmlResample(interpolation_mode="linear")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def still_alive(server: ServerThread) -> Iterator[None]:
+    yield
+    with Client(server.address) as client:
+        result = client.evaluate(GRAD, GRADIENT, output_shape=(2, 2))
+    np.testing.assert_array_equal(result, [[9, 6], [0, 0]])
+
+
+def backward(**attributes: Any) -> ops.Operator:
+    return ops.InterpolateBackward(mode="linear", **attributes)
+
+
+def caught(server: ServerThread, how: str, *call: Any, **options: Any) -> GradwireError:
+    """Evaluate in this way and return the error."""
+    threshold = 1 if "stream" in how else 1 << 20
+
+    async def evaluate_async() -> None:
+        async with AsyncClient(server.address, stream_threshold_bytes=threshold) as client:
+            await client.evaluate(*call, **options)
+
+    def evaluate() -> None:
+        with Client(server.address, stream_threshold_bytes=threshold) as client:
+            client.evaluate(*call, **options)
+
+    with pytest.raises(GradwireError) as error:
+        asyncio.run(evaluate_async()) if "async" in how else evaluate()
+    return error.value
+
+
+# Operator, input, shape of the result, the path of the field at fault, words of the message. The
+# SDK sees the first ones for what they are, the server the others.
+BAD: dict[str, tuple[ops.Operator, Any, Any, str, list[str]]] = {
+    "rank 0": (GRAD, np.float32(1), (1,), "input.sizes", ["0 axes", "1 to 8"]),
+    "rank 9": (GRAD, np.ones((1,) * 9, "f4"), (1,) * 9, "input.sizes", ["9 axes", "1 to 8"]),
+    "size 0": (GRAD, np.ones((2, 0), "f4"), (2, 2), "input.sizes[1]", ["0"]),
+    "integers": (GRAD, np.ones((1, 3), "i4"), (2, 2), "input.data_type", ["int32", "float32"]),
+    "result of rank 0": (GRAD, GRADIENT, (), "output.sizes", ["0 axes"]),
+    "result of rank 9": (GRAD, GRADIENT, (1,) * 9, "output.sizes", ["9 axes"]),
+    "result of size 0": (GRAD, GRADIENT, (2, 0), "output.sizes[1]", ["0"]),
+    "result of negative size": (GRAD, GRADIENT, (-2, 2), "output.sizes[0]", ["-2"]),
+    "result past int64": (GRAD, GRADIENT, (2**63, 1), "output.sizes[0]", [str(2**63)]),
+    "result of 2**63 bytes": (GRAD, GRADIENT, (2**61, 1), "output.sizes", ["2**63"]),
+    "ranks differ": (GRAD, GRADIENT, (2, 2, 1), "output.sizes", ["3", "2"]),
+    "scales too few": (
+        ops.DmlResampleGrad(interpolation_mode="linear", scales=(1,)),
+        GRADIENT,
+        (2, 2),
+        "operator.dml_resample_grad.scales",
+        ["1", "2"],
+    ),
+    "offsets too many": (
+        ops.DmlResample2(interpolation_mode="linear", output_pixel_offsets=(0, 0, 0)),
+        GRADIENT,
+        (2, 2),
+        "operator.dml_resample2.output_pixel_offsets",
+        ["3", "2"],
+    ),
+    "no result asked for": (GRAD, GRADIENT, None, "output", ["dml_resample_grad"]),
+    "no room for an image": (backward(), GRADIENT, (2, 2), "input.sizes", ["2", "3"]),
+    "size of another": (
+        backward(sizes=(5,)),
+        np.ones((1, 4, 1), "f4"),
+        (1, 2, 1),
+        "operator.interpolate_backward.sizes[0]",
+        ["5", "4"],
+    ),
+    "scale of another": (
+        backward(scales=(3,)),
+        np.ones((1, 4, 1), "f4"),
+        (1, 4, 1),
+        "operator.interpolate_backward.scales[0]",
+        ["3", "4"],
+    ),
+}
+HOWS = ["unary", "stream", "async unary", "async stream"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_an_invalid_request_that_names_the_field(
+    server: ServerThread, name: str, how: str
+) -> None:
+    operator, array, shape, path, words = BAD[name]
+    error = caught(server, how, operator, array, output_shape=shape)
+    assert isinstance(error, InvalidRequestError)
+    assert isinstance(error, ValueError)
+    assert error.reason == "INVALID_FIELD"
+    assert error.field == path
+    for word in words:
+        assert word in str(error)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_request_beyond_a_limit_names_it(server: ServerThread, how: str) -> None:
+    huge = np.broadcast_to(np.float32(1), (1 << 18, 1 << 19))
+    error = caught(server, how, LINEAR, huge, output_shape=(1, 1))
+    assert isinstance(error, LimitExceededError)
+    assert error.limit == "max_elements"
+    assert str(1 << 37) in str(error)
+    assert error.request_id
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_an_axis_beyond_its_limit_names_it(server: ServerThread, how: str) -> None:
+    long = np.broadcast_to(np.float32(1), ((1 << 23) + 1,))
+    error = caught(server, how, LINEAR, long, output_shape=(2,))
+    assert isinstance(error, LimitExceededError)
+    assert error.limit == "max_float32_axis"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.0, -1.0])
+def test_an_attribute_that_is_no_scale_never_leaves_the_caller(number: float) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        ops.DmlResampleGrad(interpolation_mode="linear", scales=(1, number))
+    assert error.value.field == "operator.dml_resample_grad.scales[1]"

@@ -1,0 +1,247 @@
+"""However a tensor is cut, resumed or computed in slabs, the bits are those of Evaluate."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire import v1
+from raw_calls import (
+    PATIENCE_S,
+    Answer,
+    RawClient,
+    chunks,
+    identity_request,
+    opening,
+    published_request,
+    read_all,
+)
+from refusals import check_in_band
+from serving import serving
+
+TYPES: dict[int, np.dtype[np.generic]] = {
+    v1.DataType.DATA_TYPE_FLOAT32: np.dtype(np.float32),
+    v1.DataType.DATA_TYPE_FLOAT16: np.dtype(np.float16),
+    v1.DataType.DATA_TYPE_BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    v1.DataType.DATA_TYPE_FLOAT64: np.dtype(np.float64),
+}
+SLABS = (1, 60, 1000, 2 << 20)
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[dict[int, RawClient]]:
+    """Connect to a server for each slab size."""
+    with ExitStack() as stack:
+        yield {
+            slab: stack.enter_context(
+                RawClient(stack.enter_context(serving(slab_bytes=slab)).address)
+            )
+            for slab in SLABS
+        }
+
+
+def sliced(client: RawClient, request: v1.EvaluateRequest, *, send: int, receive: int) -> Answer:
+    """Evaluate by stream, in chunks of these sizes."""
+    messages = [opening(request, max_chunk_bytes=receive), *chunks(request.data, send)]
+    return client.stream(messages)
+
+
+def resumed(
+    client: RawClient, request: v1.EvaluateRequest, *, start: int, digest: str, send: int
+) -> Answer:
+    """Resume a stream at a result byte, sending what the server wants to read."""
+    heard = threading.Event()
+    wanted: list[int] = []
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(request, resume_from=start, evaluation_digest=digest)
+        if heard.wait(PATIENCE_S) and wanted:
+            yield from chunks(request.data, send, start=wanted[0])
+
+    def received() -> Iterator[v1.EvaluateStreamResponse]:
+        for message in call:
+            if message.WhichOneof("message") == "opened":
+                wanted.append(message.opened.read_from_byte)
+            heard.set()
+            yield message
+
+    call = client.start(messages())
+    answer = read_all(call, received())
+    heard.set()
+    return answer
+
+
+def strides(draw: st.DrawFn, sizes: list[int], order: list[int]) -> list[int]:
+    """Packed strides of axes in this order, slowest first, at times with a gap."""
+    steps = [0] * len(sizes)
+    step = 1
+    for axis in reversed(order):
+        steps[axis] = step
+        step *= sizes[axis]
+        step += draw(st.integers(0, 1)) * draw(st.integers(0, 3))
+    return steps
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> v1.EvaluateRequest:
+    """Make a small resampling of any layout and type, with broadcast axes at times."""
+    rank = draw(st.integers(1, 4))
+    small = st.integers(1, 6)
+    source, result = ([draw(small) for _ in range(rank)] for _ in range(2))
+    order = draw(st.permutations(range(rank)))
+    other = order if draw(st.booleans()) else draw(st.permutations(range(rank)))
+    steps = strides(draw, source, order)
+    for axis in range(rank):
+        if draw(st.integers(0, 4)) == 0:
+            steps[axis] = 0
+    number = draw(st.sampled_from(list(TYPES)))
+    carried = math.prod(size for size, step in zip(source, steps, strict=True) if step)
+    seed = draw(st.integers(0, 2**32 - 1))
+    values = np.random.default_rng(seed).standard_normal(carried).astype(TYPES[number])
+    request = v1.EvaluateRequest(data=values.tobytes())
+    name = draw(st.sampled_from(["dml_resample_grad", "dml_resample"]))
+    mode = draw(st.sampled_from([1, 2]))
+    getattr(request.operator, name).interpolation_mode = mode
+    for descriptor, sizes, strided in (
+        (request.input, source, steps),
+        (request.output, result, strides(draw, result, other)),
+    ):
+        descriptor.MergeFromString(bytes([0x08, number]))
+        descriptor.sizes[:] = sizes
+        descriptor.strides[:] = strided
+    return request
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
+    clients: dict[int, RawClient], data: st.DataObject
+) -> None:
+    request = data.draw(requests())
+    whole = clients[2 << 20].evaluate(request)
+    assert whole.refusal is None
+    sizes = st.integers(1, 64)
+    slab = data.draw(st.sampled_from(SLABS))
+    client = clients[slab]
+    assert client.evaluate(request).data == whole.data
+    cut = sliced(client, request, send=data.draw(sizes), receive=data.draw(sizes))
+    assert cut.refusal is None
+    assert cut.data == whole.data
+    assert cut.output == whole.output
+    assert cut.opened is not None
+    start = data.draw(st.integers(0, len(whole.data) - 1))
+    rest = resumed(
+        client, request, start=start, digest=cut.opened.evaluation_digest, send=data.draw(sizes)
+    )
+    assert rest.refusal is None
+    assert rest.data == whole.data[start:]
+    assert rest.chunks[0][0] == start
+
+
+def large(name: str, number: int) -> v1.EvaluateRequest:
+    """Make a tensor of several slabs of 1000 bytes."""
+    shapes = {
+        "interpolate_backward": ((1, 3, 16, 9), (1, 3, 8, 7)),
+        "interpolate": ((1, 3, 8, 7), (1, 3, 16, 9)),
+    }
+    source, result = shapes[name]
+    values = np.random.default_rng(7).standard_normal(source).astype(TYPES[number])
+    request = v1.EvaluateRequest(data=values.tobytes())
+    attributes = getattr(request.operator, name)
+    attributes.mode = v1.Interpolate.MODE_BILINEAR
+    attributes.data_format = v1.Interpolate.DATA_FORMAT_NCX
+    attributes.sizes[:] = (shapes["interpolate"][1] if name == "interpolate" else source)[2:]
+    request.input.MergeFromString(bytes([0x08, number]))
+    request.output.MergeFromString(bytes([0x08, number]))
+    request.input.sizes[:] = source
+    request.output.sizes[:] = result
+    return request
+
+
+@pytest.mark.parametrize("slab", [1, 1000, 2 << 20])
+@pytest.mark.parametrize("number", TYPES, ids=v1.DataType.Name)
+@pytest.mark.parametrize("name", ["interpolate_backward", "interpolate"])
+def test_single_bytes_in_and_out_give_the_bits_of_evaluate(
+    clients: dict[int, RawClient], name: str, number: int, slab: int
+) -> None:
+    request = large(name, number)
+    whole = clients[2 << 20].evaluate(request).data
+    assert clients[slab].evaluate(request).data == whole
+    for send, receive in ((len(request.data), 1), (99, 7), (1, 4096)):
+        assert sliced(clients[slab], request, send=send, receive=receive).data == whole
+
+
+@pytest.mark.parametrize("slab", [1, 1000])
+def test_every_cut_and_resume_point_of_the_published_example(
+    clients: dict[int, RawClient], slab: int
+) -> None:
+    request = published_request()
+    client = clients[slab]
+    whole = client.evaluate(request).data
+    first = sliced(client, request, send=12, receive=16)
+    assert first.opened is not None
+    digest = first.opened.evaluation_digest
+    for size in range(1, 17):
+        assert sliced(client, request, send=size, receive=17 - size).data == whole
+        rest = resumed(client, request, start=size - 1, digest=digest, send=size)
+        assert rest.data == whole[size - 1 :]
+
+
+@pytest.mark.parametrize("slab", SLABS)
+def test_a_fresh_stream_starts_at_byte_0_even_where_the_first_bytes_do_not_matter(
+    clients: dict[int, RawClient], slab: int
+) -> None:
+    # Nearest: the one result element reads the middle one of three.
+    request = identity_request(3, data=np.array([7, 8, 9], "<f4").tobytes())
+    mode = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
+    request.operator.dml_resample.interpolation_mode = mode
+    request.output.sizes[:] = [1]
+    answer = sliced(clients[slab], request, send=5, receive=4)
+    assert answer.refusal is None
+    assert answer.opened is not None
+    assert answer.opened.read_from_byte == 0
+    assert answer.data == request.data[4:8]
+
+
+def test_a_resumed_stream_reads_only_what_it_needs(clients: dict[int, RawClient]) -> None:
+    request = large("interpolate_backward", v1.DataType.DATA_TYPE_FLOAT32)
+    whole = clients[2 << 20].evaluate(request).data
+    client = clients[1000]
+    answer = resumed(client, request, start=len(whole) - 1, digest="", send=100)
+    assert answer.opened is not None
+    # Some rows of the last of three planes.
+    assert answer.opened.read_from_byte >= len(request.data) * 2 // 3
+    assert answer.data == whole[-1:]
+
+
+def test_equal_evaluations_have_equal_digests_on_all_servers(
+    clients: dict[int, RawClient],
+) -> None:
+    request = large("interpolate", v1.DataType.DATA_TYPE_FLOAT16)
+    digests = set[str]()
+    for client in clients.values():
+        answer = client.stream([opening(request), *chunks(request.data, 500)])
+        assert answer.opened is not None
+        digests.add(answer.opened.evaluation_digest)
+    assert len(digests) == 1
+
+
+def test_a_digest_of_another_request_is_not_resumed(clients: dict[int, RawClient]) -> None:
+    client = clients[1000]
+    other = sliced(client, large("interpolate", 1), send=1000, receive=0)
+    assert other.opened is not None
+    answer = resumed(
+        client, published_request(), start=4, digest=other.opened.evaluation_digest, send=5
+    )
+    assert answer.refusal is not None
+    assert answer.refusal.info.reason == "EVALUATION_CHANGED"
+    check_in_band(answer.refusal)
+    assert answer.refusal.code.name == "ABORTED"
