@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Server:
     async def start(self) -> None:
         """Listen and serve; `port` then holds the port bound."""
         settings = self.settings
+        _check_free(settings.address)
         if settings.tls_certificate:
             self.port = self._server.add_secure_port(settings.address, _credentials(settings))
         else:
@@ -139,30 +140,47 @@ def _workshop(settings: Settings, pool: ThreadPoolExecutor) -> Workshop:
     )
 
 
-def check_exposure(settings: Settings) -> None:
-    """Refuse to serve in the clear beyond this machine unless told to."""
-    if settings.insecure or settings.tls_certificate or settings.address.startswith("unix:"):
-        return
-    host = settings.address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    if host != "localhost":
-        raise ValueError(
-            f"address is {settings.address}, which is not loopback: give tls_certificate and "
-            "tls_key, or insecure to serve in the clear"
-        )
-
-
 def _credentials(settings: Settings) -> grpc.ServerCredentials:
-    pair = (Path(settings.tls_key).read_bytes(), Path(settings.tls_certificate).read_bytes())
-    authorities = Path(settings.tls_client_ca).read_bytes() if settings.tls_client_ca else None
+    pair = (_pem(settings, "tls_key"), _pem(settings, "tls_certificate"))
+    authorities = _pem(settings, "tls_client_ca") if settings.tls_client_ca else None
     return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
+
+
+def _pem(settings: Settings, name: str) -> bytes:
+    try:
+        data = Path(getattr(settings, name)).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error
+    if b"-----BEGIN " not in data:
+        raise ValueError(f"{name} is {getattr(settings, name)}, which is no PEM file")
+    return data
+
+
+def _check_free(address: str) -> None:
+    """Refuse an address where a server answers: grpc would take over a part of it, or all."""
+    for family, place in _places(address):
+        with socket.socket(family) as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(place) == 0:
+                raise OSError(f"address {address} is taken: a server answers there")
+
+
+def _places(address: str) -> list[tuple[int, Any]]:
+    """Return the socket addresses that an address stands for; none for a port of our choice."""
+    if address.startswith("unix:"):
+        return [(socket.AF_UNIX, address.removeprefix("unix:").removeprefix("//"))]
+    host, _, port = address.rpartition(":")
+    if not int(port):
+        return []
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []  # grpc tells, with the address.
+    return [(family, place) for family, _, _, _, place in found]
 
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully; a second signal ends the process."""
-    check_exposure(settings)
     logs.configure(settings.log_format, settings.log_level)
     server = Server(settings)
     await server.start()

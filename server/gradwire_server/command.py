@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -53,10 +55,20 @@ def gradwire_server(*, print_config: bool, **values: Any) -> None:
         settings = Settings(**values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    _warn_of_unknown_variables()
     if print_config:
         click.echo(json.dumps(settings.described(), indent=2))
         return
     _serve(settings)
+
+
+def _warn_of_unknown_variables() -> None:
+    known = {f"{_PREFIX}_{one.name.upper()}" for one in fields(Settings)}
+    for name in sorted(os.environ):
+        if name.startswith(f"{_PREFIX}_") and name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            click.echo(f"Warning: {name} is no setting of this server{meant}", err=True)
 
 
 def _serve(settings: Settings) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
+from gradwire._calls import check_timeout
 from gradwire._job import Job, prepare
+from gradwire._progress import Progress
 from gradwire._statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
 from gradwire_server import backends, wire
@@ -31,9 +35,14 @@ from gradwire_server.errors import EvaluationError
 from gradwire_server.failures import failure
 
 _PLAN_CACHE_ENTRIES = 1 << 22
-_PROGRESS_S = 0.1
 
-Progress = Callable[[int, int], None]
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """The deadline, on the monotonic clock, and the progress of one evaluation."""
+
+    until: float
+    progress: Progress
 
 
 class LocalClient:
@@ -52,6 +61,7 @@ class LocalClient:
         self._backend, self.backend_reason = backends.choose(backend)
         self._threads = threads or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="gradwire-local")
+        self._closed = False
         self._preparer = Preparer(limits or Limits(), PlanCache(max_entries=_PLAN_CACHE_ENTRIES))
 
     def evaluate(
@@ -62,14 +72,18 @@ class LocalClient:
         output_shape: Sequence[int] | None = None,
         out: NDArray[Any] | None = None,
         timeout_s: float | None = None,
-        on_progress: Progress | None = None,
+        on_progress: Callable[[int, int], object] | None = None,
     ) -> NDArray[Any]:
         """Return the operator's result, as Client.evaluate does, with the same errors.
 
         timeout_s is the total; None means none. It is looked at between two steps.
         """
+        if self._closed:
+            raise RuntimeError("the client is closed; make another one")
+        timeout_s = check_timeout(timeout_s)
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         job = prepare(operator, array, output_shape=output_shape, out=out)
-        watch = _Watch(timeout_s, on_progress)
+        watch = _Watch(until, Progress(on_progress))
         try:
             job, evaluation = self._prepare(job)
             return self._run(job, evaluation, watch)
@@ -94,8 +108,12 @@ class LocalClient:
         for step, data in self._results(evaluation, source):
             offset = evaluation.output_range(step)[0]
             view.write(offset, data.data)
-            watch.look(evaluation.input_range(step)[1], offset + len(data))
-        watch.finish(source.nbytes, view.nbytes)
+            watch.progress.report(evaluation.input_range(step)[1], offset + len(data))
+            if time.monotonic() > watch.until:
+                raise DeadlineExceededError(
+                    f"timeout_s has passed after {offset + len(data)} of {view.nbytes} result bytes"
+                )
+        watch.progress.finish(source.nbytes, view.nbytes)
         return result
 
     def _results(
@@ -118,7 +136,8 @@ class LocalClient:
         yield from ((step, future.result()) for step, future in ahead)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads; evaluate() then raises RuntimeError."""
+        self._closed = True
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
@@ -139,26 +158,3 @@ _REORDER = {v1.ErrorReason.ERROR_REASON_LAYOUT_NOT_STREAMABLE}
 def _decode(job: Job) -> EvaluationRequest:
     header = v1.Open(operator=job.operator, input=job.input, output=job.output)
     return wire.read_request(header)
-
-
-class _Watch:
-    """The deadline and the progress of one evaluation."""
-
-    def __init__(self, timeout_s: float | None, on_progress: Progress | None) -> None:
-        self._timeout_s = timeout_s
-        self._started = self._told = time.monotonic()
-        self._on_progress = on_progress
-
-    def look(self, sent: int, received: int) -> None:
-        """Raise if the time is over; tell the progress if the last time is long enough ago."""
-        now = time.monotonic()
-        if self._timeout_s is not None and now - self._started > self._timeout_s:
-            raise DeadlineExceededError(f"not done after timeout_s={self._timeout_s}")
-        if self._on_progress is not None and now - self._told >= _PROGRESS_S:
-            self._told = now
-            self._on_progress(sent, received)
-
-    def finish(self, sent: int, received: int) -> None:
-        """Tell the end."""
-        if self._on_progress is not None:
-            self._on_progress(sent, received)

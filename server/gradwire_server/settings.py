@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -103,6 +105,7 @@ class Settings:
         port_fits = port.isascii() and port.isdecimal() and int(port) < 1 << 16
         if not self.address.startswith("unix:") and not (host and port_fits):
             raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
+        self._check_exposure()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
@@ -111,6 +114,22 @@ class Settings:
             raise ValueError(
                 f"max_message_bytes is {self.max_message_bytes}; {_HEADER_BYTES} more than "
                 "max_unary_bytes and max_chunk_bytes is needed"
+            )
+
+    def _check_exposure(self) -> None:
+        """Refuse to serve in the clear beyond this machine unless told to."""
+        if self.address == "unix:":
+            raise ValueError("address is unix: without a path")
+        if self.insecure or self.tls_certificate or self.address.startswith("unix:"):
+            return
+        host = self.address.rpartition(":")[0].strip("[]")
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(host).is_loopback:
+                return
+        if host != "localhost":
+            raise ValueError(
+                f"address is {self.address}, which is not loopback: give tls_certificate and "
+                "tls_key, or insecure to serve in the clear"
             )
 
     @property

@@ -7,11 +7,10 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from gradwire import ops, v1
 from gradwire.errors import InvalidRequestError
-from gradwire.tensors import DTYPES, data_type_of
+from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
 from gradwire_server.engine import EvaluationRequest, TensorSpec
 from gradwire_server.errors import InvalidFieldError, UnknownFieldError, UnknownOperatorError
 
-MAX_RANK = 8
 MAX_BYTES = 2**63 - 1
 _MAX_REQUEST_ID = 128
 

@@ -26,7 +26,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
 
 # Above 2**23 a float32 cannot hold X + 0.5 for every index X.
 DEFAULT_MAX_FLOAT32_AXIS: Final = 2**23
-DEFAULT_MAX_TABLE_ENTRIES: Final = 2**26
+DEFAULT_MAX_TABLE_ENTRIES: Final = 2**25
 
 
 def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | None:

@@ -51,7 +51,8 @@ class EvaluationRequest:
             if sizes is None:
                 raise InvalidFieldError(
                     "output",
-                    f"absent; the attributes of {self.operator} do not determine its sizes",
+                    f"absent; the attributes of {self.operator} do not determine "
+                    "its sizes: give it (output_shape in the SDK)",
                 )
             output = TensorSpec.packed(self.input.dtype, sizes)
         elif output.dtype != self.input.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire_server.dialects import DEFAULT_MAX_FLOAT32_AXIS, DEFAULT_MAX_TABLE_ENTRIES
 from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.errors import LimitExceededError
 from gradwire_server.plans import Plan
@@ -24,8 +25,8 @@ class Limits:
 
     max_rank: int = 8
     max_elements: int = 1 << 36
-    max_table_entries: int = 1 << 25
-    max_float32_axis: int = 1 << 23
+    max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES
+    max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS
     max_work: int = 1 << 40
     max_request_memory_bytes: int = 1 << 30
     slab_bytes: int = 2 << 20

@@ -83,32 +83,27 @@ class Walk:
     @cached_property
     def in_row(self) -> int:
         """Elements of an input row, or of a larger form it has before the stream axis's pass."""
-        return self._largest_row(self._passes_before())
+        return max(self._row_sizes[: self._stream_pass + 1])
 
     @cached_property
     def out_row(self) -> int:
         """Elements of a result row, or of a larger form it has on the way."""
-        before = self._passes_before()
-        shape = list(self.plan.input_shape[self.axis + 1 :])
-        for one in self.plan.passes[:before]:
-            shape[one.axis - self.axis - 1] = one.map.outputs
-        largest = math.prod(shape)
-        for one in self.plan.passes[before + 1 :]:
-            shape[one.axis - self.axis - 1] = one.map.outputs
-            largest = max(largest, math.prod(shape))
-        return largest
+        return max(self._row_sizes[self._stream_pass :])
 
-    def _passes_before(self) -> int:
+    @property
+    def _stream_pass(self) -> int:
         axes = [one.axis for one in self.plan.passes]
         return axes.index(self.axis) if axes else 0
 
-    def _largest_row(self, passes: int) -> int:
-        shape = list(self.plan.input_shape[self.axis + 1 :])
-        largest = math.prod(shape)
-        for one in self.plan.passes[:passes]:
-            shape[one.axis - self.axis - 1] = one.map.outputs
-            largest = max(largest, math.prod(shape))
-        return largest
+    @cached_property
+    def _row_sizes(self) -> list[int]:
+        """Elements of a row before the first pass and after each."""
+        shape = list(self.plan.input_shape)
+        sizes = [math.prod(shape[self.axis + 1 :])]
+        for one in self.plan.passes:
+            shape[one.axis] = one.map.outputs
+            sizes.append(math.prod(shape[self.axis + 1 :]))
+        return sizes
 
     @cached_property
     def mode(self) -> Mode:
