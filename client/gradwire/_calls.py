@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gradwire import ops, v1
 from gradwire._channel import Link
 from gradwire._job import prepare
-from gradwire._options import Options
+from gradwire._options import MAX_TIMEOUT_S, Options
 from gradwire._progress import INTERVAL_S, Progress
 from gradwire._streams import StreamTry
 from gradwire.chunks import Transfer
@@ -159,6 +159,8 @@ class Evaluation:
             return 0.0
         if isinstance(error, EvaluationChangedError):
             self._moving.restart()
+        elif isinstance(error, DeadlineExceededError) and not error.reason:
+            raise self._too_late() from error
         elif not is_retryable(error, streamed=self.streams):
             raise error
         return self._tries.pause_s(
@@ -167,6 +169,18 @@ class Evaluation:
             left_s=min(self.left_s, self.still_s) if self.streams else self.left_s,
             draw=random.random(),  # noqa: S311 - jitter
         )
+
+    def _too_late(self) -> DeadlineExceededError:
+        """Say in this package's words that the deadline has passed; grpc's tell of no timeout."""
+        timeout_s = self._options.timeout_s if self._timeout_s is None else self._timeout_s
+        message = f"no result within timeout_s, {timeout_s} s"
+        if self.streams:
+            transfer = self._moving
+            message += (
+                f": {transfer.sent} of {transfer.source.nbytes} input bytes were sent, "
+                f"{transfer.received} result bytes received"
+            )
+        return DeadlineExceededError(message, request_id=self.request_id)
 
     def result(self) -> NDArray[Any]:
         """Return the result, once a try has succeeded."""
@@ -191,8 +205,12 @@ def _is_too_large(error: GradwireError) -> bool:
 
 def check_timeout(timeout_s: float | None) -> float | None:
     """Return timeout_s; raise InvalidRequestError where it is no time."""
-    if timeout_s is not None and not 0 < timeout_s < math.inf:
+    if timeout_s is None:
+        return None
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= MAX_TIMEOUT_S):
         raise InvalidRequestError.of(
-            "timeout_s", f"is {timeout_s}; give seconds above 0, or None for the default"
+            "timeout_s",
+            f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}, or None for the "
+            "default",
         )
     return timeout_s

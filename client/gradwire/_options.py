@@ -15,6 +15,9 @@ STREAM_THRESHOLD_BYTES = 256 << 10
 CHUNK_BYTES = 1 << 20
 RETRY = RetryPolicy()
 
+# A year. Clocks of grpc overflow some way beyond, and such calls end at once.
+MAX_TIMEOUT_S = 365 * 24 * 3600
+
 # Below the longest message a channel takes.
 _MAX_CHUNK_BYTES = 32 << 20
 
@@ -31,18 +34,17 @@ class Options:
     retry: RetryPolicy
 
     def __post_init__(self) -> None:
-        if not self.target:
-            raise ValueError('target is empty; give a server\'s address, such as "127.0.0.1:50051"')
-        if not 0 < self.timeout_s < float("inf"):
-            raise ValueError(f"timeout_s is {self.timeout_s}; give seconds above 0")
-        if self.stream_threshold_bytes < 0:
+        if not isinstance(self.target, str) or not self.target:
+            raise ValueError('target is no address; give a server\'s, such as "127.0.0.1:50051"')
+        if not (isinstance(self.timeout_s, int | float) and 0 < self.timeout_s <= MAX_TIMEOUT_S):
             raise ValueError(
-                f"stream_threshold_bytes is {self.stream_threshold_bytes}; give 0 or more bytes"
+                f"timeout_s is {self.timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}"
             )
-        if not 1 <= self.chunk_bytes <= _MAX_CHUNK_BYTES:
-            raise ValueError(
-                f"chunk_bytes is {self.chunk_bytes}; give 1 to {_MAX_CHUNK_BYTES} bytes"
-            )
+        threshold, chunk = self.stream_threshold_bytes, self.chunk_bytes
+        if not isinstance(threshold, int) or threshold < 0:
+            raise ValueError(f"stream_threshold_bytes is {threshold!r}; give 0 or more bytes")
+        if not isinstance(chunk, int) or not 1 <= chunk <= _MAX_CHUNK_BYTES:
+            raise ValueError(f"chunk_bytes is {chunk!r}; give 1 to {_MAX_CHUNK_BYTES} bytes")
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, for a copy of the client in another process."""

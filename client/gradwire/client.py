@@ -30,8 +30,10 @@ Reply = TypeVar("Reply")
 class Client:
     """A connection to one gradwire server; any number of threads may use it.
 
-    It connects with the first call. In another process, pickled or forked, it connects anew. grpc
-    can be forked while no call is in flight, unless GRPC_ENABLE_FORK_SUPPORT is 0.
+    It connects with the first call. In another process, pickled or forked, it connects anew. A
+    process with grpc in it can be forked while no call is in flight, of this client or any other,
+    unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc: start processes by spawn
+    then.
 
     target                  address of the server, such as "127.0.0.1:50051"; any gRPC target
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text

@@ -117,13 +117,19 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
 
     Raises InvalidRequestError, which names "<name>.sizes", where the wire cannot carry them.
     """
+    try:
+        sizes = tuple(sizes)
+    except TypeError:
+        raise InvalidRequestError.of(
+            f"{name}.sizes", f"is {sizes!r}; give a tuple or list of integers"
+        ) from None
     if not 1 <= len(sizes) <= MAX_RANK:
         raise InvalidRequestError.of(
             f"{name}.sizes", f"has {len(sizes)} axes; give 1 to {MAX_RANK}"
         )
     for axis, size in enumerate(sizes):
         try:
-            number = operator.index(size)
+            number = 0 if isinstance(size, bool) else operator.index(size)
         except TypeError:
             number = 0
         if not 1 <= number < 2**63:

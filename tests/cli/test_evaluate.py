@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,26 @@ def test_no_server_ends_with_code_7(tmp_path: Path) -> None:
         tmp_path, *PUBLISHED, "--output-shape", "2,2", "--target", gone, "--timeout", "5"
     )
     assert done.code == 7
+
+
+@pytest.mark.parametrize("shape", [(), ("--output-shape", "2,2")])
+def test_what_is_no_regular_file_is_not_replaced(
+    tmp_path: Path, target: str, shape: tuple[str, ...]
+) -> None:
+    pipe = tmp_path / "result.npy"
+    os.mkfifo(pipe)
+    gradient = saved(tmp_path / "gradient.npy", f32([[4, 5, 6]]))
+    done = run_here("evaluate", gradient, pipe, *PUBLISHED, *SCALES, *shape, "--target", target)
+    assert done.code == 2
+    assert pipe.is_fifo()
+
+
+def test_a_link_is_followed_and_not_replaced(tmp_path: Path, target: str) -> None:
+    link, file = tmp_path / "result.npy", tmp_path / "elsewhere.npy"
+    link.symlink_to(file)
+    done = evaluate_published(
+        tmp_path, *PUBLISHED, *SCALES, "--output-shape", "2,2", "--target", target
+    )
+    assert done.code == 0
+    assert link.is_symlink()
+    np.testing.assert_array_equal(np.load(file), [[9, 6], [0, 0]])

@@ -241,3 +241,18 @@ def test_the_line_on_stdout_has_the_port_that_was_taken(tmp_path: Path) -> None:
 def test_settings_that_no_message_can_carry_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Settings(**settings)
+
+
+def test_a_unix_socket_that_answers_is_not_taken_over(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    with serving(address=address) as server, RawClient(server.address) as client:
+        assert address in refused_in_one_line("--address", address)
+        client.check_alive()
+
+
+def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_MAX_STREAM", "3")
+    done = CliRunner().invoke(gradwire_server, ["--print-config"])
+    assert done.exit_code == 0
+    assert "GRADWIRE_MAX_STREAM is no setting" in done.stderr
+    assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr

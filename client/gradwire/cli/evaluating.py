@@ -51,7 +51,8 @@ def run(job: Job, connection: Connection, *, as_json: bool) -> None:
         )
     operator = operator_from(kind, job.attributes)
     array = _mapped(job)
-    with connection.client() as client, _complete(job.result) as part:
+    result = _regular(job.result)
+    with connection.client() as client, _complete(result) as part:
         start = time.monotonic()
         shape = _evaluate(client, operator, array, job, part)
         seconds = time.monotonic() - start
@@ -86,12 +87,21 @@ def _mapped(job: Job) -> Array:
     return array
 
 
+def _regular(path: Path) -> Path:
+    """Return the file that a result's path means; refuse what a file must not take the place of."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise CommandError(f"{path} is no regular file; give another name", code=INVALID)
+    return path
+
+
 @contextmanager
 def _complete(path: Path) -> Generator[Path]:
     """Yield a file beside `path` that takes its place if the block succeeds; else it goes away."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
+        _regular(path)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
