@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gradwire import ops, v1
 from gradwire._channel import Link
 from gradwire._job import prepare
-from gradwire._options import MAX_TIMEOUT_S, Options
+from gradwire._options import MAX_TIMEOUT_S, Options, is_timeout
 from gradwire._progress import INTERVAL_S, Progress
 from gradwire._streams import StreamTry
 from gradwire.chunks import Transfer
@@ -207,7 +207,7 @@ def check_timeout(timeout_s: float | None) -> float | None:
     """Return timeout_s; raise InvalidRequestError where it is no time."""
     if timeout_s is None:
         return None
-    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= MAX_TIMEOUT_S):
+    if not is_timeout(timeout_s):
         raise InvalidRequestError.of(
             "timeout_s",
             f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}, or None for the "

@@ -34,16 +34,18 @@ class Options:
     retry: RetryPolicy
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, str) or not self.target:
-            raise ValueError('target is no address; give a server\'s, such as "127.0.0.1:50051"')
-        if not (isinstance(self.timeout_s, int | float) and 0 < self.timeout_s <= MAX_TIMEOUT_S):
+        if not _is_text(self.target):
+            raise ValueError(
+                f'target is {self.target!r}; give a server\'s address, such as "127.0.0.1:50051"'
+            )
+        if not is_timeout(self.timeout_s):
             raise ValueError(
                 f"timeout_s is {self.timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}"
             )
         threshold, chunk = self.stream_threshold_bytes, self.chunk_bytes
-        if not isinstance(threshold, int) or threshold < 0:
+        if not _is_count(threshold):
             raise ValueError(f"stream_threshold_bytes is {threshold!r}; give 0 or more bytes")
-        if not isinstance(chunk, int) or not 1 <= chunk <= _MAX_CHUNK_BYTES:
+        if not _is_count(chunk) or not 1 <= chunk <= _MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes is {chunk!r}; give 1 to {_MAX_CHUNK_BYTES} bytes")
 
     def as_arguments(self) -> dict[str, Any]:
@@ -54,3 +56,16 @@ class Options:
                 "make the client where it is used"
             )
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def is_timeout(value: object) -> bool:
+    """Whether a value is a number of seconds that a call can take."""
+    return isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0

@@ -98,7 +98,7 @@ class Settings:
             least = 0 if one.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
             if not value >= least:
                 raise ValueError(f"{one.name} is {value}; at least {least} is needed")
-            most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, 2**63 - 1)
+            most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, _MOST_INT)
             if value > most:
                 raise ValueError(f"{one.name} is {value}; at most {most} is possible")
         host, _, port = self.address.rpartition(":")
@@ -155,6 +155,7 @@ class Settings:
 # What messages and grpc can carry; in seconds some thirty years.
 _MOST = {"max_rank": _LIMITS.max_rank, "max_message_bytes": 2**31 - 1}
 _MOST_S = 1e9
+_MOST_INT = 2**63 - 1
 _MAY_BE_ZERO = {"compute_threads", "inline_work", "plan_cache_entries", "grace_s"}
 # Everything of a message but the tensor's bytes.
 _HEADER_BYTES = 64 << 10

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -211,8 +212,7 @@ class _Stream:
             events = (self._done.wait(), self._workshop.draining.wait())
             waits = [asyncio.ensure_future(event) for event in events]
             await asyncio.wait(waits, timeout=timeout - idle, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+            _cancel(waits)
 
 
 _NOTHING = encoding.chunk_bytes(v1.Chunk())
@@ -250,10 +250,13 @@ async def _together(*parts: Coroutine[None, None, None]) -> None:
         if errors:
             raise errors.pop()
     finally:
-        for task in tasks:
-            task.cancel()
+        _cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         # The error's traceback holds this frame: what leads back to the error would keep both, and
         # the steps' buffers in the frames below, until the garbage collector comes by.
-        del task
         tasks.clear()
+
+
+def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
