@@ -109,6 +109,8 @@ class Evaluation:
 
     def unary_request(self) -> v1.EvaluateRequest:
         """Encode the message for a try of Evaluate."""
+        if not self.left_s:
+            raise self._too_late()
         return self._job.unary_request()
 
     def take(self, response: v1.EvaluateResponse) -> None:
@@ -118,6 +120,8 @@ class Evaluation:
     def start_stream(self, link: Link, *, on_end: Callable[[], None] | None = None) -> StreamTry:
         """Start a try of EvaluateStream; on_end is called in another thread when it has ended."""
         left_s = self.left_s
+        if not left_s:
+            raise self._too_late()
         self._stream = StreamTry(
             link,
             self._moving,

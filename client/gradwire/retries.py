@@ -3,8 +3,9 @@
 Every RPC of the service is pure, so any of them may be repeated. The rules:
 
 1. A server that is away or shutting down (UNAVAILABLE), and one that is full and says so
-   (RESOURCE_EXHAUSTED with RetryInfo), are tried again; so is a stream that broke without an error
-   of the service. Everything else would only fail again.
+   (RESOURCE_EXHAUSTED with RetryInfo), are tried again; so is a call that a stopping server
+   dropped (CANCELLED), and a stream that broke without an error of the service. Everything else
+   would only fail again.
 2. Between tries lies a growing, jittered pause, never shorter than the server asked for.
 3. Tries are counted in a row: new result bytes start the count anew.
 4. A client whose calls mostly fail stops repeating them, so that a sick server is not kept down.
@@ -140,6 +141,8 @@ def is_retryable(error: GradwireError, *, streamed: bool) -> bool:
     """Whether the same call may well succeed if it is repeated."""
     if isinstance(error, OverloadedError | UnavailableError):
         return True
-    # A status without a reason of ours comes from grpc or something between. On a stream it often
-    # stands for another one that got lost; the next try will tell.
-    return streamed and isinstance(error, ServerError | CallCancelledError) and not error.reason
+    # A status without a reason of ours comes from grpc or something between. CANCELLED is what a
+    # call gets that reaches a server as it stops. On a stream any often stands for another one that
+    # got lost; the next try will tell.
+    retried = ServerError | CallCancelledError if streamed else CallCancelledError
+    return isinstance(error, retried) and not error.reason

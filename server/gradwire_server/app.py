@@ -116,9 +116,9 @@ class Server:
 
 
 # How long streams have, after the grace period, to tell their callers that the server stops.
-_LAST_WORDS_S = 2.0
+_LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
-_LAST_STATUS_S = 0.5
+_LAST_STATUS_S = 2.0
 
 
 def _workshop(settings: Settings, pool: ThreadPoolExecutor) -> Workshop:

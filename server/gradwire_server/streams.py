@@ -7,6 +7,7 @@ bounded by what three steps need, whatever the tensor's size and whoever is slow
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine, Iterable
 from functools import partial
@@ -29,7 +30,8 @@ from gradwire_server.failures import Failure
 from gradwire_server.service import Workshop
 
 # How long a caller that does not read may hold up the error that ends its stream.
-_LAST_WORD_S = 1.0
+_LAST_WORD_S = 5.0
+_LISTEN_ON_S = 0.2
 
 
 class StreamService:
@@ -56,6 +58,7 @@ class _Stream:
         self._busy = False
         self._done = asyncio.Event()
         self._write: asyncio.Task[None] | None = None
+        self._read: asyncio.Task[Any] | None = None
         self._steps: asyncio.Queue[tuple[Step, encoding.Bytes] | None] = asyncio.Queue(1)
         self._results: asyncio.Queue[tuple[int, encoding.Bytes] | None] = asyncio.Queue(1)
 
@@ -74,6 +77,19 @@ class _Stream:
                 await self._context.write(v1.EvaluateStreamResponse(error=failed.in_band()))
         except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
+        if self._workshop.draining.is_set():
+            await self._listen_on()
+
+    async def _listen_on(self) -> None:
+        """Go on reading for a moment, or until the caller has heard and goes.
+
+        A connection that is closed while bytes wait to be read is reset, and a reset takes back
+        what the caller has not read yet: the error.
+        """
+        with contextlib.suppress(TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            async with asyncio.timeout(_LISTEN_ON_S):
+                while await self._receive() is not grpc.aio.EOF:
+                    pass
 
     async def _evaluate(self) -> None:
         workshop = self._workshop
@@ -188,9 +204,18 @@ class _Stream:
                 await self._send(encoding.chunk_response(offset + first, data))
 
     async def _next(self) -> v1.EvaluateStreamRequest | None:
-        message = await self._context.read()
+        message = await self._receive()
         self._progress = time.monotonic()
         return None if message is grpc.aio.EOF else encoding.sound(message)
+
+    async def _receive(self) -> Any:
+        # As with a write: what is under way when its task ends is taken up by the next one.
+        if self._read is None:
+            self._read = asyncio.ensure_future(self._context.read())
+            self._read.add_done_callback(_note_error)
+        message = await asyncio.shield(self._read)
+        self._read = None
+        return message
 
     async def _send(self, message: v1.EvaluateStreamResponse) -> None:
         # A write outlives the task that started it, so that no second one runs into it.
@@ -233,10 +258,10 @@ def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:
     return header.resume_from
 
 
-def _note_error(write: asyncio.Task[None]) -> None:
-    """Take note of a write's error, which nobody waits for once the stream has ended."""
-    if not write.cancelled():
-        write.exception()
+def _note_error(task: asyncio.Task[Any]) -> None:
+    """Take note of an error that nobody waits for once the stream has ended."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _together(*parts: Coroutine[None, None, None]) -> None:

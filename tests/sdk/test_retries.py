@@ -130,8 +130,13 @@ def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
     assert len(pauses(Tries(patient, budget))) == 4
 
 
-RETRYABLE = (UnavailableError(""), OverloadedError(""), OverloadedError("", retry_after_s=1.0))
-BROKEN = (ServerError(""), CallCancelledError(""))
+RETRYABLE = (
+    UnavailableError(""),
+    OverloadedError(""),
+    OverloadedError("", retry_after_s=1.0),
+    CallCancelledError(""),
+)
+BROKEN = (ServerError(""),)
 FINAL = (
     InvalidRequestError(""),
     UnsupportedOperatorError(""),

@@ -25,6 +25,7 @@ from raw_calls import (
     identity_request,
     opening,
     published_request,
+    read_all,
     wait_until,
 )
 from refusals import check_in_band, check_refusal
@@ -128,14 +129,10 @@ def test_a_signal_ends_an_idle_server_with_status_0(tmp_path: Path, number: int)
 def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
     with running_command("--grace-s", "0", log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
-
-            def messages() -> Iterator[v1.EvaluateStreamRequest]:
-                for number, message in enumerate(endless(1 << 16)):
-                    if number == 10:
-                        command.signal(signal.SIGTERM)
-                    yield message
-
-            refusal = client.stream(messages()).refusal
+            call = client.start(endless(1 << 16))
+            opened = next(call)
+            command.signal(signal.SIGTERM)
+            refusal = read_all(call, itertools.chain([opened], call)).refusal
         assert command.wait() == 0
     assert refusal is not None
     assert refusal.in_band is not None
