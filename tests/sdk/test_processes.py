@@ -30,8 +30,9 @@ from gradwire import Client, RetryPolicy, ops
 copy = ops.DmlResample(interpolation_mode="linear")
 small = np.ones((4, 4), np.float32)
 large = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
-# A dead connection would show itself, since nothing is tried twice.
-client = Client(sys.argv[1], retry=RetryPolicy(max_attempts=1))
+# A dead connection stays dead however often it is tried; grpc 1.76 breaks a new one now and then.
+policy = RetryPolicy(max_attempts=3, initial_backoff_s=0.05)
+client = Client(sys.argv[1], retry=policy)
 
 def works():
     return all(
