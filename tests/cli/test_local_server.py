@@ -16,7 +16,10 @@ from gradwire.cli import local_server
 from gradwire.errors import GradwireError, UnavailableError
 from gradwire.health import health
 
+# Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
 HOLDER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from gradwire.cli.local_server import local_server
 with local_server() as target:
     print(target, flush=True)
