@@ -1,0 +1,19 @@
+"""The compiled CPU backend: the bits of `numpy_cpu`, from kernels that numba compiles.
+
+How a plan becomes machine code:
+
+- backend.py      the methods that the engine calls; threads
+- compilation.py  compiles, or finds what was compiled before
+- jobs.py         from a plan to jobs, by way of tables.py, as records.py lays them out
+- blocks.py       the loop over blocks, each through up to three stages
+- rows.py         sums of rows; the width stage is in columns.py, steady.py and permute.py
+- simd.py, shuffles.py, on vectors.py and formats.py: the instructions the kernels are written in
+
+Modules compile when they are imported, those from jobs.py on: only compilation.py imports them.
+"""
+
+from __future__ import annotations
+
+from gradwire_server.backends.numba_cpu.backend import NumbaCpu
+
+__all__ = ["NumbaCpu"]

@@ -1,0 +1,160 @@
+"""How a job is cut into blocks, by which method it goes, and what buffers that takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.backends.numba_cpu import records
+from gradwire_server.backends.numba_cpu.forms import FEW_CHANNELS, Form
+from gradwire_server.backends.numba_cpu.tables import Steady, Table
+
+_VECTOR_BYTES = 64
+# Pixels that tiles are multiples of, so that they begin where groups of vectors do.
+_TILE_STEP = 64
+# Bytes of a row of a tile; less where whole blocks of rows are held at once.
+_TILE_BYTES = 16 << 10
+_STAGED_BYTES = 4 << 10
+_COLUMNS_BYTES = 2 << 10
+# Bytes of rows that are summed ahead of their width stage.
+_AHEAD_BYTES = 16 << 10
+# Most bytes of rows that the depth stage hands on.
+_STAGE_BYTES = 1 << 20
+# Numbers of a row that are transposed at once.
+_CHUNK = 4096
+# Rows shorter than this are mostly ends, which `permute` does not treat apart.
+_SHORT_ROW = 128
+# Fewer rows than this are not worth a transpose.
+_FEW_ROWS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Blocking:
+    """Decisions on one job.
+
+    values   fields of records.JOB
+    steady   results that repeat, for `steady`
+    groups   description of vectors of results, for `permute`
+    units    blocks of work
+    scratch  bytes of all buffers
+    outputs  numbers of the result
+    """
+
+    values: dict[str, int]
+    steady: Steady | None
+    groups: npt.NDArray[np.int64] | None
+    units: int
+    scratch: int
+    outputs: int
+
+    @property
+    def method(self) -> int:
+        """Method of the width stage."""
+        return self.values["method"]
+
+    @property
+    def staged(self) -> bool:
+        """Whether the depth stage runs."""
+        return bool(self.values["staged"])
+
+
+def block(
+    form: Form, axes: Sequence[Table | None], compute: np.dtype[Any], *, can_pick: bool
+) -> Blocking | None:
+    """Decide; None where buffers would be too large."""
+    depth, height, width = axes
+    depths, heights, pixels = (
+        length if table is None else table.outputs
+        for length, table in zip(form[1:4], axes, strict=True)
+    )
+    number, lanes = compute.itemsize, _VECTOR_BYTES // compute.itemsize
+    all_rows = form.outer * depths * heights
+    method, steady = _method(form, width, all_rows, can_pick=can_pick)
+    tile = _tile(form, pixels, method, number)
+    span = tile if width is None else width.widest_span(tile)
+    chunk = max(1, min(span, _CHUNK // form.channels)) if method == records.COLUMNS else span
+    window = 0 if depth is None else lanes if height is None else height.widest_span(lanes)
+    row_bytes = _odd_vectors((chunk * form.channels + records.PAD) * number)
+    if depth is not None and (chunk < span or window * row_bytes > _STAGE_BYTES):
+        return None
+    per_plane = -(-heights // lanes)
+    blocks = -(-all_rows // lanes) if depth is None else per_plane * form.outer * depths
+    ahead = max(1, min(lanes, _AHEAD_BYTES // row_bytes))
+    held = lanes if method == records.COLUMNS else ahead
+    values = {
+        "rows": all_rows,
+        "staged": int(depth is not None),
+        "method": method,
+        "block": lanes,
+        "ahead": ahead,
+        "blocks": per_plane,
+        "tile": tile,
+        "tiles": -(-pixels // tile),
+        "chunk": chunk,
+        "row_bytes": row_bytes,
+        "line_bytes": _odd_vectors((tile * form.channels + records.PAD) * number),
+    }
+    sizes = _buffers(form, values, window=window, held=held)
+    *places, scratch = itertools.accumulate(sizes.values(), initial=records.NOTES)
+    values |= dict(zip(sizes, places, strict=True))
+    groups = width.groups(form.channels) if width and method == records.PERMUTE else None
+    outputs = all_rows * pixels * form.channels
+    return Blocking(values, steady, groups, blocks * values["tiles"], scratch, outputs)
+
+
+def _buffers(form: Form, values: dict[str, int], *, window: int, held: int) -> dict[str, int]:
+    """Bytes of each buffer, by the field for its place."""
+    transposed = values["method"] == records.COLUMNS
+    columns, results = (
+        (values[length] * form.channels + records.PAD) * _VECTOR_BYTES if transposed else 0
+        for length in ("chunk", "tile")
+    )
+    return {
+        "stage_at": window * values["row_bytes"],
+        "sums_at": held * values["row_bytes"],
+        "columns_at": columns,
+        "results_at": results,
+        "lines_at": (values["block"] if transposed else 1) * values["line_bytes"],
+    }
+
+
+def _method(
+    form: Form, width: Table | None, rows: int, *, can_pick: bool
+) -> tuple[int, Steady | None]:
+    if width is None:
+        return records.NO_WIDTH, None
+    if form.channels >= FEW_CHANNELS:
+        return records.CHANNELS, None
+    pickable = can_pick and width.groups(form.channels) is not None
+    if form.channels == 1:
+        for method, steady in ((records.HALVE, width.halving), (records.DOUBLE, width.doubling)):
+            ends = width.outputs - (steady.stop - steady.first) if steady else width.outputs
+            most = 0 if pickable and width.outputs < _SHORT_ROW else width.outputs // 2
+            if steady and ends <= most:
+                return method, steady
+    if pickable:
+        return records.PERMUTE, None
+    if form.channels == 1 and rows < _FEW_ROWS:
+        return records.HALVE, None
+    return records.COLUMNS, None
+
+
+def _tile(form: Form, pixels: int, method: int, number: int) -> int:
+    """Pixels of a tile: a multiple of what vectors hold, or all there are."""
+    limit = _STAGED_BYTES if form.depth_map else _TILE_BYTES
+    if method == records.COLUMNS:
+        limit = _COLUMNS_BYTES
+    # The longer of a row's two sides counts.
+    share = 1.0 if form.width_map is None else min(1.0, pixels / form.width_map.inputs)
+    tile = int(limit / (form.channels * number) * share) // _TILE_STEP * _TILE_STEP
+    return min(pixels, max(tile, _TILE_STEP))
+
+
+def _odd_vectors(size: int) -> int:
+    """Round up to an odd number of vectors, so that rows do not meet in the same cache sets."""
+    return (-(-size // _VECTOR_BYTES) | 1) * _VECTOR_BYTES

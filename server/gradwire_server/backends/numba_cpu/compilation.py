@@ -1,0 +1,78 @@
+"""Compiles the kernels, or loads what an earlier process compiled."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from importlib import import_module, resources
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import llvmlite
+import numba
+
+_PACKAGE = "gradwire_server.backends.numba_cpu"
+_lock = threading.Lock()
+_loaded: list[Kernels] = []
+
+
+class Kernels(NamedTuple):
+    """The modules that compile when they are imported."""
+
+    blocks: ModuleType
+    jobs: ModuleType
+
+
+def load(folder: str) -> Kernels:
+    """Return the kernels of this process, which are compiled on the first call.
+
+    folder  where compiled code is kept; empty for gradwire/kernels in the user's cache folder.
+            What lies in a folder that cannot be written to is used as it is; what is not there
+            then is compiled anew in every process.
+    """
+    with _lock:
+        if not _loaded:
+            config = vars(import_module("numba.core.config"))
+            before = config["CACHE_DIR"]
+            config["CACHE_DIR"] = str(_writable(Path(folder) if folder else _default_folder()))
+            try:
+                modules = (import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields)
+                _loaded.append(Kernels(*modules))
+            finally:
+                config["CACHE_DIR"] = before
+        return _loaded[0]
+
+
+def _default_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(root) / "gradwire" / "kernels"
+
+
+def _writable(folder: Path) -> Path:
+    """Return the part of a folder for this very code, or a private copy of what there is."""
+    part = folder / _version()
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        # numba itself looks in no folder that it cannot write to.
+        tempfile.TemporaryFile(dir=part).close()
+    except OSError:
+        private = Path(tempfile.mkdtemp(prefix="gradwire-kernels-"))
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        if part.is_dir():
+            shutil.copytree(part, private, dirs_exist_ok=True)
+        return private
+    return part
+
+
+def _version() -> str:
+    """Name the code: numba itself looks at the file of a function, not at those it is made of."""
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
+    for source in sorted(resources.files(_PACKAGE).iterdir(), key=lambda one: one.name):
+        if source.name.endswith(".py"):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,173 @@
+"""From a plan to jobs of the fused kernel: what each computes, in blocks of what size.
+
+Neighboring axes without a pass are one axis. What then has the form [outer, depth, height, width,
+channels], with passes in that order on some of the three between, is one job. Any other plan takes
+its first pass alone and then the rest, through an intermediate tensor of the compute type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.backends.numba_cpu import columns, records, rows, steady
+from gradwire_server.backends.numba_cpu.blocking import Blocking, block
+from gradwire_server.backends.numba_cpu.forms import Form, form_of
+from gradwire_server.backends.numba_cpu.shuffles import CAN_PICK
+from gradwire_server.backends.numba_cpu.tables import Steady, Table
+from gradwire_server.plans import BandedMap, Pass
+
+permute = import_module("gradwire_server.backends.numba_cpu.permute") if CAN_PICK else None
+
+Formats = tuple[np.dtype[Any], np.dtype[Any]]
+Tables = Callable[[BandedMap], Table]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One call of the kernel.
+
+    record   array of one records.JOB
+    units    blocks of work, which do not depend on one another
+    scratch  bytes of buffers that each thread needs
+    outputs  numbers of the result
+    work     numbers read and written
+    tables   kept alive for their addresses
+    """
+
+    record: npt.NDArray[Any]
+    units: int
+    scratch: int
+    outputs: int
+    work: int
+    tables: tuple[Table, ...]
+
+
+def jobs_of(
+    shape: Sequence[int],
+    passes: Sequence[Pass],
+    formats: Formats,
+    compute: np.dtype[Any],
+    tables: Tables,
+) -> list[Job]:
+    """Return the jobs that apply passes one after the other.
+
+    formats  of input and result; between jobs it is the compute type
+    """
+    form = form_of(shape, passes)
+    job = None if form is None else _job(form, formats, compute, tables)
+    if job is not None:
+        return [job]
+    first, *rest = passes
+    between = (*shape[: first.axis], first.map.outputs, *shape[first.axis + 1 :])
+    return [
+        *jobs_of(shape, [first], (formats[0], compute), compute, tables),
+        *jobs_of(between, rest, (compute, formats[1]), compute, tables),
+    ]
+
+
+def accumulation(
+    table: Table, shape: Sequence[int], *, axis: int, carried: int
+) -> npt.NDArray[Any]:
+    """Return the record of a pass over x of this shape that adds to what is there already."""
+    compute = table.weight.dtype
+    values = {
+        "axis": table.record,
+        "outer": math.prod(shape[:axis]),
+        "length": math.prod(shape[axis + 1 :]),
+        "carried": carried,
+        "number": compute.itemsize,
+        "sum": rows.sum_of(compute, weights_are_one=False),
+        "sum_onto": rows.onto(compute),
+    }
+    return _record(records.ACCUMULATION, values)
+
+
+def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -> Job | None:
+    """Settle how the kernel goes about one form; None where its buffers would be too large."""
+    axes = tuple(None if one is None else tables(one) for one in form.maps)
+    blocking = block(form, axes, compute, can_pick=CAN_PICK)
+    if blocking is None:
+        return None
+    values = {
+        "number": compute.itemsize,
+        "channels": form.channels,
+        "input_bytes": form.inputs * formats[0].itemsize,
+        "input_narrow": formats[0] != compute,
+        "output_narrow": formats[1] != compute,
+        "input_size": formats[0].itemsize,
+        "output_size": formats[1].itemsize,
+        **_axes(form, axes),
+        **_functions(axes, blocking, formats, compute),
+        **blocking.values,
+        **_steadiness(blocking.steady),
+        "groups": 0 if blocking.groups is None else blocking.groups.ctypes.data,
+    }
+    record = _record(records.JOB, {"address": 0, **values})
+    record["address"] = record.ctypes.data
+    outputs = blocking.outputs
+    kept = tuple(table for table in axes if table is not None)
+    return Job(record, blocking.units, blocking.scratch, outputs, form.inputs + outputs, kept)
+
+
+def _record(kind: np.dtype[Any], values: dict[str, Any]) -> npt.NDArray[Any]:
+    names = kind.names or ()
+    if set(names) != set(values):
+        raise TypeError(f"a record needs {sorted(set(names) ^ set(values))}")
+    return np.array([tuple(values[name] for name in names)], kind)
+
+
+def _axes(form: Form, axes: Sequence[Table | None]) -> dict[str, Any]:
+    lengths = (form.depth, form.height, form.width)
+    return {
+        name: (0, length, length, 0, 0, 0, 0) if table is None else table.record
+        for name, length, table in zip(("depth", "height", "width"), lengths, axes, strict=True)
+    }
+
+
+def _functions(
+    axes: Sequence[Table | None], blocking: Blocking, formats: Formats, compute: np.dtype[Any]
+) -> dict[str, int]:
+    """Addresses of the functions for each stage."""
+    depth, height, width = (table is None or table.is_plain for table in axes)
+    arrived = compute if blocking.staged else formats[0]
+    return {
+        "depth_sum": rows.sum_of(formats[0], weights_are_one=depth),
+        "height_sum": rows.sum_of(arrived, weights_are_one=height),
+        "width_sum": rows.sum_of(compute, weights_are_one=width),
+        "width_stage": _width_stage(blocking.method, compute),
+        "to_columns": columns.to_columns(compute),
+        "to_rows": columns.to_rows(compute),
+        "convert": rows.convert_to(formats[1]),
+    }
+
+
+def _width_stage(method: int, compute: np.dtype[Any]) -> int:
+    if method == records.NO_WIDTH:
+        return 0
+    if method == records.CHANNELS:
+        return columns.of_channels()
+    if method == records.COLUMNS:
+        return columns.of_columns(compute)
+    if permute is not None and method == records.PERMUTE:
+        return int(permute.stage_of(compute))
+    return steady.halving(compute) if method == records.HALVE else steady.doubling(compute)
+
+
+def _steadiness(steadily: Steady | None) -> dict[str, Any]:
+    none = (0, 0, 0)
+    if steadily is None:
+        return {"steady_first": 0, "steady_stop": 0, "even": none, "odd": none}
+    phases = [*steadily.phases, none]
+    return {
+        "steady_first": steadily.first,
+        "steady_stop": steadily.stop,
+        "even": tuple(phases[0]),
+        "odd": tuple(phases[1]),
+    }

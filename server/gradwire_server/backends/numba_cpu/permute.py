@@ -1,0 +1,98 @@
+"""The width stage where each vector of results finds its inputs in two or four vectors.
+
+One instruction picks any lanes of two vectors, on processors where `CAN_PICK`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, njit
+
+from gradwire_server.backends.numba_cpu.records import STAGE
+from gradwire_server.backends.numba_cpu.rows import unweighted
+from gradwire_server.backends.numba_cpu.shuffles import pick, where_more
+from gradwire_server.backends.numba_cpu.simd import (
+    integer_at,
+    lanes,
+    load,
+    store,
+    store_first,
+    zeros,
+)
+from gradwire_server.backends.numba_cpu.vectors import COMPUTE
+
+
+def _permuted(term: Any) -> Any:
+    @njit
+    def permuted(compute, groups, step, row, first, stop, elements, result):
+        """Results of groups first .. stop - 1, one vector each, of a row of so many elements.
+
+        groups  address of the table's groups (see Table.groups)
+        step    bytes from tap to tap
+        row     address of input 0; result that of result 0
+        """
+        width = lanes(compute)
+        number = 64 // width
+        for g in range(first, stop):
+            group = groups + 40 * g
+            at = row + integer_at(group) * number
+            taps = integer_at(group + 8)
+            wide = integer_at(group + 16)
+            alike = integer_at(group + 24)
+            index = integer_at(group + 32)
+            w = index + 128
+            total = term(compute, w, pick(compute, at, index, wide)) if taps else zeros(compute)
+            if not alike:
+                total = where_more(compute, index + 64, 0, total, zeros(compute))
+            for k in range(1, taps):
+                at += step
+                w += 64
+                more = total + term(compute, w, pick(compute, at, index, wide))
+                total = more if alike else where_more(compute, index + 64, k, more, total)
+            left = elements - g * width
+            if left >= width:
+                store(COMPUTE, result + g * 64, total)
+            else:
+                store_first(COMPUTE, result + g * 64, total, left)
+
+    return permuted
+
+
+@njit
+def _lanewise(compute, weights, value):
+    return load(COMPUTE, compute, weights) * value
+
+
+_permuted_weighted = _permuted(_lanewise)
+_permuted_plain = _permuted(unweighted)
+
+
+@njit
+def _permute_stage(compute, job, row, first, stop, result):
+    width, step = lanes(compute), job.channels * job.number
+    base = result - first * step
+    begin, end = first * job.channels // width, -(-stop * job.channels // width)
+    elements = job.width.outputs * job.channels
+    if job.width.plain:
+        _permuted_plain(compute, job.groups, step, row, begin, end, elements, base)
+    else:
+        _permuted_weighted(compute, job.groups, step, row, begin, end, elements, base)
+
+
+@cfunc(STAGE, cache=True)
+def stage_float32(job, row, first, stop, result):
+    """Width stage of one row: row stands at input 0, result at result first."""
+    _permute_stage(np.float32, carray(job, 1)[0], row, first, stop, result)
+
+
+@cfunc(STAGE, cache=True)
+def stage_float64(job, row, first, stop, result):
+    """Width stage of one row: row stands at input 0, result at result first."""
+    _permute_stage(np.float64, carray(job, 1)[0], row, first, stop, result)
+
+
+def stage_of(compute: np.dtype[Any]) -> int:
+    """Address of the width stage."""
+    return int(globals()[f"stage_{compute}"].address)

@@ -1,0 +1,102 @@
+"""What the compiled functions are told about their work, as they read it from memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import from_dtype, njit, types
+
+from gradwire_server.backends.numba_cpu.simd import integer_at
+
+_PHASE = np.dtype([("start", "i8"), ("taps", "i8"), ("weight", "i8")])
+_AXIS = np.dtype(
+    [
+        ("moves", "i8"),  # whether the axis has a pass; without one only the lengths are set
+        ("outputs", "i8"),
+        ("inputs", "i8"),
+        ("start", "i8"),  # addresses of the table's arrays, the weights in the compute type
+        ("offset", "i8"),
+        ("weight", "i8"),
+        ("plain", "i8"),  # whether all weights are 1
+    ]
+)
+JOB = np.dtype(
+    [
+        ("depth", _AXIS),
+        ("height", _AXIS),
+        ("width", _AXIS),
+        ("address", "i8"),  # of the record itself
+        ("number", "i8"),  # bytes of a number of the compute type
+        ("depth_sum", "i8"),  # addresses of the compiled functions for each stage
+        ("height_sum", "i8"),
+        ("width_sum", "i8"),
+        ("width_stage", "i8"),
+        ("to_columns", "i8"),
+        ("to_rows", "i8"),
+        ("convert", "i8"),
+        ("channels", "i8"),
+        ("rows", "i8"),  # result rows of all outer indices
+        ("input_bytes", "i8"),
+        ("input_narrow", "i8"),  # whether numbers are narrower than the compute type
+        ("output_narrow", "i8"),
+        ("input_size", "i8"),  # bytes of a number
+        ("output_size", "i8"),
+        ("staged", "i8"),  # whether the depth stage runs
+        ("method", "i8"),  # of the width stage, below
+        ("block", "i8"),  # rows of a block
+        ("ahead", "i8"),  # rows of it summed over height before their width stage
+        ("blocks", "i8"),  # in a plane where staged, else in all
+        ("tile", "i8"),  # pixels of a tile
+        ("tiles", "i8"),
+        ("chunk", "i8"),  # input pixels of a row that are held at once
+        ("row_bytes", "i8"),  # of a row of the depth and height buffers
+        ("line_bytes", "i8"),  # of a row of results not converted yet
+        ("stage_at", "i8"),  # places of the buffers in scratch, after NOTES bytes
+        ("sums_at", "i8"),
+        ("columns_at", "i8"),
+        ("results_at", "i8"),
+        ("lines_at", "i8"),
+        ("steady_first", "i8"),  # results that `even` and `odd` describe
+        ("steady_stop", "i8"),
+        ("even", _PHASE),
+        ("odd", _PHASE),
+        ("groups", "i8"),  # address of the groups of `permuted`
+    ]
+)
+ACCUMULATION = np.dtype(
+    [
+        ("axis", _AXIS),
+        ("outer", "i8"),
+        ("length", "i8"),  # numbers of a row
+        ("carried", "i8"),  # results, from the first, that hold a partial sum already
+        ("number", "i8"),
+        ("sum", "i8"),  # addresses of functions in rows.py
+        ("sum_onto", "i8"),
+    ]
+)
+# Numbers beyond the end of a row that a stage may read, and does not use.
+PAD = 128
+# Bytes at the start of scratch where a block takes notes of its rows.
+NOTES = 256
+NO_WIDTH, CHANNELS, COLUMNS, HALVE, DOUBLE, PERMUTE = range(6)
+# How compiled functions take a record: by its address.
+JOB_POINTER = types.CPointer(from_dtype(JOB))
+# A width stage of one row: record, row at input 0, first and last result, result at the first.
+STAGE = types.void(JOB_POINTER, *[types.int64] * 4)
+
+
+@njit
+def band(axis, number, index):
+    """First input, taps and address of the weights of one result."""
+    if not axis.moves:
+        return index, 1, 0
+    offset = integer_at(axis.offset + 8 * index)
+    taps = integer_at(axis.offset + 8 * index + 8) - offset
+    return integer_at(axis.start + 8 * index), taps, axis.weight + offset * number
+
+
+@njit
+def span(axis, number, first, stop):
+    """Inputs that the bands of results first .. stop - 1 cover."""
+    begin, taps, _ = band(axis, number, first)
+    last, last_taps, _ = band(axis, number, stop - 1)
+    return min(begin, last), max(begin + taps, last + last_taps)
