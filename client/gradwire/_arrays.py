@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 # DLPack's kDLCPU and kDLCUDAHost, https://dmlc.github.io/dlpack/latest/c_api.html
 _HOST_DEVICES = (1, 3)
 
+# Exact overlap of strided memory is a hard problem; beyond this much work bounds alone decide.
+_OVERLAP_WORK: Any = 100_000
+
 
 def to_array(values: object) -> NDArray[Any]:
     """View values as a NumPy array; its type and shape are not judged here.
@@ -32,6 +35,14 @@ def to_array(values: object) -> NDArray[Any]:
         raise TypeError(
             f"cannot read a {kind} as an array: {error}; pass a NumPy array or a tensor on the host"
         ) from error
+
+
+def share_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two arrays may have a byte in common."""
+    try:
+        return np.shares_memory(one, other, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _convert(values: Any) -> NDArray[Any]:

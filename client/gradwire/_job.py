@@ -103,8 +103,7 @@ def prepare(
 
     Without out, the result's axes nest as the input's do: that can be streamed at any size.
     """
-    if not isinstance(operator, ops.Operator):
-        raise TypeError(f"op is a {type(operator).__name__}; give an operator of gradwire.ops")
+    checked = check_operator(operator)
     source = tensors.as_array(array)
     described = tensors.describe(source)
     output = None
@@ -115,7 +114,14 @@ def prepare(
         output = tensors.describe(tensors.check_out(out, dtype=dtype, shape=shape, source=source))
     elif output_shape is not None:
         output = tensors.result_descriptor(described, output_shape)
-    return Job(ops.to_message(operator), source, described, output, out, uuid4().hex)
+    return Job(ops.to_message(checked), source, described, output, out, uuid4().hex)
+
+
+def check_operator(operator: object) -> ops.Operator:
+    """Return operator if it is one; raise TypeError otherwise."""
+    if not isinstance(operator, ops.Operator):
+        raise TypeError(f"op is a {type(operator).__name__}; give an operator of gradwire.ops")
+    return operator
 
 
 def _alike(one: v1.TensorDescriptor, other: v1.TensorDescriptor) -> bool:

@@ -30,6 +30,11 @@ class WireOrder:
             self._bytes = self._elements.reshape(-1).view(np.uint8)
         self.nbytes = self._elements.size * bits.itemsize
 
+    def in_place(self, start: int, stop: int) -> NDArray[np.uint8] | None:
+        """View bytes start..stop-1 of the array's own memory; None where it has another order."""
+        self._check_range(start, stop)
+        return None if self._bytes is None else self._bytes[start:stop]
+
     def read(self, start: int, stop: int) -> memoryview:
         """Return bytes start..stop-1, by reference where they lie in this order already."""
         self._check_range(start, stop)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradwire import v1
-from gradwire._arrays import to_array
+from gradwire._arrays import share_memory, to_array
 from gradwire._wire_order import WireOrder, nested_axes
 from gradwire.errors import InvalidRequestError
 
@@ -50,9 +50,6 @@ DTYPES: dict[v1.DataType.ValueType, np.dtype[Any]] = {
 
 DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
 
-# Exact overlap of strided memory is a hard problem; beyond this much work bounds alone decide.
-_OVERLAP_WORK: Any = 100_000
-
 
 class WireView:
     """The bytes of an array in the wire order of its descriptor, without a copy of the whole.
@@ -72,6 +69,10 @@ class WireView:
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return self._order.nbytes
+
+    def in_place(self, start: int, stop: int) -> NDArray[np.uint8] | None:
+        """View bytes start..stop-1 of the array's own memory; None where it has another order."""
+        return self._order.in_place(start, stop)
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return bytes start..stop-1; a view of the array's memory where that is in wire order.
@@ -186,7 +187,7 @@ def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.T
     take the place that row-major order gives them.
     """
     sizes = check_sizes("output", sizes)
-    order: list[int] = list(wire_axes(source))
+    order: list[int] = [axis for axis in wire_axes(source) if axis < len(sizes)]
     for axis in range(len(sizes)):
         if axis not in order:
             before = next((i for i, other in enumerate(order) if other > axis), len(order))
@@ -228,16 +229,9 @@ def check_out(
         raise InvalidRequestError.of(
             "out", f"has strides {array.strides} that overlap or interleave; give a plain array"
         )
-    if _share_memory(array, source):
+    if share_memory(array, source):
         raise InvalidRequestError.of("out", "shares memory with the input; give another array")
     return array
-
-
-def _share_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    try:
-        return np.shares_memory(one, other, max_work=_OVERLAP_WORK)
-    except np.exceptions.TooHardError:
-        return True
 
 
 def _descriptor(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from gradwire_server import backends
@@ -10,10 +13,38 @@ from gradwire_server import backends
 @pytest.mark.parametrize("name", ["auto", "numpy_cpu"])
 def test_a_choice_comes_with_its_name_and_reason(name: str) -> None:
     backend, reason = backends.choose(name)
-    assert backend.name == "numpy_cpu"
-    assert "numpy_cpu" in reason
+    assert backend.name in reason
+    assert name in {"auto", backend.name}
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match='"cuda" came; "auto" or "numpy_cpu" would do'):
+    with pytest.raises(
+        ValueError, match='"cuda" came; "auto", "numba_cpu" or "numpy_cpu" would do'
+    ):
         backends.choose("cuda")
+
+
+def _without_numba(name: str) -> subprocess.CompletedProcess[str]:
+    """Choose a backend in a process that cannot import numba."""
+    program = (
+        "import sys\n"
+        "sys.modules['numba'] = None\n"
+        "sys.modules['llvmlite'] = None\n"
+        "from gradwire_server import backends\n"
+        f"backend, reason = backends.choose({name!r})\n"
+        "print(backend.name, reason)\n"
+    )
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+def test_auto_is_numpy_where_numba_is_missing_and_says_so() -> None:
+    answer = _without_numba("auto")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith("numpy_cpu numpy_cpu, since numba_cpu cannot run here: ")
+
+
+def test_the_compiled_backend_asked_for_by_name_is_never_replaced_by_another() -> None:
+    answer = _without_numba("numba_cpu")
+    assert answer.returncode == 1
+    assert 'pip install "gradwire[cpu]"' in answer.stderr

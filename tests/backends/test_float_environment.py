@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import oracles
+from backend_calls import applied
 from gradwire_server.backends.float_environment import default_float_environment, is_default
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
@@ -44,7 +45,7 @@ def _halved() -> oracles.Tensor:
     """Half of the least normal number and half of the least but one denormal."""
     half = BandedMap.from_taps(np.array([[0], [1]]), np.full((2, 1), 0.5), inputs=2)
     x = np.array([2.0**-126, 2.0**-148], np.float32)
-    return NumpyCpu().apply(Plan.build([half], (2,)), x, np.float32)
+    return applied(NumpyCpu(), Plan.build([half], (2,)), x, np.float32)
 
 
 @pytest.mark.parametrize(

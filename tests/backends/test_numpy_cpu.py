@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
+from backend_calls import applied
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
 
@@ -30,7 +31,7 @@ def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(
 ) -> None:
     x = data.draw(oracles.tensors(plan.input_shape, dtype=dtype))
     result_dtype = data.draw(st.sampled_from([dtype, compute_dtype(dtype)]))
-    result = BACKEND.apply(plan, x, result_dtype)
+    result = applied(BACKEND, plan, x, result_dtype)
     oracles.same_bits(result, oracles.scalar_apply(plan, x, result_dtype))
 
 
@@ -42,7 +43,7 @@ def test_the_compute_type_may_come_in_and_the_storage_type_go_out(
     x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float32))
     for dtype in oracles.STORAGE_TYPES[:3]:
         expected = oracles.scalar_apply(plan, x, dtype)
-        oracles.same_bits(BACKEND.apply(plan, x, dtype), expected)
+        oracles.same_bits(applied(BACKEND, plan, x, dtype), expected)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -57,7 +58,7 @@ def test_realistic_axes_give_the_bits_of_the_scalar_loop(
         plan = Plan.build([*maps[:axis], taps.map()], tuple(shape))
         for one in (plan, plan.adjoint()):
             x = np.random.default_rng(0).normal(size=one.input_shape).astype(np.float32)
-            result = BACKEND.apply(one, x, np.float32)
+            result = applied(BACKEND, one, x, np.float32)
             oracles.same_bits(result, oracles.scalar_apply(one, x, np.float32))
 
 
@@ -77,13 +78,13 @@ def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
     x = data.draw(oracles.tensors(shape, dtype=dtype))
     cuts = sorted({0, 12, *data.draw(st.lists(st.integers(1, 11)))})
     plan = Plan.build([None, bands, None], shape)
-    oracles.same_bits(_in_pieces(bands, x, cuts), BACKEND.apply(plan, x, dtype))
+    oracles.same_bits(_in_pieces(bands, x, cuts), applied(BACKEND, plan, x, dtype))
 
 
 def test_many_sums_may_be_open_where_the_input_is_cut() -> None:
     x = np.random.default_rng(3).normal(size=(2, 97, 3)).astype(np.float32)
     bands = oracles.cubic_taps(29, 97).map().adjoint()
-    whole = BACKEND.apply(Plan.build([None, bands, None], x.shape), x, np.float32)
+    whole = applied(BACKEND, Plan.build([None, bands, None], x.shape), x, np.float32)
     for cut in range(1, 97):
         oracles.same_bits(_in_pieces(bands, x, [0, cut, 97]), whole)
 
@@ -123,7 +124,7 @@ def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(inner: int) -
     offset = np.concatenate([[0], np.cumsum(counts)])
     bands = BandedMap(6, 5502, start, offset, rng.normal(size=int(offset[-1])))
     x = rng.normal(size=(5502, inner)).astype(np.float32)
-    result = BACKEND.apply(Plan.build([bands, None], x.shape), x, np.float32)
+    result = applied(BACKEND, Plan.build([bands, None], x.shape), x, np.float32)
     oracles.same_bits(result, _in_turn(bands, x))
     pairwise = np.add.reduce(bands.weight[1:2501].astype(np.float32) * x[:2500, 0])
     assert result[1, 0] != pairwise
@@ -136,7 +137,7 @@ def test_bands_of_every_length_are_added_in_turn() -> None:
     inputs = int(offset[-1])
     bands = BandedMap(59, inputs, offset[:-1].copy(), offset, rng.normal(size=inputs))
     x = rng.normal(size=(inputs, 2)).astype(np.float32)
-    result = BACKEND.apply(Plan.build([bands, None], x.shape), x, np.float32)
+    result = applied(BACKEND, Plan.build([bands, None], x.shape), x, np.float32)
     oracles.same_bits(result, _in_turn(bands, x))
 
 
@@ -149,8 +150,8 @@ def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
     numbers = [-2.0, -0.5, 0.25, 1.0, 3.0]
     x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float64, values=numbers))
     g = data.draw(oracles.tensors(plan.output_shape, dtype=np.float64, values=numbers))
-    forward = BACKEND.apply(plan, x, np.float64)
-    backward = BACKEND.apply(plan.adjoint(), g, np.float64)
+    forward = applied(BACKEND, plan, x, np.float64)
+    backward = applied(BACKEND, plan.adjoint(), g, np.float64)
     matrices = {one.axis: one.map.dense() for one in plan.passes}
     transposes = {axis: matrix.T for axis, matrix in matrices.items()}
     sizes = {axis: np.abs(matrix) for axis, matrix in matrices.items()}
@@ -167,16 +168,16 @@ def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
 def test_nothing_to_do_gives_every_bit_back() -> None:
     for dtype in oracles.STORAGE_TYPES:
         x = np.array(oracles.VALUES).astype(dtype)
-        result = BACKEND.apply(Plan.build([None], x.shape), x, dtype)
+        result = applied(BACKEND, Plan.build([None], x.shape), x, dtype)
         assert result.tobytes() == x.tobytes()
 
 
 def test_empty_slabs_are_no_special_case() -> None:
     bands = oracles.linear_taps(4, 8).map()
     plan = Plan.build([bands.window(3, 3, 1, 1), None], (0, 5))
-    assert BACKEND.apply(plan, np.ones((0, 5), np.float32), np.float32).shape == (0, 5)
+    assert applied(BACKEND, plan, np.ones((0, 5), np.float32), np.float32).shape == (0, 5)
     plan = Plan.build([None, bands], (0, 4))
-    assert BACKEND.apply(plan, np.ones((0, 4), np.float32), np.float32).shape == (0, 8)
+    assert applied(BACKEND, plan, np.ones((0, 4), np.float32), np.float32).shape == (0, 8)
 
 
 @pytest.mark.parametrize("shape", [(1 << 21,), (1 << 11, 1 << 10), (1, 1 << 20, 2)])
@@ -187,7 +188,7 @@ def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(shape: tuple[int,
     adjoint = plan.adjoint()
     tracemalloc.start()
     try:
-        BACKEND.apply(adjoint, x, np.float32)
+        applied(BACKEND, adjoint, x, np.float32)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -201,7 +202,7 @@ def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it() -> None:
     plan = Plan.build([bands, None], x.shape)
     tracemalloc.start()
     try:
-        result = BACKEND.apply(plan, x, np.float32)
+        result = applied(BACKEND, plan, x, np.float32)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -219,5 +220,5 @@ def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
     for exact, rounded in sums.items():
         index = np.array([[0, 1]])
         bands = BandedMap.from_taps(index, np.array([[1, exact - 1]]), inputs=2)
-        result = BACKEND.apply(Plan.build([bands], (2,)), np.ones(2, dtype), dtype)
+        result = applied(BACKEND, Plan.build([bands], (2,)), np.ones(2, dtype), dtype)
         assert result.astype(np.float64) == [rounded]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
+from backend_calls import applied
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
 
@@ -25,7 +26,7 @@ def _apply(weight: list[list[float]], x: list[float], dtype: str = "f4") -> orac
     table = np.array(weight)
     index = np.tile(np.arange(len(x)), (len(weight), 1))
     plan = Plan.build([BandedMap.from_taps(index, table, inputs=len(x))], (len(x),))
-    return BACKEND.apply(plan, np.array(x, dtype), dtype)
+    return applied(BACKEND, plan, np.array(x, dtype), dtype)
 
 
 @settings(max_examples=200, deadline=None)
@@ -40,7 +41,7 @@ def test_an_infinity_or_nan_reaches_the_results_whose_band_covers_it_and_no_othe
     reached[place] = 1
     bands = {one.axis: oracles.covered(one.map).astype(np.float64) for one in plan.passes}
     expected = oracles.dense_apply(bands, reached) == 1
-    result = BACKEND.apply(plan, x, np.float64)
+    result = applied(BACKEND, plan, x, np.float64)
     np.testing.assert_array_equal(~np.isfinite(result), expected)
 
 
@@ -66,7 +67,7 @@ def test_an_element_without_taps_on_any_axis_is_exactly_fill(fill: float) -> Non
     index, weight = np.array([[0], [0], [1]]), np.array([[-1.0], [0], [-1]])
     gap = BandedMap.from_taps(index, weight, inputs=2)
     x = _float32([[1, np.nan], [np.inf, 4]])
-    result = BACKEND.apply(Plan.build([gap, gap], (2, 2), fill=fill), x, np.float32)
+    result = applied(BACKEND, Plan.build([gap, gap], (2, 2), fill=fill), x, np.float32)
     expected = [[1, fill, np.nan], [fill, fill, fill], [np.inf, fill, 4]]
     oracles.same_bits(result, _float32(expected))
 
@@ -104,4 +105,4 @@ def test_sums_are_rounded_to_the_compute_type_between_passes() -> None:
     plan = Plan.build([half, half], (2, 2))
     # Columns first: 2**24 + 1 rounds to 2**24 twice over; all at once it would be 2**24 + 2.
     x = _float32([[2**24, 0], [1, 1]])
-    oracles.same_bits(BACKEND.apply(plan, x, np.float32), _float32([[2**24]]))
+    oracles.same_bits(applied(BACKEND, plan, x, np.float32), _float32([[2**24]]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire_server.engine import Admission, PlanCache
+from gradwire_server.engine import Admission, PlanCache, Recent
 from gradwire_server.errors import OverloadedError
 from gradwire_server.plans import BandedMap, Plan
 
@@ -34,6 +34,25 @@ def test_a_plan_larger_than_the_cache_is_not_kept() -> None:
     plans = PlanCache(max_entries=10)
     plans.get("large", lambda: _plan(100))
     assert "large" not in plans
+
+
+def test_values_are_kept_within_their_number_and_their_weight() -> None:
+    recent: Recent[str] = Recent(most=2, max_weight=10)
+    for key, weight in (("a", 1), ("b", 9), ("b", 2), ("c", 8)):
+        recent.keep(key, key.upper(), weight=weight)
+    assert ["a" in recent, recent.get("b"), recent.get("c")] == [False, "B", "C"]
+    recent.keep("d", "D", weight=3)
+    assert ["b" in recent, "c" in recent, recent.get("d")] == [False, False, "D"]
+    recent.keep("e", "E", weight=11)
+    assert "e" not in recent
+
+
+def test_plans_without_tables_are_not_kept_forever() -> None:
+    plans = PlanCache(max_entries=1)
+    for size in range(1, 10_000):
+        plans.get(size, lambda: Plan.build([None], (1,)))
+    assert 1 not in plans
+    assert 9_999 in plans
 
 
 def test_memory_is_given_back_however_a_request_ends() -> None:

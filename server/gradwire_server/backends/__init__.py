@@ -9,19 +9,33 @@ import numpy.typing as npt
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
 
+_COMPILED = "numba_cpu"
+
 
 class Backend(Protocol):
-    """What the engine asks of a backend; `NumpyCpu` says what each method does."""
+    """What the engine asks of a backend; threads may share it."""
 
     @property
     def name(self) -> str:
         """Name by which settings choose it."""
         ...
 
-    def apply(
-        self, plan: Plan, x: npt.NDArray[Any], result_dtype: npt.DTypeLike
-    ) -> npt.NDArray[Any]:
-        """Return the plan's result for x."""
+    @property
+    def splits_work(self) -> bool:
+        """Whether one call of apply() spreads its work over several threads."""
+        ...
+
+    def warm_up(self) -> None:
+        """Make ready, so that no later call waits for a compiler."""
+        ...
+
+    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+        """Write the plan's result for x to all of y. They share no memory.
+
+        x  plan.input_shape in the storage or the compute type, any strides
+        y  plan.output_shape in the storage type, for the one rounding, or in the compute type, for
+           none; contiguous, row-major
+        """
         ...
 
     def accumulate(
@@ -33,20 +47,51 @@ class Backend(Protocol):
         axis: int,
         carried: int,
     ) -> None:
-        """Add the taps of every output on x to y along one axis."""
+        """Add the taps of every output on x to y along one axis.
+
+        x        bands.inputs long on the axis, compute type, any strides
+        y        bands.outputs long on the axis, otherwise as x; written in place
+        carried  how many outputs, from the first, hold a partial sum already; of the others the
+                 first tap assigns, and they are +0 without taps
+        """
         ...
 
 
-def choose(name: str) -> tuple[Backend, str]:
+def choose(name: str, *, threads: int = 1, cache_dir: str = "") -> tuple[Backend, str]:
     """Return the backend of this name, or with "auto" the best there is, and why it was chosen.
 
-    Raises ValueError where there is no such backend.
+    threads    most threads that one call of apply() computes with
+    cache_dir  folder in which compiled code is kept; empty for the default one
+
+    Raises ValueError where there is no such backend, or not here.
     """
-    if name == "auto":
-        return NumpyCpu(), "numpy_cpu is the only backend of this release"
+    if name not in {"auto", _COMPILED, NumpyCpu.name}:
+        raise ValueError(
+            f'backend: "{name}" came; "auto", "{_COMPILED}" or "{NumpyCpu.name}" would do'
+        )
     if name == NumpyCpu.name:
-        return NumpyCpu(), "numpy_cpu was asked for"
-    raise ValueError(f'backend: "{name}" came; "auto" or "numpy_cpu" would do')
+        return NumpyCpu(), f"{name} was asked for"
+    try:
+        compiled = _compiled(threads=threads, cache_dir=cache_dir)
+    except ImportError as error:
+        if name == _COMPILED:
+            raise ValueError(
+                f'backend: "{name}" came, which cannot run here: {error}; install it with '
+                'pip install "gradwire[cpu]", or choose "auto"'
+            ) from error
+        return NumpyCpu(), f"{NumpyCpu.name}, since {_COMPILED} cannot run here: {error}"
+    if name == _COMPILED:
+        return compiled, f"{name} was asked for"
+    return compiled, f"{_COMPILED} is the fastest backend for this machine"
+
+
+def _compiled(*, threads: int, cache_dir: str) -> Backend:
+    """Import the compiled backend; ImportError where numba is missing or unfit for the machine."""
+    try:
+        from gradwire_server.backends.numba_cpu import NumbaCpu  # noqa: PLC0415 - optional, slow
+    except OSError as error:  # the compiler's shared library
+        raise ImportError(str(error)) from error
+    return NumbaCpu(threads=threads, cache_dir=cache_dir)
 
 
 __all__ = ["Backend", "NumpyCpu", "choose", "compute_dtype"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 # Variables, because the compiler of Python would work out products and sums of literals itself.
@@ -19,6 +19,8 @@ _little = 2.0**-60
 # More than the fenv_t of any platform, which is 32 bytes on x86-64.
 _ENVIRONMENT_BYTES = 512
 
+_UNCHANGED = nullcontext()
+
 
 def is_default() -> bool:
     """Whether this thread keeps denormals and rounds to nearest. Takes less than a microsecond."""
@@ -26,17 +28,18 @@ def is_default() -> bool:
     return keeps_denormals and _one + _little == _one == _one - _little
 
 
-@contextmanager
-def default_float_environment() -> Generator[None]:
+def default_float_environment() -> AbstractContextManager[None]:
     """Run the block in the default environment and give the thread its own back afterwards.
 
     Does nothing where the environment is the default already, nor where the C library offers no
     way to change it.
     """
     library = None if is_default() else _library()
-    if library is None:
-        yield
-        return
+    return _UNCHANGED if library is None else _changed(library)
+
+
+@contextmanager
+def _changed(library: ctypes.CDLL) -> Generator[None]:
     saved = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
     library.fegetenv(saved)
     library.fesetenv(_default(library))

@@ -43,25 +43,28 @@ class NumpyCpu:
     """Applies plans on the calling thread. It keeps nothing, so threads may share it."""
 
     name = "numpy_cpu"
+    splits_work = False
 
-    def apply(self, plan: Plan, x: Array, result_dtype: npt.DTypeLike) -> Array:
-        """Return the plan's result for x: plan.output_shape in result_dtype.
+    def warm_up(self) -> None:
+        """Do nothing: nothing is compiled."""
 
-        x             plan.input_shape in the storage or the compute type, any strides
-        result_dtype  the storage type, for the one rounding, or the compute type, for none
+    def apply(self, plan: Plan, x: Array, y: Array) -> None:
+        """Write the plan's result for x to y; `Backend` says what they are.
 
-        Without passes the result may share memory with x.
+        The last pass writes to y itself, unless y has another type than sums have.
         """
-        y = x.astype(compute_dtype(x.dtype), copy=False) if plan.passes else x
-        for one in plan.passes:
-            shape = (*y.shape[: one.axis], one.map.outputs, *y.shape[one.axis + 1 :])
-            z = np.empty(shape, y.dtype)
-            self.accumulate(one.map, y, z, axis=one.axis, carried=0)
-            y = z
         with np.errstate(all="ignore"):
-            result = y.astype(result_dtype, copy=False)
-        fill_empty(plan.passes, result, fill=plan.fill)
-        return result
+            if plan.passes:
+                x = x.astype(compute_dtype(x.dtype), copy=False)
+            for index, one in enumerate(plan.passes, 1):
+                shape = (*x.shape[: one.axis], one.map.outputs, *x.shape[one.axis + 1 :])
+                last = index == len(plan.passes) and y.dtype == x.dtype
+                z = y if last else np.empty(shape, x.dtype)
+                self.accumulate(one.map, x, z, axis=one.axis, carried=0)
+                x = z
+            if x is not y:
+                np.copyto(y, x, casting="unsafe")
+        fill_empty(plan.passes, y, fill=plan.fill)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
         """Add the taps of every output on x to y, which is written in place.

@@ -13,8 +13,10 @@ from gradwire_server.engine.evaluation import (
 from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.engine.limits import Limits
 from gradwire_server.engine.plan_cache import PlanCache
+from gradwire_server.engine.recent import Recent
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
+from gradwire_server.engine.whole import WholeRun
 
 __all__ = [
     "NUMERICS_VERSION",
@@ -25,7 +27,9 @@ __all__ = [
     "Limits",
     "PlanCache",
     "Preparer",
+    "Recent",
     "Step",
     "StepRunner",
     "TensorSpec",
+    "WholeRun",
 ]

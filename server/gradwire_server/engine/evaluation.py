@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +18,7 @@ from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.layout import TensorSpec, lay_out
 from gradwire_server.engine.limits import Limits, exceeded
 from gradwire_server.engine.plan_cache import PlanCache
+from gradwire_server.engine.recent import Recent
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step, Walk, walk_over
 from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
@@ -26,6 +29,10 @@ NUMERICS_VERSION = "1"
 
 # Elements of all axes together, below which tables build in about a millisecond.
 _SHORT_AXES = 1 << 14
+
+# Evaluations that are kept, and the table entries of all of them.
+_RECENT = 256
+_RECENT_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +95,18 @@ class Evaluation:
     def memory_bytes(self) -> int:
         """Estimate of the memory the evaluation needs at once.
 
-        A step takes its input twice (one being read, one waiting), its result twice (one waiting,
-        one being written), and three arrays of the compute type while it runs.
+        Inputs of three steps are there at once, one arriving, one waiting, one in work, and results
+        of three; a fourth of both is for what copies take. The step in work has three arrays of the
+        compute type more.
         """
         storage, compute = self.input.dtype.itemsize, compute_dtype(self.input.dtype).itemsize
         total = self.input.elements + self.output.elements
         step = min(self.walk.largest_step, 2 * total)
         held = self.input.wire_bytes if self.walk.layout.held else 0
-        return step * (4 * storage + 3 * compute) + held + self.plan.table_entries * 24
+        tables = self.plan.table_entries * 24
+        if self.walk.mode == "window" and self.walk.step_plans is not None:
+            tables += self.walk.step_plans.most_bytes
+        return step * (4 * storage + 3 * compute) + held + tables
 
     @cached_property
     def digest(self) -> str:
@@ -115,7 +126,7 @@ class Evaluation:
         """Yield the steps that give the result from byte resume_from on."""
         return self.walk.steps(resume_from // self._out_row_bytes)
 
-    @property
+    @cached_property
     def _out_row_bytes(self) -> int:
         rows = self.walk.outer * self.walk.out_rows
         return self.output.wire_bytes // rows
@@ -125,7 +136,7 @@ class Evaluation:
         layout, axis = self.walk.layout, self.walk.axis
         if layout.held:
             return 0, self.input.wire_bytes
-        row = int(np.prod(layout.wire[axis + 1 :], dtype=np.int64)) * self.input.dtype.itemsize
+        row = math.prod(layout.wire[axis + 1 :]) * self.input.dtype.itemsize
         rows = layout.wire[axis]
         if step.outer_stop - step.outer_first > 1:
             return step.outer_first * rows * row, step.outer_stop * rows * row
@@ -145,28 +156,47 @@ class Evaluation:
             stop = step.outer_first * rows + step.out_stop
         return first * self._out_row_bytes, stop * self._out_row_bytes
 
-    def run_all(self, data: NDArray[np.uint8], backend: Backend) -> Iterator[NDArray[np.uint8]]:
-        """Yield the result's bytes in wire order, a step at a time, from all of the input's."""
+    def run_into(
+        self, out: NDArray[np.uint8], data: NDArray[np.uint8], backend: Backend
+    ) -> Iterator[Step]:
+        """Write the result's bytes in wire order to out, from all of the input's.
+
+        Yields every step when it is done.
+        """
         run = StepRunner(self.walk, backend)
         for step in self.steps():
-            low, high = self.input_range(step)
-            yield run(step, data[low:high])
+            run(step, data[slice(*self.input_range(step))], out[slice(*self.output_range(step))])
+            yield step
 
     def run_whole(self, data: NDArray[np.uint8], backend: Backend) -> bytes:
         """Return the result's bytes in wire order from all of the input's."""
-        return b"".join(part.tobytes() for part in self.run_all(data, backend))
+        out = np.empty(self.output.wire_bytes, np.uint8)
+        deque(self.run_into(out, data, backend), maxlen=0)
+        return out.tobytes()
 
 
 class Preparer:
-    """Turns requests into evaluations under one set of limits, keeping recent plans."""
+    """Turns requests into evaluations under one set of limits, keeping recent ones and plans.
+
+    Equal requests get one evaluation, unless it was long ago: its plans are the same objects then.
+    """
 
     def __init__(self, limits: Limits, plans: PlanCache) -> None:
         self._limits = limits
         self._plans = plans
+        self._recent: Recent[Evaluation] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
 
     def prepare(self, request: EvaluationRequest) -> Evaluation:
         """Check a request against every limit and lower it; nothing of the tensors is allocated."""
         request, output = request.resolved()
+        key = (*_key(request, output), request.input.key, output.key)
+        evaluation = self._recent.get(key)
+        if evaluation is None:
+            evaluation = self._prepare(request, output)
+            self._recent.keep(key, evaluation, weight=evaluation.plan.table_entries)
+        return evaluation
+
+    def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Evaluation:
         self._limits.check_tensor("input", request.input)
         self._limits.check_tensor("output", output)
         plan = self._plans.get(_key(request, output), lambda: self._lower(request, output))
@@ -205,5 +235,6 @@ class Preparer:
         raise exceeded(came, "max_request_memory_bytes", allowed)
 
 
-def _key(request: EvaluationRequest, output: TensorSpec) -> Hashable:
-    return request.operator, request.attributes, request.input.sizes, output.sizes
+def _key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
+    """Tell what a plan depends on; attributes spelled out, because 0.0 and -0.0 are equal."""
+    return request.operator, repr(request.attributes), request.input.sizes, output.sizes

@@ -52,12 +52,12 @@ class TensorSpec:
         """The descriptor as plain values."""
         return self.dtype.name, self.sizes, self.strides
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Logical elements."""
         return math.prod(self.sizes)
 
-    @property
+    @cached_property
     def wire_bytes(self) -> int:
         """Bytes on the wire."""
         return math.prod(self.sizes[axis] for axis in self.chain) * self.dtype.itemsize

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from threading import Lock
 
+from gradwire_server.engine.recent import Recent
 from gradwire_server.plans import Plan
+
+# Plans without tables take memory too.
+_MOST = 4096
 
 
 class PlanCache:
@@ -16,33 +18,15 @@ class PlanCache:
     """
 
     def __init__(self, *, max_entries: int) -> None:
-        self._max_entries = max_entries
-        self._entries = 0
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
-        self._lock = Lock()
+        self._recent: Recent[Plan] = Recent(most=_MOST, max_weight=max_entries)
 
     def __contains__(self, key: Hashable) -> bool:
-        with self._lock:
-            return key in self._plans
+        return key in self._recent
 
     def get(self, key: Hashable, build: Callable[[], Plan]) -> Plan:
         """Return the plan of key, building it where it is not kept."""
-        with self._lock:
-            if key in self._plans:
-                self._plans.move_to_end(key)
-                return self._plans[key]
-        plan = build()
-        self._keep(key, plan)
+        plan = self._recent.get(key)
+        if plan is None:
+            plan = build()
+            self._recent.keep(key, plan, weight=plan.table_entries)
         return plan
-
-    def _keep(self, key: Hashable, plan: Plan) -> None:
-        if plan.table_entries > self._max_entries:
-            return
-        with self._lock:
-            if key in self._plans:
-                return
-            self._plans[key] = plan
-            self._entries += plan.table_entries
-            while self._entries > self._max_entries:
-                _, oldest = self._plans.popitem(last=False)
-                self._entries -= oldest.table_entries

@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 
 from gradwire_server.engine.layout import Layout
+from gradwire_server.engine.step_plans import StepPlans
 from gradwire_server.plans import BandedMap, Plan
 
 Mode = Literal["slices", "window", "running"]
@@ -64,6 +65,11 @@ class Walk:
     def map(self) -> BandedMap | None:
         """The stream axis's map; None in a plan without passes, where row o needs row o."""
         return next((one.map for one in self.plan.passes if one.axis == self.axis), None)
+
+    @cached_property
+    def step_plans(self) -> StepPlans | None:
+        """The plans of steps; None in a plan without passes."""
+        return None if self.map is None else StepPlans(self.plan, self.axis, self.map)
 
     @property
     def outer(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gradwire_server.backends.numba_cpu.jobs import Job
 
 Array = npt.NDArray[Any]
-Key = tuple[Plan, np.dtype[Any], np.dtype[Any]]
+Key = tuple[int, np.dtype[Any], np.dtype[Any]]
 
 # Recent plans whose jobs are kept, and the most table entries that one of them may have.
 _KEPT_PLANS = 64
@@ -51,19 +52,27 @@ class NumbaCpu:
         self._cache_dir = cache_dir
         self._threads = _Threads(threads)
         self._scratch = _Scratch()
-        self._jobs: OrderedDict[Key, list[Job]] = OrderedDict()
+        # By identity; the plan that is kept with its jobs keeps its identity its own.
+        self._jobs: OrderedDict[Key, tuple[Plan, list[Job]]] = OrderedDict()
         self._tables: WeakKeyDictionary[BandedMap, dict[np.dtype[Any], Table]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
         """Compile, or load what was compiled before."""
-        compilation.load(self._cache_dir)
+        _ = self._kernels
+
+    @cached_property
+    def _kernels(self) -> compilation.Kernels:
+        return compilation.load(self._cache_dir)
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as the protocol of backends says."""
         if not plan.passes:
             with np.errstate(all="ignore"):
                 np.copyto(y, x, casting="unsafe")
+            return
+        if not x.size or not y.size:
+            y[...] = plan.fill  # no band covers anything
             return
         jobs = self._jobs_of(plan, x.dtype, y.dtype)
         source = np.ascontiguousarray(x)
@@ -72,22 +81,22 @@ class NumbaCpu:
             self._run(job, source, between)
             source = between
         self._run(jobs[-1], source, y)
-        if plan.fill or len(jobs) > 1:
+        # The kernel fills with +0, and knows of the empty bands of its own passes only.
+        if plan.fill != 0 or math.copysign(1, plan.fill) < 0 or len(jobs) > 1:
             fill_empty(plan.passes, y, fill=plan.fill)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
         """Add the taps of every output on x to y, as the protocol of backends says."""
-        if not y.flags.c_contiguous:
+        if not y.flags.c_contiguous or not x.size or not y.size:
             NumpyCpu().accumulate(bands, x, y, axis=axis, carried=carried)
             return
-        kernels = compilation.load(self._cache_dir)
         table = self._table(bands, x.dtype)
         source = np.ascontiguousarray(x)
-        record = kernels.jobs.accumulation(table, source.shape, axis=axis, carried=carried)
-        kernels.blocks.accumulate(record, _address(source), _address(y))
+        record = self._kernels.jobs.accumulation(table, source.shape, axis=axis, carried=carried)
+        self._kernels.blocks.accumulate(record, _address(source), _address(y))
 
     def _run(self, job: Job, x: Array, y: Array) -> None:
-        run = compilation.load(self._cache_dir).blocks.run
+        run = self._kernels.blocks.run
         place = (job.record, _address(x), _address(y))
         with self._threads.taken(job.work // _WORK_OF_A_THREAD + 1) as threads:
             if threads == 1:
@@ -106,19 +115,19 @@ class NumbaCpu:
             self._threads.run(work, threads)
 
     def _jobs_of(self, plan: Plan, x: np.dtype[Any], y: np.dtype[Any]) -> list[Job]:
-        key = (plan, x, y)
+        key = (id(plan), x, y)
         with self._lock:
             found = self._jobs.get(key)
             if found is not None:
                 self._jobs.move_to_end(key)
-                return found
+                return found[1]
         compute = compute_dtype(x)
-        made: list[Job] = compilation.load(self._cache_dir).jobs.jobs_of(
+        made: list[Job] = self._kernels.jobs.jobs_of(
             plan.input_shape, plan.passes, (x, y), compute, partial(self._table, compute=compute)
         )
         if plan.table_entries <= _KEPT_ENTRIES:
             with self._lock:
-                self._jobs[key] = made
+                self._jobs[key] = plan, made
                 if len(self._jobs) > _KEPT_PLANS:
                     self._jobs.popitem(last=False)
         return made

@@ -50,7 +50,9 @@ def _added_first(compute, result, value, count):
     return load_first(COMPUTE, compute, result, count) + value
 
 
-def _sum_of_rows(term: Any, begun: Any, begun_first: Any) -> Any:
+def _sum_of_rows(term: Any, begun: Any, begun_first: Any, *, twice: bool) -> Any:
+    """Build a sum; twice: whether writing a result once more leaves it as it is."""
+
     @njit
     def sum_rows(memory, compute, size, rows, step, weights, taps, length, result):
         """result[i] = sum over k of weights[k] * rows[k * step + i], k ascending, 0 <= i < length.
@@ -63,10 +65,13 @@ def _sum_of_rows(term: Any, begun: Any, begun_first: Any) -> Any:
         number = 64 // width
         four = 4 * width
         i = 0
-        while i + four <= length:
+        # At the end once more what stands before, rather than parts of vectors.
+        stop = length if twice and length >= four else length - four + 1
+        while i < stop:
+            i = min(i, length - four)
             at, to = rows + i * size, result + i * number
-            a = begun(compute, to, term(compute, weights, load(memory, compute, at)))
             at_b, at_c, at_d = at + width * size, at + 2 * width * size, at + 3 * width * size
+            a = begun(compute, to, term(compute, weights, load(memory, compute, at)))
             b = begun(compute, to + 64, term(compute, weights, load(memory, compute, at_b)))
             c = begun(compute, to + 128, term(compute, weights, load(memory, compute, at_c)))
             d = begun(compute, to + 192, term(compute, weights, load(memory, compute, at_d)))
@@ -84,36 +89,31 @@ def _sum_of_rows(term: Any, begun: Any, begun_first: Any) -> Any:
             store(COMPUTE, to + 192, d)
             i += four
         while i < length:
-            left = length - i
-            if left < width and length >= width:
-                # Once more what stands before, rather than part of a vector.
-                i = length - width
-                left = width
-            at = rows + i * size
-            w = weights
+            at, w = rows + i * size, weights
+            to, left = result + i * number, length - i
             if left >= width:
-                a = begun(compute, result + i * number, term(compute, w, load(memory, compute, at)))
+                a = begun(compute, to, term(compute, w, load(memory, compute, at)))
                 for _ in range(taps - 1):
                     at += step
                     w += number
                     a = a + term(compute, w, load(memory, compute, at))
-                store(COMPUTE, result + i * number, a)
+                store(COMPUTE, to, a)
             else:
-                a = term(compute, w, load_first(memory, compute, at, left))
-                a = begun_first(compute, result + i * number, a, left)
+                a = load_first(memory, compute, at, left)
+                a = begun_first(compute, to, term(compute, w, a), left)
                 for _ in range(taps - 1):
                     at += step
                     w += number
                     a = a + term(compute, w, load_first(memory, compute, at, left))
-                store_first(COMPUTE, result + i * number, a, left)
+                store_first(COMPUTE, to, a, left)
             i += width
 
     return sum_rows
 
 
-_sum_weighted = _sum_of_rows(product, _assigned, _assigned_first)
-_sum_plain = _sum_of_rows(unweighted, _assigned, _assigned_first)
-_sum_onto = _sum_of_rows(product, _added, _added_first)
+_sum_weighted = _sum_of_rows(product, _assigned, _assigned_first, twice=True)
+_sum_plain = _sum_of_rows(unweighted, _assigned, _assigned_first, twice=True)
+_sum_onto = _sum_of_rows(product, _added, _added_first, twice=False)
 
 
 @njit

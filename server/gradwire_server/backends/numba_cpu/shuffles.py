@@ -118,9 +118,9 @@ def transpose(
         rows = []
         for row in range(vector.lanes):
             rows.append(builder.load(place(args[1], args[2], row)))
-            rows[-1].align = 4
+            rows[-1].align = 1
         for row, value in enumerate(_transposed(builder, rows)):
-            builder.store(value, place(args[3], args[4], row)).align = 4
+            builder.store(value, place(args[3], args[4], row)).align = 1
         return context.get_dummy_value()
 
     return types.void(compute, *[types.int64] * 4), generate

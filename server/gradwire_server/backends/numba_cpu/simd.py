@@ -67,7 +67,9 @@ def number_at(_context: Any, compute: Any, address: Any) -> Any:
     element = VectorType(compute.dtype).ir.element
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load(pointer(builder, args[1], element))
+        value = builder.load(pointer(builder, args[1], element))
+        value.align = 1
+        return value
 
     return compute.dtype(compute, types.int64), generate
 

@@ -85,8 +85,9 @@ class Table:
 
     @cached_property
     def halving(self) -> Steady | None:
-        """The results whose bands advance by two inputs a result."""
-        return self._steady(period=1, step=2)
+        """The results whose bands advance by two inputs a result, none of them empty."""
+        found = self._steady(period=1, step=2)
+        return found if found and found.phases[0].taps else None
 
     @cached_property
     def doubling(self) -> Steady | None:
@@ -141,8 +142,9 @@ class Table:
         taps = counts[alike]
         begin = np.cumsum(taps) - taps
         within = np.arange(int(taps.sum())) - np.repeat(begin, taps)
-        one = self.weight[np.repeat(self.offset[alike], taps) + within]
-        other = self.weight[np.repeat(self.offset[alike + period], taps) + within]
+        bits = self.weight.view(f"u{self.weight.itemsize}")  # zeros of both signs differ
+        one = bits[np.repeat(self.offset[alike], taps) + within]
+        other = bits[np.repeat(self.offset[alike + period], taps) + within]
         differs = np.repeat(alike, taps)[one != other]
         same[differs] = False
         return same

@@ -1,0 +1,41 @@
+"""Steps that do the same share one plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evaluation_cases import Case
+from gradwire_server.engine import Evaluation, TensorSpec
+from gradwire_server.plans import BandedMap, Plan
+
+FLOAT32 = np.dtype(np.float32)
+
+
+def _halving(size: int) -> BandedMap:
+    index = np.arange(size).reshape(-1, 2)
+    return BandedMap.from_taps(index, np.full(index.shape, 0.5), inputs=size)
+
+
+def _evaluation(outer: int, rows: int, *, slab: int) -> Evaluation:
+    plan = Plan.build([None, _halving(rows), None], (outer, rows, 4))
+    source = TensorSpec.packed(FLOAT32, plan.input_shape)
+    return Case(plan, source, TensorSpec.packed(FLOAT32, plan.output_shape), slab).evaluation()
+
+
+@pytest.mark.parametrize(("slab", "most"), [(400, 2), (70, 3)])
+def test_outer_slices_share_plans(slab: int, most: int) -> None:
+    evaluation = _evaluation(11, 16, slab=slab)
+    plans = evaluation.walk.step_plans
+    assert plans is not None
+    steps = list(evaluation.steps())
+    used = [
+        plans.window(
+            step.outer_stop - step.outer_first,
+            (step.in_first, step.in_stop),
+            (step.out_first, step.out_stop),
+        )
+        for step in steps
+    ]
+    distinct = {id(plan) for plan in used}
+    assert len(distinct) <= most < len(steps)
