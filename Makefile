@@ -14,10 +14,10 @@ PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 
 .PHONY: help demo test lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load-smoke bench full image install constraints clean
+	load-smoke bench bench-compute full image install constraints clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; writes out/demo.png
 	mkdir -p out
@@ -63,6 +63,14 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/streams.py --json out/streams.json
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 
+bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
+	PYTHONPATH=tests $(BIN)/python -m bench.compute --json out/compute.json
+	PYTHONPATH=tests $(BIN)/python -m bench.scaling --json out/scaling.json
+	PYTHONPATH=tests $(BIN)/python -m bench.compute_plot out/compute.json out/scaling.json out/compute.png
+	-PYTHONPATH=tests $(BIN)/python -m bench.compute_targets out/compute.json
+
 full: $(VENV)/.full lint schema test bench load-smoke  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu
@@ -99,6 +107,10 @@ $(VENV)/.tools: $(VENV)/.installed
 
 $(VENV)/.full: $(VENV)/.installed
 	$(BIN)/python $(PIP) install --constraint $(PINS) --group full
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.installed
+	$(BIN)/python $(PIP) install --constraint $(PINS) --editable '.[cpu,plot]' --group peers
 	@touch $@
 
 $(GENERATE_VENV)/.installed: pyproject.toml

@@ -1,0 +1,56 @@
+"""Where and with what a benchmark ran."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("gradwire", "numpy", "ml_dtypes", "numba", "llvmlite", "torch", "onednn-cpu-gomp")
+
+
+def facts() -> dict[str, Any]:
+    """Return versions, machine, commit, time and command line."""
+    return {
+        "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "when": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": len(_git("status", "--porcelain").splitlines()),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _cpu() -> str:
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    found = {
+        key: match[1] if (match := re.search(rf"^{key}\s*: (.*)$", text, re.MULTILINE)) else "?"
+        for key in ("model name", "cpu family", "model", "cpu MHz")
+    }
+    return (
+        f"{found['model name']} (family {found['cpu family']}, model {found['model']}, "
+        f"{found['cpu MHz']} MHz)"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+    return done.stdout.strip()

@@ -1,0 +1,69 @@
+"""Times contestants in turn, round by round, so that ratios compare the same moment."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.contestants import Contestant
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to measure.
+
+    rounds    at most so many
+    sample_s  a sample repeats its call for so long, once at least, and is the median of the calls
+    budget_s  a slow contestant takes part in as many rounds as fit in so long, once at least
+    settle_s  pause before a sample: OpenMP's threads wait in a loop for a while
+    """
+
+    rounds: int = 5
+    sample_s: float = 0.02
+    budget_s: float = 0.4
+    settle_s: float = 0.0
+
+
+def samples(
+    contestants: Sequence[Contestant], first: Mapping[str, float], pace: Pace
+) -> dict[str, list[float]]:
+    """Return seconds per call of each contestant, [round]; slow ones miss the later rounds.
+
+    The order is reversed from round to round. first is what a call of each one took before.
+    """
+    first = {one.name: first[one.name] for one in contestants}
+    # So slow that a second call would tell nothing new.
+    seconds = {name: [t] if t > pace.budget_s else [] for name, t in first.items()}
+    most = {name: max(1, int(pace.budget_s / max(t, pace.sample_s))) for name, t in first.items()}
+    for number in range(pace.rounds):
+        order = contestants if number % 2 else contestants[::-1]
+        for one in order:
+            if len(seconds[one.name]) < min(number + 1, most[one.name]):
+                time.sleep(pace.settle_s)
+                seconds[one.name].append(_sample(one.run, first[one.name], pace.sample_s))
+    return seconds
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def ratio(seconds: Sequence[float], ours: Sequence[float]) -> float:
+    """Return the median over the common rounds of seconds over ours."""
+    return statistics.median(a / b for a, b in zip(seconds, ours, strict=False))
+
+
+def _sample(run: Callable[[], object], expected_s: float, sample_s: float) -> float:
+    if expected_s < sample_s:
+        run()
+    times = [timed(run)]
+    total = times[0]
+    while total < sample_s:
+        times.append(timed(run))
+        total += times[-1]
+    return statistics.median(times)
