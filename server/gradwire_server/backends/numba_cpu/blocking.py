@@ -28,7 +28,7 @@ _STAGE_BYTES = 1 << 20
 # Numbers of a row that are transposed at once.
 _CHUNK = 4096
 # Rows shorter than this are mostly ends, which `permute` does not treat apart.
-_SHORT_ROW = 128
+_SHORT_ROW = 32
 # Fewer rows than this are not worth a transpose.
 _FEW_ROWS = 3
 
@@ -64,9 +64,14 @@ class Blocking:
 
 
 def block(
-    form: Form, axes: Sequence[Table | None], compute: np.dtype[Any], *, can_pick: bool
+    form: Form,
+    axes: Sequence[Table | None],
+    compute: np.dtype[Any],
+    *,
+    narrow: bool,
+    can_pick: bool,
 ) -> Blocking | None:
-    """Decide; None where buffers would be too large."""
+    """Decide; None where buffers would be too large. narrow: whether results are converted."""
     depth, height, width = axes
     depths, heights, pixels = (
         length if table is None else table.outputs
@@ -85,6 +90,8 @@ def block(
     per_plane = -(-heights // lanes)
     blocks = -(-all_rows // lanes) if depth is None else per_plane * form.outer * depths
     ahead = max(1, min(lanes, _AHEAD_BYTES // row_bytes))
+    if method == records.NO_WIDTH and not narrow:
+        ahead = lanes  # no row is held
     held = lanes if method == records.COLUMNS else ahead
     values = {
         "rows": all_rows,
@@ -100,7 +107,7 @@ def block(
         "line_bytes": _odd_vectors((tile * form.channels + records.PAD) * number),
     }
     sizes = _buffers(form, values, window=window, held=held)
-    *places, scratch = itertools.accumulate(sizes.values(), initial=records.NOTES)
+    *places, scratch = itertools.accumulate(sizes.values(), initial=0)
     values |= dict(zip(sizes, places, strict=True))
     groups = width.groups(form.channels) if width and method == records.PERMUTE else None
     outputs = all_rows * pixels * form.channels
@@ -119,7 +126,7 @@ def _buffers(form: Form, values: dict[str, int], *, window: int, held: int) -> d
         "sums_at": held * values["row_bytes"],
         "columns_at": columns,
         "results_at": results,
-        "lines_at": (values["block"] if transposed else 1) * values["line_bytes"],
+        "lines_at": values["block" if transposed else "ahead"] * values["line_bytes"],
     }
 
 

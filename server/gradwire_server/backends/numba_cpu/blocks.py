@@ -18,14 +18,18 @@ from numba import from_dtype, njit, types
 
 from gradwire_server.backends.numba_cpu.records import (
     ACCUMULATION,
+    CHANNELS,
     COLUMNS,
+    DEPTH_AT,
+    HEIGHT_AT,
     JOB,
     NO_WIDTH,
     PAD,
+    WIDTH_AT,
     band,
     span,
 )
-from gradwire_server.backends.numba_cpu.simd import call, clear, integer_at, put_number
+from gradwire_server.backends.numba_cpu.simd import call, clear
 
 _RUN = types.void(types.Array(from_dtype(JOB), 1, "C"), *[types.int64] * 5)
 _ACCUMULATE = types.void(types.Array(from_dtype(ACCUMULATION), 1, "C"), *[types.int64] * 2)
@@ -34,117 +38,113 @@ _ACCUMULATE = types.void(types.Array(from_dtype(ACCUMULATION), 1, "C"), *[types.
 @njit
 def _stage_depth(job, x, plane, bottom, top, low, high, stage):
     """Sum rows bottom .. top - 1, pixels low .. high - 1, over depth; returns the taps."""
-    number = job.number
-    depth, height = job.depth, job.height
+    depth, size = job.depth, job.input_size
     outer = plane // depth.outputs
-    start, taps, weights = band(depth, number, plane - outer * depth.outputs)
-    row = job.width.inputs * job.channels * job.input_size
-    step = height.inputs * row
-    at = x + (outer * depth.inputs + start) * step + low * job.channels * job.input_size
-    length, size = (high - low) * job.channels, job.input_size
+    index = plane - outer * depth.outputs
+    taps = band(depth, job.number, index)[1]
+    row = job.width.inputs * job.channels * size
+    step = job.height.inputs * row
+    at = x + outer * depth.inputs * step + low * job.channels * size
+    axis, length = job.address + DEPTH_AT, (high - low) * job.channels
     for r in range(bottom, top if taps else bottom):
         to = stage + (r - bottom) * job.row_bytes
-        call(job.depth_sum, (size, at + r * row, step, weights, taps, length, to))
+        call(job.depth_sum, (axis, index, index + 1, size, at + r * row, step, length, to, 0))
     return taps
 
 
 @njit
-def _sum_height(job, x, stage, bottom, q, left, length, result):
-    """Sum the inputs of result row q, from number left on; returns how many there were."""
-    number = job.number
-    height = job.height
-    outer = q // height.outputs
-    start, taps, weights = band(height, number, q - outer * height.outputs)
-    if not taps:
-        clear(result, length * number)
-        return 0
-    if job.staged:
-        size, step = number, job.row_bytes
-        at = stage + (start - bottom) * step
-    else:
-        size, step = job.input_size, job.width.inputs * job.channels * job.input_size
-        at = x + (outer * height.inputs + start) * step + left * size
-    call(job.height_sum, (size, at, step, weights, taps, length, result))
-    return taps
+def _sum_height(job, x, stage, bottom, first, count, left, length, result, result_step):
+    """Sum the inputs of rows first .. first + count - 1, from number left on."""
+    height, axis = job.height, job.address + HEIGHT_AT
+    row = job.width.inputs * job.channels * job.input_size
+    while count:
+        outer = first // height.outputs
+        index = first - outer * height.outputs
+        some = min(count, height.outputs - index)
+        if job.staged:
+            size, step, rows = job.number, job.row_bytes, stage - bottom * job.row_bytes
+        else:
+            size, step = job.input_size, row
+            rows = x + outer * height.inputs * row + left * size
+        where = (rows, step, length, result, result_step)
+        call(job.height_sum, (axis, index, index + some, size, *where))
+        result += some * result_step
+        first += some
+        count -= some
 
 
 @njit
-def _row(job, x, stage, bottom, q, low, high, buffer):
-    """Sum the row that result row q needs, from pixel low on, over depth and height.
+def _rows(job, x, scratch, bottom, first, count, low, high):
+    """Sum rows over depth and height, pixels low .. high - 1; returns their address and step.
 
-    Returns its address and how many inputs were summed. What follows the row there can be read,
-    too, PAD numbers on.
+    What follows a row there can be read, too, PAD numbers on.
     """
-    number = job.number
-    height, left = job.height, low * job.channels
-    length = (high - low) * job.channels
-    if not height.moves and job.staged:
-        return stage + (q % height.outputs - bottom) * job.row_bytes, 1
-    if not height.moves and not job.input_narrow:
-        at = x + (q * job.width.inputs * job.channels + left) * number
-        if at + (length + PAD) * number <= x + job.input_bytes:
-            return at, 1
-    taps = _sum_height(job, x, stage, bottom, q, left, length, buffer)
-    return buffer, taps
+    number, channels = job.number, job.channels
+    stage, sums, length = scratch + job.stage_at, scratch + job.sums_at, (high - low) * channels
+    if not job.height.moves and job.staged:
+        return stage + (first % job.height.outputs - bottom) * job.row_bytes, job.row_bytes
+    if not job.height.moves and not job.input_narrow:
+        step = job.width.inputs * channels * number
+        at = x + first * step + low * channels * number
+        if at + (count - 1) * step + (length + PAD) * number <= x + job.input_bytes:
+            return at, step
+    # No more than there are: the rows beyond are whatever the buffer holds.
+    count = min(count, job.rows - first)
+    _sum_height(job, x, stage, bottom, first, count, low * channels, length, sums, job.row_bytes)
+    return sums, job.row_bytes
 
 
 @njit
-def _finish_row(job, row, taps, low, j0, j1, scratch, to):
-    """The width stage of one row, which stands at pixel low."""
-    number, channels = job.number, job.channels
-    length = (j1 - j0) * channels
-    if not taps:
-        clear(to, length * job.output_size)
+def _is_empty(job, row):
+    """Whether the height band of a result row is empty."""
+    return not band(job.height, job.number, row % job.height.outputs)[1]
+
+
+@njit
+def _sum_width(job, rows, step, count, j0, j1, result, result_step):
+    """The width stage of some rows, which stand at input 0."""
+    if job.method != CHANNELS:
+        call(job.width_stage, (job.address, rows, step, count, j0, j1, result, result_step))
         return
-    line = scratch + job.lines_at if job.output_narrow else to
-    call(job.width_stage, (job.address, row - low * channels * number, j0, j1, line))
+    axis, number, pixel = job.address + WIDTH_AT, job.number, job.channels * job.number
+    for i in range(count):
+        row, to = rows + i * step, result + i * result_step
+        call(job.width_sum, (axis, j0, j1, number, row, pixel, job.channels, to, pixel))
+
+
+@njit
+def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
+    """The last two stages of a few rows; y stands at their first result."""
+    channels, size = job.channels, job.output_size
+    length, line = (j1 - j0) * channels, job.width.outputs * channels * size
+    to, step = (scratch + job.lines_at, job.line_bytes) if job.output_narrow else (y, line)
+    if job.method == NO_WIDTH:
+        stage = scratch + job.stage_at
+        _sum_height(job, x, stage, bottom, first, count, j0, length, to, step)
+    else:
+        low, high = span(job.width, job.number, j0, j1)
+        rows, row_step = _rows(job, x, scratch, bottom, first, count, low, high)
+        rows -= low * channels * job.number
+        if not job.height.gaps:
+            _sum_width(job, rows, row_step, count, j0, j1, to, step)
+        else:
+            for i in range(count):
+                if _is_empty(job, first + i):
+                    clear(to + i * step, length * job.number)
+                else:
+                    _sum_width(job, rows + i * row_step, 0, 1, j0, j1, to + i * step, 0)
     if job.output_narrow:
-        call(job.convert, (line, length, job.output_size, to))
+        call(job.convert, (to, step, count, length, size, y, line))
 
 
 @njit
 def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
-    """The last two stages row by row; y stands at the block's first result."""
-    channels, sums = job.channels, scratch + job.sums_at
-    line = job.width.outputs * channels * job.output_size
-    if job.method == NO_WIDTH:
-        for i in range(count):
-            to = scratch + job.lines_at if job.output_narrow else y + i * line
-            _sum_height(job, x, scratch + job.stage_at, bottom, first + i, j0, j1 - j0, to)
-            if job.output_narrow:
-                call(job.convert, (to, j1 - j0, job.output_size, y + i * line))
-        return
-    low, high = span(job.width, 1, j0, j1)
-    # Sums that were only just stored are slow to load at another alignment: some rows ahead.
-    for begin in range(0, count, job.ahead):
-        end = min(begin + job.ahead, count)
-        for i in range(begin, end):
-            to = sums + (i - begin) * job.row_bytes
-            row, taps = _row(job, x, scratch + job.stage_at, bottom, first + i, low, high, to)
-            put_number(scratch + 16 * (i - begin), row)
-            put_number(scratch + 16 * (i - begin) + 8, taps)
-        for i in range(begin, end):
-            row = integer_at(scratch + 16 * (i - begin))
-            taps = integer_at(scratch + 16 * (i - begin) + 8)
-            _finish_row(job, row, taps, low, j0, j1, scratch, y + i * line)
-
-
-@njit
-def _columns(job, x, scratch, bottom, first, count, low, high):
-    """Sum the block's rows over depth and height and transpose them, from pixel low to high."""
-    number, sums = job.number, scratch + job.sums_at
-    length = (high - low) * job.channels
-    step = job.width.inputs * job.channels * number
-    rows = x + first * step + low * job.channels * number
-    last = rows + (job.block - 1) * step + (length + PAD) * number
-    if job.height.moves or job.staged or job.input_narrow or last > x + job.input_bytes:
-        for i in range(count):
-            to = sums + i * job.row_bytes
-            _sum_height(
-                job, x, scratch + job.stage_at, bottom, first + i, low * job.channels, length, to
-            )
-        rows, step = sums, job.row_bytes
-    call(job.to_columns, (rows, step, length, scratch + job.columns_at))
+    """The last two stages, some rows ahead; y stands at the block's first result."""
+    line = job.width.outputs * job.channels * job.output_size
+    # Sums that were only just stored are slow to load at another alignment.
+    for i in range(0, count, job.ahead):
+        some = min(job.ahead, count - i)
+        _some_rows(job, x, y + i * line, scratch, bottom, first + i, some, j0, j1)
 
 
 @njit
@@ -155,18 +155,19 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     low, high = span(axis, job.number, j0, j1)
     for c0 in range(low, max(high, low + 1), job.chunk):
         c1 = min(c0 + job.chunk, high)
-        _columns(job, x, scratch, bottom, first, count, c0, c1)
-        call(job.width_stage, (job.address, columns, c0, c1, j0, j1, results))
+        rows, row_step = _rows(job, x, scratch, bottom, first, job.block, c0, c1)
+        call(job.to_columns, (rows, row_step, (c1 - c0) * job.channels, columns))
+        call(job.width_stage, (job.address, columns, c0, c1, j0, j1, results, 0))
     line = axis.outputs * job.channels * job.output_size
     direct = not job.output_narrow and count == job.block and length >= job.block
     to, step = (y, line) if direct else (scratch + job.lines_at, job.line_bytes)
     call(job.to_rows, (results, length, to, step, direct))
-    for i in range(count):
-        taps = band(job.height, job.number, (first + i) % job.height.outputs)[1]
-        if not taps:
-            clear(y + i * line, length * job.output_size)
-        elif not direct:
-            call(job.convert, (to + i * step, length, job.output_size, y + i * line))
+    if not direct:
+        call(job.convert, (to, step, count, length, job.output_size, y, line))
+    if job.height.gaps:
+        for i in range(count):
+            if _is_empty(job, first + i):
+                clear(y + i * line, length * job.output_size)
 
 
 @njit
@@ -212,14 +213,11 @@ def run(jobs, x, y, scratch, first, stop):
 def accumulate(jobs, x, y):
     """Add the taps of every result of an accumulation on x to y; x and y are addresses."""
     job = jobs[0]
-    row = job.length * job.number
+    number, length, carried = job.number, job.length, job.carried
+    row, outputs = length * number, job.axis.outputs
     for outer in range(job.outer):
-        for index in range(job.axis.outputs):
-            start, taps, weights = band(job.axis, job.number, index)
-            at = x + (outer * job.axis.inputs + start) * row
-            to = y + (outer * job.axis.outputs + index) * row
-            if taps:
-                add = job.sum_onto if index < job.carried else job.sum
-                call(add, (job.number, at, row, weights, taps, job.length, to))
-            elif index >= job.carried:
-                clear(to, row)
+        rows = x + outer * job.axis.inputs * row
+        to = y + outer * outputs * row
+        call(job.sum_onto, (job.address, 0, carried, number, rows, row, length, to, row))
+        to += carried * row
+        call(job.sum, (job.address, carried, outputs, number, rows, row, length, to, row))

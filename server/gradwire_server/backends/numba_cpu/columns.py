@@ -1,4 +1,4 @@
-"""The width stage by transposing blocks, and where pixels are as wide as vectors.
+"""The width stage by transposing blocks.
 
 What lies side by side in a transposed block is one column of several rows, which share every
 weight, whatever the bands.
@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit, types
 
-from gradwire_server.backends.numba_cpu.records import JOB_POINTER, STAGE, band
+from gradwire_server.backends.numba_cpu.records import STAGE
 from gradwire_server.backends.numba_cpu.rows import product, unweighted
 from gradwire_server.backends.numba_cpu.shuffles import transpose
 from gradwire_server.backends.numba_cpu.simd import (
-    call,
-    clear,
     integer_at,
     lanes,
     load,
@@ -25,7 +23,6 @@ from gradwire_server.backends.numba_cpu.simd import (
 )
 from gradwire_server.backends.numba_cpu.vectors import COMPUTE
 
-_COLUMNS = types.void(JOB_POINTER, *[types.int64] * 6)
 _TO_COLUMNS = types.void(*[types.int64] * 4)
 _TO_ROWS = types.void(*[types.int64] * 5)
 
@@ -99,27 +96,8 @@ def _to_rows(compute, results, length, rows, step, exact):
         transpose(compute, results + begin * 64, 64, rows + begin * (64 // width), step)
 
 
-@njit
-def _channels_stage(job, row, first, stop, result):
-    pixel = job.channels * job.number
-    for j in range(first, stop):
-        start, taps, weights = band(job.width, job.number, j)
-        if taps:
-            at = row + start * pixel
-            call(job.width_sum, (job.number, at, pixel, weights, taps, job.channels, result))
-        else:
-            clear(result, pixel)
-        result += pixel
-
-
 @cfunc(STAGE, cache=True)
-def channels(job, row, first, stop, result):
-    """Width stage where a pixel fills vectors, for every type."""
-    _channels_stage(carray(job, 1)[0], row, first, stop, result)
-
-
-@cfunc(_COLUMNS, cache=True)
-def columns_float32(job, columns, low, high, first, stop, results):
+def columns_float32(job, columns, low, high, first, stop, results, _):
     """Width stage of a transposed block."""
     _columns_stage(np.float32, carray(job, 1)[0], columns, low, high, first, stop, results)
 
@@ -136,8 +114,8 @@ def to_rows_float32(results, length, rows, step, exact):
     _to_rows(np.float32, results, length, rows, step, exact)
 
 
-@cfunc(_COLUMNS, cache=True)
-def columns_float64(job, columns, low, high, first, stop, results):
+@cfunc(STAGE, cache=True)
+def columns_float64(job, columns, low, high, first, stop, results, _):
     """Width stage of a transposed block."""
     _columns_stage(np.float64, carray(job, 1)[0], columns, low, high, first, stop, results)
 
@@ -157,11 +135,6 @@ def to_rows_float64(results, length, rows, step, exact):
 def of_columns(compute: np.dtype[Any]) -> int:
     """Address of the width stage of a transposed block."""
     return int(globals()[f"columns_{compute}"].address)
-
-
-def of_channels() -> int:
-    """Address of the width stage of pixels as wide as vectors."""
-    return int(channels.address)
 
 
 def to_columns(compute: np.dtype[Any]) -> int:

@@ -92,7 +92,7 @@ def accumulation(
 def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -> Job | None:
     """Settle how the kernel goes about one form; None where its buffers would be too large."""
     axes = tuple(None if one is None else tables(one) for one in form.maps)
-    blocking = block(form, axes, compute, can_pick=CAN_PICK)
+    blocking = block(form, axes, compute, narrow=formats[1] != compute, can_pick=CAN_PICK)
     if blocking is None:
         return None
     values = {
@@ -109,8 +109,7 @@ def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -
         **_steadiness(blocking.steady),
         "groups": 0 if blocking.groups is None else blocking.groups.ctypes.data,
     }
-    record = _record(records.JOB, {"address": 0, **values})
-    record["address"] = record.ctypes.data
+    record = _record(records.JOB, values)
     outputs = blocking.outputs
     kept = tuple(table for table in axes if table is not None)
     return Job(record, blocking.units, blocking.scratch, outputs, form.inputs + outputs, kept)
@@ -118,15 +117,18 @@ def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -
 
 def _record(kind: np.dtype[Any], values: dict[str, Any]) -> npt.NDArray[Any]:
     names = kind.names or ()
+    values = {"address": 0, **values}
     if set(names) != set(values):
         raise TypeError(f"a record needs {sorted(set(names) ^ set(values))}")
-    return np.array([tuple(values[name] for name in names)], kind)
+    record = np.array([tuple(values[name] for name in names)], kind)
+    record["address"] = record.ctypes.data
+    return record
 
 
 def _axes(form: Form, axes: Sequence[Table | None]) -> dict[str, Any]:
     lengths = (form.depth, form.height, form.width)
     return {
-        name: (0, length, length, 0, 0, 0, 0) if table is None else table.record
+        name: (0, length, length, 0, 0, 0, 0, 0) if table is None else table.record
         for name, length, table in zip(("depth", "height", "width"), lengths, axes, strict=True)
     }
 
@@ -149,10 +151,8 @@ def _functions(
 
 
 def _width_stage(method: int, compute: np.dtype[Any]) -> int:
-    if method == records.NO_WIDTH:
+    if method in {records.NO_WIDTH, records.CHANNELS}:
         return 0
-    if method == records.CHANNELS:
-        return columns.of_channels()
     if method == records.COLUMNS:
         return columns.of_columns(compute)
     if permute is not None and method == records.PERMUTE:

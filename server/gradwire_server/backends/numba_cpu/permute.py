@@ -82,15 +82,21 @@ def _permute_stage(compute, job, row, first, stop, result):
 
 
 @cfunc(STAGE, cache=True)
-def stage_float32(job, row, first, stop, result):
-    """Width stage of one row: row stands at input 0, result at result first."""
-    _permute_stage(np.float32, carray(job, 1)[0], row, first, stop, result)
+def stage_float32(job, rows, step, count, first, stop, result, result_step):
+    """Width stage of rows that stand at input 0; results stand at the first."""
+    one = carray(job, 1)[0]
+    for row in range(count):
+        at, to = rows + row * step, result + row * result_step
+        _permute_stage(np.float32, one, at, first, stop, to)
 
 
 @cfunc(STAGE, cache=True)
-def stage_float64(job, row, first, stop, result):
-    """Width stage of one row: row stands at input 0, result at result first."""
-    _permute_stage(np.float64, carray(job, 1)[0], row, first, stop, result)
+def stage_float64(job, rows, step, count, first, stop, result, result_step):
+    """Width stage of rows that stand at input 0; results stand at the first."""
+    one = carray(job, 1)[0]
+    for row in range(count):
+        at, to = rows + row * step, result + row * result_step
+        _permute_stage(np.float64, one, at, first, stop, to)
 
 
 def stage_of(compute: np.dtype[Any]) -> int:

@@ -8,7 +8,7 @@ from numba import from_dtype, njit, types
 from gradwire_server.backends.numba_cpu.simd import integer_at
 
 _PHASE = np.dtype([("start", "i8"), ("taps", "i8"), ("weight", "i8")])
-_AXIS = np.dtype(
+AXIS = np.dtype(
     [
         ("moves", "i8"),  # whether the axis has a pass; without one only the lengths are set
         ("outputs", "i8"),
@@ -17,13 +17,14 @@ _AXIS = np.dtype(
         ("offset", "i8"),
         ("weight", "i8"),
         ("plain", "i8"),  # whether all weights are 1
+        ("gaps", "i8"),  # whether some bands are empty
     ]
 )
 JOB = np.dtype(
     [
-        ("depth", _AXIS),
-        ("height", _AXIS),
-        ("width", _AXIS),
+        ("depth", AXIS),
+        ("height", AXIS),
+        ("width", AXIS),
         ("address", "i8"),  # of the record itself
         ("number", "i8"),  # bytes of a number of the compute type
         ("depth_sum", "i8"),  # addresses of the compiled functions for each stage
@@ -50,7 +51,7 @@ JOB = np.dtype(
         ("chunk", "i8"),  # input pixels of a row that are held at once
         ("row_bytes", "i8"),  # of a row of the depth and height buffers
         ("line_bytes", "i8"),  # of a row of results not converted yet
-        ("stage_at", "i8"),  # places of the buffers in scratch, after NOTES bytes
+        ("stage_at", "i8"),  # places of the buffers in scratch
         ("sums_at", "i8"),
         ("columns_at", "i8"),
         ("results_at", "i8"),
@@ -64,7 +65,8 @@ JOB = np.dtype(
 )
 ACCUMULATION = np.dtype(
     [
-        ("axis", _AXIS),
+        ("axis", AXIS),  # first, so that its address is the record's
+        ("address", "i8"),
         ("outer", "i8"),
         ("length", "i8"),  # numbers of a row
         ("carried", "i8"),  # results, from the first, that hold a partial sum already
@@ -75,13 +77,14 @@ ACCUMULATION = np.dtype(
 )
 # Numbers beyond the end of a row that a stage may read, and does not use.
 PAD = 128
-# Bytes at the start of scratch where a block takes notes of its rows.
-NOTES = 256
 NO_WIDTH, CHANNELS, COLUMNS, HALVE, DOUBLE, PERMUTE = range(6)
 # How compiled functions take a record: by its address.
 JOB_POINTER = types.CPointer(from_dtype(JOB))
-# A width stage of one row: record, row at input 0, first and last result, result at the first.
-STAGE = types.void(JOB_POINTER, *[types.int64] * 4)
+AXIS_POINTER = types.CPointer(from_dtype(AXIS))
+DEPTH_AT, HEIGHT_AT, WIDTH_AT = (int(JOB.fields[name][1]) for name in ("depth", "height", "width"))
+# A width stage: job; rows, which stand at input 0, step from row to row, how many; first result and
+# one past the last; results, which stand at the first, and step.
+STAGE = types.void(JOB_POINTER, *[types.int64] * 7)
 
 
 @njit

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import carray, cfunc, njit, types
 
+from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
 from gradwire_server.backends.numba_cpu.simd import (
     broadcast,
+    clear,
     lanes,
     load,
     load_first,
@@ -50,188 +52,226 @@ def _added_first(compute, result, value, count):
     return load_first(COMPUTE, compute, result, count) + value
 
 
-def _sum_of_rows(term: Any, begun: Any, begun_first: Any, *, twice: bool) -> Any:
-    """Build a sum; twice: whether writing a result once more leaves it as it is."""
+def _four_vectors(term: Any, begun: Any) -> Any:
+    """Build the sum of four vectors side by side, whose chains of sums do not wait for another."""
 
     @njit
-    def sum_rows(memory, compute, size, rows, step, weights, taps, length, result):
-        """result[i] = sum over k of weights[k] * rows[k * step + i], k ascending, 0 <= i < length.
+    def four_vectors(memory, compute, size, at, step, weights, taps, to):
+        one = lanes(compute) * size
+        number = 64 // lanes(compute)
+        at_b, at_c, at_d = at + one, at + 2 * one, at + 3 * one
+        a = begun(compute, to, term(compute, weights, load(memory, compute, at)))
+        b = begun(compute, to + 64, term(compute, weights, load(memory, compute, at_b)))
+        c = begun(compute, to + 128, term(compute, weights, load(memory, compute, at_c)))
+        d = begun(compute, to + 192, term(compute, weights, load(memory, compute, at_d)))
+        for _ in range(taps - 1):
+            at += step
+            weights += number
+            a = a + term(compute, weights, load(memory, compute, at))
+            b = b + term(compute, weights, load(memory, compute, at + one))
+            c = c + term(compute, weights, load(memory, compute, at + 2 * one))
+            d = d + term(compute, weights, load(memory, compute, at + 3 * one))
+        store(COMPUTE, to, a)
+        store(COMPUTE, to + 64, b)
+        store(COMPUTE, to + 128, c)
+        store(COMPUTE, to + 192, d)
 
-        memory   format of the rows, whose numbers take size bytes; result is in the compute type
-        step     bytes from row to row
-        taps     how many rows, at least 1
-        """
-        width = lanes(compute)
-        number = 64 // width
-        four = 4 * width
-        i = 0
-        # At the end once more what stands before, rather than parts of vectors.
-        stop = length if twice and length >= four else length - four + 1
-        while i < stop:
-            i = min(i, length - four)
-            at, to = rows + i * size, result + i * number
-            at_b, at_c, at_d = at + width * size, at + 2 * width * size, at + 3 * width * size
+    return four_vectors
+
+
+def _one_vector(term: Any, begun: Any, begun_first: Any) -> Any:
+    """Build the sum of one vector, or of its first lanes."""
+
+    @njit
+    def one_vector(memory, compute, at, step, weights, taps, to, left):
+        number = 64 // lanes(compute)
+        if left >= lanes(compute):
             a = begun(compute, to, term(compute, weights, load(memory, compute, at)))
-            b = begun(compute, to + 64, term(compute, weights, load(memory, compute, at_b)))
-            c = begun(compute, to + 128, term(compute, weights, load(memory, compute, at_c)))
-            d = begun(compute, to + 192, term(compute, weights, load(memory, compute, at_d)))
-            w = weights
             for _ in range(taps - 1):
                 at += step
-                w += number
-                a = a + term(compute, w, load(memory, compute, at))
-                b = b + term(compute, w, load(memory, compute, at + width * size))
-                c = c + term(compute, w, load(memory, compute, at + 2 * width * size))
-                d = d + term(compute, w, load(memory, compute, at + 3 * width * size))
+                weights += number
+                a = a + term(compute, weights, load(memory, compute, at))
             store(COMPUTE, to, a)
-            store(COMPUTE, to + 64, b)
-            store(COMPUTE, to + 128, c)
-            store(COMPUTE, to + 192, d)
-            i += four
-        while i < length:
-            at, w = rows + i * size, weights
-            to, left = result + i * number, length - i
-            if left >= width:
-                a = begun(compute, to, term(compute, w, load(memory, compute, at)))
-                for _ in range(taps - 1):
-                    at += step
-                    w += number
-                    a = a + term(compute, w, load(memory, compute, at))
-                store(COMPUTE, to, a)
-            else:
-                a = load_first(memory, compute, at, left)
-                a = begun_first(compute, to, term(compute, w, a), left)
-                for _ in range(taps - 1):
-                    at += step
-                    w += number
-                    a = a + term(compute, w, load_first(memory, compute, at, left))
-                store_first(COMPUTE, to, a, left)
-            i += width
+        else:
+            a = term(compute, weights, load_first(memory, compute, at, left))
+            a = begun_first(compute, to, a, left)
+            for _ in range(taps - 1):
+                at += step
+                weights += number
+                a = a + term(compute, weights, load_first(memory, compute, at, left))
+            store_first(COMPUTE, to, a, left)
 
-    return sum_rows
+    return one_vector
 
 
-_sum_weighted = _sum_of_rows(product, _assigned, _assigned_first, twice=True)
-_sum_plain = _sum_of_rows(unweighted, _assigned, _assigned_first, twice=True)
-_sum_onto = _sum_of_rows(product, _added, _added_first, twice=False)
+def _sums(term: Any, begun: Any, begun_first: Any, *, onto: bool) -> Any:
+    """Build sums of rows; onto: whether they are added to what is there already."""
+    four_vectors = _four_vectors(term, begun)
+    one_vector = _one_vector(term, begun, begun_first)
+
+    @njit
+    def sum_rows(memory, compute, size, at, step, weights, taps, length, to):
+        """to[i] = sum over k of weights[k] * at[k * step + i], k ascending, 0 <= i < length."""
+        width = lanes(compute)
+        for _ in range(length // (4 * width)):
+            four_vectors(memory, compute, size, at, step, weights, taps, to)
+            at += 4 * width * size
+            to += 256
+        for left in range(length % (4 * width), 0, -width):
+            one_vector(memory, compute, at, step, weights, taps, to, left)
+            at += width * size
+            to += 64
+
+    @njit
+    def banded(memory, compute, axis, first, stop, size, rows, step, length, result, result_step):
+        number = 64 // lanes(compute)
+        for index in range(first, stop):
+            start, taps, weights = band(axis, number, index)
+            if taps:
+                at = rows + start * step
+                sum_rows(memory, compute, size, at, step, weights, taps, length, result)
+            elif not onto:
+                clear(result, length * number)
+            result += result_step
+
+    return banded
+
+
+_weighted = _sums(product, _assigned, _assigned_first, onto=False)
+_plain = _sums(unweighted, _assigned, _assigned_first, onto=False)
+_onto = _sums(product, _added, _added_first, onto=True)
 
 
 @njit
-def _convert(memory, compute, source, length, size, result):
-    """Round a row of the compute type to a format, whose numbers take size bytes."""
+def _convert(memory, compute, rows, step, count, length, size, result, result_step):
+    """Round rows of the compute type to a format, whose numbers take size bytes."""
     width = lanes(compute)
     number = 64 // width
-    i = 0
-    while i < length:
-        left = length - i
-        if left >= width:
-            store(memory, result + i * size, load(COMPUTE, compute, source + i * number))
-        elif length >= width:
-            i = length - width
-            store(memory, result + i * size, load(COMPUTE, compute, source + i * number))
-        else:
-            value = load_first(COMPUTE, compute, source + i * number, left)
-            store_first(memory, result + i * size, value, left)
-        i += width
+    for row in range(count):
+        source, to, i = rows + row * step, result + row * result_step, 0
+        while i < length:
+            left = length - i
+            if left < width <= length:
+                # Once more what stands before, rather than part of a vector.
+                i, left = length - width, width
+            if left >= width:
+                store(memory, to + i * size, load(COMPUTE, compute, source + i * number))
+            else:
+                value = load_first(COMPUTE, compute, source + i * number, left)
+                store_first(memory, to + i * size, value, left)
+            i += width
 
 
-_SUM = types.void(*[types.int64] * 7)
-_CONVERT = types.void(*[types.int64] * 4)
+# Axis; first result and one past the last; bytes of a number of the rows; rows, which stand at
+# input 0, bytes from row to row, their length; results, which stand at the first, and step.
+_SUM = types.void(AXIS_POINTER, *[types.int64] * 8)
+# Rows, step, how many, their length; bytes of a number of the result; results and step.
+_CONVERT = types.void(*[types.int64] * 7)
 
 
 @cfunc(_SUM, cache=True)
-def sum_weighted_float32(size, rows, step, weights, taps, length, result):
+def weighted_float32(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of float32, times their weights."""
-    _sum_weighted(COMPUTE, np.float32, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _weighted(COMPUTE, np.float32, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_plain_float32(size, rows, step, weights, taps, length, result):
+def plain_float32(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of float32, whose weights are 1."""
-    _sum_plain(COMPUTE, np.float32, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _plain(COMPUTE, np.float32, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_onto_float32(size, rows, step, weights, taps, length, result):
-    """Sum rows of float32, times their weights, onto the result."""
-    _sum_onto(COMPUTE, np.float32, size, rows, step, weights, taps, length, result)
+def onto_float32(axis, first, stop, size, rows, step, length, result, result_step):
+    """Sum rows of float32, times their weights, onto the results."""
+    one = carray(axis, 1)[0]
+    _onto(COMPUTE, np.float32, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_CONVERT, cache=True)
-def convert_float32(source, length, size, result):
-    """Round a row to float32."""
-    _convert(COMPUTE, np.float32, source, length, size, result)
+def convert_float32(rows, step, count, length, size, result, result_step):
+    """Round rows to float32."""
+    _convert(COMPUTE, np.float32, rows, step, count, length, size, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_weighted_float16(size, rows, step, weights, taps, length, result):
+def weighted_float16(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of float16, times their weights."""
-    _sum_weighted(FLOAT16, np.float32, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _weighted(FLOAT16, np.float32, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_plain_float16(size, rows, step, weights, taps, length, result):
+def plain_float16(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of float16, whose weights are 1."""
-    _sum_plain(FLOAT16, np.float32, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _plain(FLOAT16, np.float32, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_CONVERT, cache=True)
-def convert_float16(source, length, size, result):
-    """Round a row to float16."""
-    _convert(FLOAT16, np.float32, source, length, size, result)
+def convert_float16(rows, step, count, length, size, result, result_step):
+    """Round rows to float16."""
+    _convert(FLOAT16, np.float32, rows, step, count, length, size, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_weighted_bfloat16(size, rows, step, weights, taps, length, result):
+def weighted_bfloat16(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of bfloat16, times their weights."""
-    _sum_weighted(BFLOAT16, np.float32, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _weighted(BFLOAT16, np.float32, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_plain_bfloat16(size, rows, step, weights, taps, length, result):
+def plain_bfloat16(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of bfloat16, whose weights are 1."""
-    _sum_plain(BFLOAT16, np.float32, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _plain(BFLOAT16, np.float32, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_CONVERT, cache=True)
-def convert_bfloat16(source, length, size, result):
-    """Round a row to bfloat16."""
-    _convert(BFLOAT16, np.float32, source, length, size, result)
+def convert_bfloat16(rows, step, count, length, size, result, result_step):
+    """Round rows to bfloat16."""
+    _convert(BFLOAT16, np.float32, rows, step, count, length, size, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_weighted_float64(size, rows, step, weights, taps, length, result):
+def weighted_float64(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of float64, times their weights."""
-    _sum_weighted(COMPUTE, np.float64, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _weighted(COMPUTE, np.float64, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_plain_float64(size, rows, step, weights, taps, length, result):
+def plain_float64(axis, first, stop, size, rows, step, length, result, result_step):
     """Sum rows of float64, whose weights are 1."""
-    _sum_plain(COMPUTE, np.float64, size, rows, step, weights, taps, length, result)
+    one = carray(axis, 1)[0]
+    _plain(COMPUTE, np.float64, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_SUM, cache=True)
-def sum_onto_float64(size, rows, step, weights, taps, length, result):
-    """Sum rows of float64, times their weights, onto the result."""
-    _sum_onto(COMPUTE, np.float64, size, rows, step, weights, taps, length, result)
+def onto_float64(axis, first, stop, size, rows, step, length, result, result_step):
+    """Sum rows of float64, times their weights, onto the results."""
+    one = carray(axis, 1)[0]
+    _onto(COMPUTE, np.float64, one, first, stop, size, rows, step, length, result, result_step)
 
 
 @cfunc(_CONVERT, cache=True)
-def convert_float64(source, length, size, result):
-    """Round a row to float64."""
-    _convert(COMPUTE, np.float64, source, length, size, result)
+def convert_float64(rows, step, count, length, size, result, result_step):
+    """Round rows to float64."""
+    _convert(COMPUTE, np.float64, rows, step, count, length, size, result, result_step)
 
 
 def sum_of(memory: np.dtype[Any], *, weights_are_one: bool) -> int:
     """Address of the function that sums rows of a type."""
     kind = "plain" if weights_are_one else "weighted"
-    return int(globals()[f"sum_{kind}_{memory}"].address)
+    return int(globals()[f"{kind}_{memory}"].address)
 
 
 def onto(compute: np.dtype[Any]) -> int:
     """Address of the function that adds rows to what is there already."""
-    return int(globals()[f"sum_onto_{compute}"].address)
+    return int(globals()[f"onto_{compute}"].address)
 
 
 def convert_to(memory: np.dtype[Any]) -> int:

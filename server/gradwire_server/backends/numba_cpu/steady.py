@@ -143,27 +143,39 @@ def _double_stage(compute, job, row, first, stop, result):
 
 
 @cfunc(STAGE, cache=True)
-def halve_float32(job, row, first, stop, result):
-    """Width stage of one row: row stands at input 0, result at result first."""
-    _halve_stage(np.float32, carray(job, 1)[0], row, first, stop, result)
+def halve_float32(job, rows, step, count, first, stop, result, result_step):
+    """Width stage of rows that stand at input 0; results stand at the first."""
+    one = carray(job, 1)[0]
+    for row in range(count):
+        at, to = rows + row * step, result + row * result_step
+        _halve_stage(np.float32, one, at, first, stop, to)
 
 
 @cfunc(STAGE, cache=True)
-def double_float32(job, row, first, stop, result):
-    """Width stage of one row: row stands at input 0, result at result first."""
-    _double_stage(np.float32, carray(job, 1)[0], row, first, stop, result)
+def double_float32(job, rows, step, count, first, stop, result, result_step):
+    """Width stage of rows that stand at input 0; results stand at the first."""
+    one = carray(job, 1)[0]
+    for row in range(count):
+        at, to = rows + row * step, result + row * result_step
+        _double_stage(np.float32, one, at, first, stop, to)
 
 
 @cfunc(STAGE, cache=True)
-def halve_float64(job, row, first, stop, result):
-    """Width stage of one row: row stands at input 0, result at result first."""
-    _halve_stage(np.float64, carray(job, 1)[0], row, first, stop, result)
+def halve_float64(job, rows, step, count, first, stop, result, result_step):
+    """Width stage of rows that stand at input 0; results stand at the first."""
+    one = carray(job, 1)[0]
+    for row in range(count):
+        at, to = rows + row * step, result + row * result_step
+        _halve_stage(np.float64, one, at, first, stop, to)
 
 
 @cfunc(STAGE, cache=True)
-def double_float64(job, row, first, stop, result):
-    """Width stage of one row: row stands at input 0, result at result first."""
-    _double_stage(np.float64, carray(job, 1)[0], row, first, stop, result)
+def double_float64(job, rows, step, count, first, stop, result, result_step):
+    """Width stage of rows that stand at input 0; results stand at the first."""
+    one = carray(job, 1)[0]
+    for row in range(count):
+        at, to = rows + row * step, result + row * result_step
+        _double_stage(np.float64, one, at, first, stop, to)
 
 
 def halving(compute: np.dtype[Any]) -> int:

@@ -76,7 +76,8 @@ class Table:
     def record(self) -> tuple[int, ...]:
         """Values of the kernels' record of an axis with a pass."""
         addresses = (array.ctypes.data for array in (self.start, self.offset, self.weight))
-        return (1, self.outputs, self.inputs, *addresses, int(self.is_plain))
+        gaps = bool((self.counts == 0).any())
+        return (1, self.outputs, self.inputs, *addresses, int(self.is_plain), int(gaps))
 
     @cached_property
     def is_plain(self) -> bool:
