@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from backend_calls import applied
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.backends.numpy_cpu import NumpyCpu
@@ -66,7 +67,7 @@ def dml_operators(rule: str, *, offset_convention: str = "forward", **arrays: An
 def evaluate(operator: ops.Operator, x: Tensor, output_shape: tuple[int, ...]) -> Tensor:
     """Lower an operator and apply it on the backend that specifies all others."""
     plan = dialects.lower(operator.name, operator, x.shape, output_shape)
-    return NumpyCpu().apply(plan, x, x.dtype)
+    return applied(NumpyCpu(), plan, x, x.dtype)
 
 
 # Each takes and returns a float32 that is finite.

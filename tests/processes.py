@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 _READY = "gradwire-server listening on "
+# Generous: a log line that never comes should end the test all the same.
+_PATIENCE_S = 30.0
 
 
 def run_command(
@@ -22,11 +25,12 @@ def run_command(
         text=True,
         check=False,
         timeout=60,
-        env=_environment(env),
+        env=environment(env),
     )
 
 
-def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+def environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    """Return this process's environment without its settings of servers, with more variables."""
     inherited = {name: text for name, text in os.environ.items() if "GRADWIRE" not in name}
     return {**inherited, "PYTHONUNBUFFERED": "1", **(more or {})}
 
@@ -46,12 +50,14 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=_environment(env),
+                env=environment(env),
             )
         assert self._process.stdout is not None
         self._stdout = self._process.stdout
         line = self._stdout.readline()
-        assert line.startswith(_READY), self.log
+        if not line.startswith(_READY):
+            self.close()
+            raise AssertionError(self.log)
         self.address = line.removeprefix(_READY).strip()
         self.pid = self._process.pid
 
@@ -59,6 +65,13 @@ class Command:
     def log(self) -> str:
         """What it has logged so far."""
         return self._log.read_text()
+
+    def wait_for_log(self, text: str, *, times: int = 1) -> None:
+        """Wait until the log holds a text so many times; a failure shows what it holds instead."""
+        until = time.monotonic() + _PATIENCE_S
+        while (seen := self.log).count(text) < times:
+            assert time.monotonic() < until, f"{text} is not {times} times in the log:\n{seen}"
+            time.sleep(0.005)
 
     @property
     def running(self) -> bool:
@@ -71,7 +84,7 @@ class Command:
 
     def wait(self) -> int:
         """Wait until it has ended and return its exit status."""
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=120)
 
     def close(self) -> None:
         """End it, if it still runs."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradwire_server import app
+from gradwire_server.backends import Backend
 from gradwire_server.settings import Settings
 
 _READY = "gradwire-server listening on "
@@ -22,20 +23,32 @@ _READY = "gradwire-server listening on "
 class ServerThread:
     """A server on a free loopback port, in a thread with its own event loop.
 
+    backend  what computes; None for what the settings choose
     address  HOST:PORT
     server   the app.Server, to look at from tests; use `call` to touch it
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, backend: Backend | None = None, **settings: Any) -> None:
         self._settings = replace(Settings(), **{"address": "127.0.0.1:0", **settings})
-        self._started: Future[app.Server] = Future()
+        self._backend = backend
+        self._listening: Future[app.Server] = Future()
+        self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Start and wait until it serves."""
+        self.listen()
+        self.wait_until_serving()
+
+    def listen(self) -> None:
+        """Start and wait until it listens."""
         self._thread.start()
-        self.server = self._started.result(timeout=30)
+        self.server = self._listening.result(timeout=30)
         self.address = self.server.bound
+
+    def wait_until_serving(self) -> None:
+        """Wait until a server that listens serves."""
+        self._started.result(timeout=300)
 
     def _run(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -45,12 +58,14 @@ class ServerThread:
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
         try:
-            server = app.Server(self._settings)
-            await server.start()
-        except BaseException as error:
-            self._started.set_exception(error)
-            raise
-        self._started.set_result(server)
+            server = app.Server(self._settings, backend=self._backend)
+            await server.listen()
+            self._listening.set_result(server)
+            await server.get_ready()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test gets it
+            (self._started if self._listening.done() else self._listening).set_exception(error)
+            return
+        self._started.set_result(None)
         await self._stop.wait()
         await server.stop(self._grace_s)
 
@@ -99,7 +114,9 @@ class ServerProcess:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line.startswith(_READY), line
+        if not line.startswith(_READY):
+            self.kill()
+            raise AssertionError(line)
         self.address = line.removeprefix(_READY).strip()
         self.port = int(self.address.rpartition(":")[2])
 

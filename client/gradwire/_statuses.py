@@ -51,6 +51,7 @@ BY_REASON: dict[str, type[GradwireError]] = {
     "DRAINING": UnavailableError,
     "EVALUATION_CHANGED": EvaluationChangedError,
     "INTERNAL": ServerError,
+    "STARTING": UnavailableError,
 }
 
 # A code that is not here means ServerError. RESOURCE_EXHAUSTED without our reason is what grpc
@@ -145,8 +146,8 @@ def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
     if kind is ServerError and not facts.reason:
         message = f"{facts.code}: {message}"
     request_id = request_id or facts.metadata.get("request_id")
-    if kind is OverloadedError:
-        return OverloadedError(
+    if kind is OverloadedError or kind is UnavailableError:
+        return kind(
             message,
             retry_after_s=facts.retry_after_s or 0.0,
             reason=facts.reason,

@@ -9,7 +9,7 @@ GradwireError
 ├── OutOfMemoryError            memory ran out on the server
 ├── DeadlineExceededError       the time is over, or nothing moved for too long (a TimeoutError)
 ├── CallCancelledError          the call was cancelled
-├── UnavailableError            no server answers, or it is shutting down (a ConnectionError)
+├── UnavailableError            no server answers, or it starts or stops (a ConnectionError)
 ├── EvaluationChangedError      the stream to resume is not the one this server computes
 └── ServerError                 a fault of the server, or an answer that makes no sense
 
@@ -138,7 +138,22 @@ class CallCancelledError(GradwireError):
 
 
 class UnavailableError(GradwireError, ConnectionError):
-    """No server answers at the target, the connection broke, or the server is shutting down."""
+    """No server answers at the target, the connection broke, or the server is starting or stopping.
+
+    retry_after_s  seconds after which a server that is starting welcomes a retry; otherwise 0
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float = 0.0,
+        reason: str | None = None,
+        request_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason, request_id=request_id, metadata=metadata)
+        self.retry_after_s = retry_after_s
 
 
 class EvaluationChangedError(GradwireError):

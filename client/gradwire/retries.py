@@ -2,7 +2,7 @@
 
 Every RPC of the service is pure, so any of them may be repeated. The rules:
 
-1. A server that is away or shutting down (UNAVAILABLE), and one that is full and says so
+1. A server that is away, starting or shutting down (UNAVAILABLE), and one that is full and says so
    (RESOURCE_EXHAUSTED with RetryInfo), are tried again; so is a call that a stopping server
    dropped (CANCELLED), and a stream that broke without an error of the service. Everything else
    would only fail again.
@@ -124,7 +124,7 @@ class Tries:
             self._budget.fail()
         self._failures += 1
         pause = self._policy.backoff_s(self._failures, draw=draw)
-        if isinstance(error, OverloadedError):
+        if isinstance(error, OverloadedError | UnavailableError):
             pause = max(pause, error.retry_after_s)
         if self._failures >= self._policy.max_attempts or pause >= left_s:
             raise error

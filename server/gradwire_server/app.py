@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
-import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gradwire_server import backends, logs, service
+from gradwire_server.addresses import check_free
+from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.service import GradientService, Workshop
@@ -25,17 +28,26 @@ from gradwire_server.version import VERSION
 
 _log = logging.getLogger("gradwire_server")
 _NAMES = ("", service.NAME)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Server:
-    """A gRPC server with everything behind it. Belongs to the loop that makes it."""
+    """A gRPC server with everything behind it. Belongs to the loop that makes it.
 
-    def __init__(self, settings: Settings) -> None:
+    backend       what computes; None takes the one that settings choose
+    shares_port   whether other processes listen on the address too
+    """
+
+    def __init__(
+        self, settings: Settings, *, backend: Backend | None = None, shares_port: bool = False
+    ) -> None:
         self.settings = settings
+        self._shares_port = shares_port
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="gradwire-compute")
         self._health = health.aio.HealthServicer()
-        self._workshop = _workshop(settings, self._pool)
+        self._workshop = _workshop(settings, self._pool, backend)
         self._server = self._build()
+        self._warm_up_s: float | None = None
         self.port = 0
 
     @property
@@ -48,8 +60,8 @@ class Server:
         options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", limit),
             ("grpc.max_send_message_length", limit),
-            # Two servers on one port would share its calls without anyone having asked for it.
-            ("grpc.so_reuseport", 0),
+            # Two servers on one port share its calls; not without anyone having asked for it.
+            ("grpc.so_reuseport", int(self._shares_port)),
         ]
         server = grpc.aio.server(options=options)
         streams = StreamService(self._workshop)
@@ -61,28 +73,62 @@ class Server:
         return server
 
     async def start(self) -> None:
-        """Listen and serve; `port` then holds the port bound."""
+        """Listen, get ready, and serve.
+
+        Who comes meanwhile is told that the server starts. Beside others on one port it listens
+        last: they answer meanwhile.
+        """
+        if self._shares_port:
+            await self._warm_up()
+        await self.listen()
+        await self.get_ready()
+
+    async def listen(self) -> None:
+        """Listen without evaluating yet; `port` then holds the port bound."""
         settings = self.settings
-        _check_free(settings.address)
+        if not self._shares_port:
+            check_free(settings.address)
         if settings.tls_certificate:
             self.port = self._server.add_secure_port(settings.address, _credentials(settings))
         else:
             self.port = self._server.add_insecure_port(settings.address)
+        await self._tell_health(serving=False)
         await self._server.start()
+
+    async def get_ready(self) -> None:
+        """Have everything compiled that calls need, then serve."""
+        try:
+            await self._warm_up()
+        except BaseException:
+            await self._server.stop(None)
+            raise
+        self._workshop.ready.set()
+        await self._tell_health(serving=True)
+        facts = {
+            "address": self.bound,
+            "version": VERSION,
+            "backend": self._workshop.backend.name,
+            "backend_reason": self._workshop.backend_reason,
+            "compute_threads": self.settings.threads,
+            "tls": bool(self.settings.tls_certificate),
+            "warm_up_s": self._warm_up_s,
+        }
+        _log.info("serving", extra={"facts": facts})
+
+    async def _warm_up(self) -> None:
+        if self._warm_up_s is not None or not self.settings.warm_up:
+            return
+        backend = self._workshop.backend
+        _log.info("warming up", extra={"facts": {"backend": backend.name}})
+        started = time.monotonic()
+        await self._workshop.off_loop(backend.warm_up)
+        self._warm_up_s = round(time.monotonic() - started, 3)
+
+    async def _tell_health(self, *, serving: bool) -> None:
+        told = health_pb2.HealthCheckResponse
+        status = told.SERVING if serving else told.NOT_SERVING
         for name in _NAMES:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        _log.info(
-            "serving",
-            extra={
-                "facts": {
-                    "address": self.bound,
-                    "version": VERSION,
-                    "backend": self._workshop.backend.name,
-                    "backend_reason": self._workshop.backend_reason,
-                    "tls": bool(settings.tls_certificate),
-                }
-            },
-        )
+            await self._health.set(name, status)
 
     @property
     def bound(self) -> str:
@@ -121,8 +167,13 @@ _LAST_WORDS_S = 12.0
 _LAST_STATUS_S = 2.0
 
 
-def _workshop(settings: Settings, pool: ThreadPoolExecutor) -> Workshop:
-    backend, reason = backends.choose(settings.backend)
+def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | None) -> Workshop:
+    if given is None:
+        backend, reason = backends.choose(
+            settings.backend, threads=settings.threads, cache_dir=settings.compile_cache
+        )
+    else:
+        backend, reason = given, f"{given.name} was given"
     return Workshop(
         settings=settings,
         backend=backend,
@@ -135,6 +186,7 @@ def _workshop(settings: Settings, pool: ThreadPoolExecutor) -> Workshop:
         ),
         pool=pool,
         active=ActiveCalls(),
+        ready=asyncio.Event(),
         draining=asyncio.Event(),
         building=asyncio.Lock(),
     )
@@ -156,41 +208,34 @@ def _pem(settings: Settings, name: str) -> bytes:
     return data
 
 
-def _check_free(address: str) -> None:
-    """Refuse an address where a server answers: grpc would take over a part of it, or all."""
-    for family, place in _places(address):
-        with socket.socket(family) as probe:
-            probe.settimeout(1.0)
-            if probe.connect_ex(place) == 0:
-                raise OSError(f"address {address} is taken: a server answers there")
+async def serve(
+    settings: Settings, *, worker: int | None = None, backend: Backend | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then stop gracefully.
 
-
-def _places(address: str) -> list[tuple[int, Any]]:
-    """Return the socket addresses that an address stands for; none for a port of our choice."""
-    if address.startswith("unix:"):
-        return [(socket.AF_UNIX, address.removeprefix("unix:").removeprefix("//"))]
-    host, _, port = address.rpartition(":")
-    if not int(port):
-        return []
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return []  # grpc tells, with the address.
-    return [(family, place) for family, _, _, _, place in found]
-
-
-async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then stop gracefully; a second signal ends the process."""
-    logs.configure(settings.log_format, settings.log_level)
-    server = Server(settings)
-    await server.start()
+    worker   number among the processes that serve the address together; None for one alone, which
+             a second signal ends at once
+    backend  what computes; None takes the one that settings choose
+    """
+    facts = {} if worker is None else {"worker": worker}
+    logs.configure(settings.log_format, settings.log_level, **facts)
+    server = Server(settings, backend=backend, shares_port=worker is not None)
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         loop.add_signal_handler(number, asked.set)
+    starting = asyncio.ensure_future(server.start())
+    stopping = asyncio.ensure_future(asked.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        _log.info("stopped while starting")
+        # A compiler at work cannot be asked to stop, and nothing else runs yet.
+        os._exit(0)
+    await starting
     # Parents that start a server on port 0 read this line.
     print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
-    await asked.wait()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
+    await stopping
+    if worker is None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
     await server.stop(settings.grace_s)

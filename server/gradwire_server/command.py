@@ -6,12 +6,15 @@ import asyncio
 import json
 import os
 import sys
+import time
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any
 
 import click
 
+from gradwire_server import backends, supervisor
 from gradwire_server.settings import Settings
 from gradwire_server.version import VERSION
 
@@ -23,9 +26,10 @@ def _options(command: click.Command) -> click.Command:
         choices = one.metadata["choices"]
         default: object = one.default
         is_flag = isinstance(default, bool)
+        flag = f"--{one.name.replace('_', '-')}"
         command.params.append(
             click.Option(
-                [f"--{one.name.replace('_', '-')}"],
+                [flag if default is not True else f"{flag}/--no-{flag[2:]}"],
                 # Otherwise the default's, which click 8.2.0 needs to find out itself for a flag.
                 type=click.Choice(choices) if choices else None,
                 is_flag=is_flag,
@@ -44,7 +48,12 @@ def _options(command: click.Command) -> click.Command:
 @click.option(
     "--print-config", is_flag=True, help="Print every setting as JSON, secrets masked, and stop."
 )
-def gradwire_server(*, print_config: bool, **values: Any) -> None:
+@click.option(
+    "--compile-only",
+    is_flag=True,
+    help="Fill the folder of compiled code and stop; starts that find it there are quick.",
+)
+def gradwire_server(*, print_config: bool, compile_only: bool, **values: Any) -> None:
     """Serve gradients of resampling operators over gRPC.
 
     Every flag can be given as an environment variable too; a flag wins. The server prints
@@ -59,7 +68,22 @@ def gradwire_server(*, print_config: bool, **values: Any) -> None:
     if print_config:
         click.echo(json.dumps(settings.described(), indent=2))
         return
+    if compile_only:
+        _compile(settings)
+        return
     _serve(settings)
+
+
+def _compile(settings: Settings) -> None:
+    try:
+        backend, reason = backends.choose(
+            settings.backend, threads=settings.threads, cache_dir=settings.compile_cache
+        )
+        started = time.monotonic()
+        backend.warm_up()
+    except (ValueError, OSError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{backend.name} is ready after {time.monotonic() - started:.1f} s ({reason})")
 
 
 def _warn_of_unknown_variables() -> None:
@@ -72,14 +96,18 @@ def _warn_of_unknown_variables() -> None:
 
 
 def _serve(settings: Settings) -> None:
+    for needed in ("grpc_health", "grpc_reflection"):
+        if find_spec(needed) is None:
+            raise click.ClickException(
+                f'{needed} is missing; gradwire-server needs: pip install "gradwire[server]"'
+            )
     try:
-        from gradwire_server import app  # noqa: PLC0415 - so that --help works without the extra
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f'{error.name} is missing; gradwire-server needs: pip install "gradwire[server]"'
-        ) from error
-    try:
-        asyncio.run(app.serve(settings))
+        if settings.workers > 1:
+            asyncio.run(supervisor.supervise(settings))
+        else:
+            from gradwire_server import app  # noqa: PLC0415 - so that --help works without the extra
+
+            asyncio.run(app.serve(settings))
     except (ValueError, OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -9,7 +9,9 @@ EvaluationError
 ├── LimitExceededError          a limit of this server; a retry does not help
 │   ├── TableTooLargeError          the weight tables
 │   └── LayoutNotStreamableError    axis orders differ and the tensor cannot be held whole
-├── OverloadedError             the server is full; a retry helps
+├── RetryLaterError             not now; a retry helps
+│   ├── OverloadedError             the server is full
+│   └── StartingError               the server is getting ready
 ├── StalledError                no progress for the stall timeout
 ├── DrainingError               the server is shutting down
 └── EvaluationChangedError      the evaluation to resume is another one
@@ -68,12 +70,20 @@ class LayoutNotStreamableError(LimitExceededError):
     """Input and output axis orders differ and the tensor is too large to hold whole."""
 
 
-class OverloadedError(EvaluationError):
-    """The server is full; a retry after retry_after_s seconds is welcome."""
+class RetryLaterError(EvaluationError):
+    """Not now; a retry after retry_after_s seconds is welcome."""
 
     def __init__(self, message: str, *, retry_after_s: float, **facts: object) -> None:
         super().__init__(message, retry_after_s=retry_after_s, **facts)
         self.retry_after_s = retry_after_s
+
+
+class OverloadedError(RetryLaterError):
+    """The server is full."""
+
+
+class StartingError(RetryLaterError):
+    """The server is getting ready."""
 
 
 class StalledError(EvaluationError):

@@ -50,6 +50,7 @@ STATUS: Table = {
         v1.ErrorReason.ERROR_REASON_LIMIT_EXCEEDED,
     ),
     errors.OverloadedError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OVERLOADED),
+    errors.StartingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_STARTING),
     errors.StalledError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_STALLED),
     errors.DrainingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DRAINING),
     errors.EvaluationChangedError: (
@@ -137,7 +138,7 @@ def failure(error: BaseException) -> Failure:
         _short(error.message, _MAX_MESSAGE),
         {name: _short(fact, _MAX_FACT) for name, fact in error.facts.items()},
         violations,
-        error.retry_after_s if isinstance(error, errors.OverloadedError) else None,
+        error.retry_after_s if isinstance(error, errors.RetryLaterError) else None,
     )
 
 

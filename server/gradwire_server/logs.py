@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 
 class _Formatter(logging.Formatter):
-    """Formats one record in one line, but for a traceback in text."""
+    """Formats one record in one line, but for a traceback in text.
+
+    always  facts that every line tells
+    """
+
+    def __init__(self, always: Mapping[str, object]) -> None:
+        super().__init__()
+        self._always = always
 
     def _facts(self, record: logging.LogRecord) -> dict[str, object]:
         facts: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
+            **self._always,
             **getattr(record, "facts", {}),
         }
         if record.exc_info:
@@ -43,10 +52,10 @@ def _word(value: object) -> str:
     return text if plain and text else json.dumps(text)
 
 
-def configure(log_format: str, log_level: str) -> None:
-    """Send the server's log lines to stderr."""
+def configure(log_format: str, log_level: str, **always: object) -> None:
+    """Send the server's log lines to stderr; each tells also the facts given here."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if log_format == "json" else _Text())
+    handler.setFormatter((_Json if log_format == "json" else _Text)(always))
     logger = logging.getLogger("gradwire_server")
     logger.handlers = [handler]
     logger.setLevel(log_level.upper())

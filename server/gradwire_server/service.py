@@ -23,7 +23,7 @@ from gradwire_server.engine import (
     EvaluationRequest,
     Preparer,
 )
-from gradwire_server.errors import InvalidDataError, UseStreamError
+from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.settings import Settings
 from gradwire_server.version import VERSION
 
@@ -42,12 +42,21 @@ class Workshop:
     admission: Admission
     pool: ThreadPoolExecutor
     active: ActiveCalls
+    ready: asyncio.Event
     draining: asyncio.Event
     # Long tables take several times their memory while they are built: one at a time.
     building: asyncio.Lock
 
     async def prepare(self, request: EvaluationRequest) -> Evaluation:
-        """Lower a request, off the event loop where its tables take long to build."""
+        """Lower a request, off the event loop where its tables take long to build.
+
+        Raises StartingError before the server is ready.
+        """
+        if not self.ready.is_set():
+            after = self.settings.retry_after_s
+            raise StartingError(
+                f"the server is getting ready; retry after {after} s", retry_after_s=after
+            )
         if self.preparer.is_quick(request):
             return self.preparer.prepare(request)
         async with self.building:
@@ -110,12 +119,12 @@ class GradientService:
     async def _compute(self, evaluation: Evaluation, data: encoding.Bytes) -> bytes:
         if evaluation.work <= self._workshop.settings.inline_work:
             return evaluation.run_whole(data, self._workshop.backend)
-        steps = evaluation.run_all(data, self._workshop.backend)
+        result = np.empty(evaluation.output.wire_bytes, np.uint8)
+        steps = evaluation.run_into(result, data, self._workshop.backend)
         # One hop per step, so that the work of a call that is over stops.
-        parts: list[bytes] = []
-        while (part := await self._workshop.off_loop(lambda: next(steps, None))) is not None:
-            parts.append(part.tobytes())
-        return b"".join(parts)
+        while await self._workshop.off_loop(lambda: next(steps, None)) is not None:
+            pass
+        return result.tobytes()
 
     async def list_operators(
         self, request: v1.ListOperatorsRequest | encoding.Malformed, context: Context

@@ -41,9 +41,23 @@ class Settings:
         "", "PEM file with the authorities whose clients are let in (mTLS)."
     )
     backend: str = _setting(
-        "auto", "What computes: auto picks the fastest there is.", choices=("auto", "numpy_cpu")
+        "auto",
+        "What computes: auto picks the fastest there is.",
+        choices=("auto", "numba_cpu", "numpy_cpu"),
     )
-    compute_threads: int = _setting(0, "Threads that compute; 0 means one per core.")
+    compute_threads: int = _setting(
+        0, "Threads that compute in each worker; 0 means cores / workers, at least 1."
+    )
+    workers: int = _setting(
+        1, "Processes that serve; of more than one, those that die are replaced."
+    )
+    pin_workers: bool = _setting(default=False, text="Give each worker cores of its own.")
+    warm_up: bool = _setting(
+        default=True, text="Compile before serving, so that no call waits for a compiler."
+    )
+    compile_cache: str = _setting(
+        "", "Folder in which compiled code is kept; empty means the user's cache folder."
+    )
     inline_work: int = _setting(
         1 << 15, "Multiplications up to which a call is computed without a hop to a thread."
     )
@@ -64,7 +78,7 @@ class Settings:
         _LIMITS.max_request_memory_bytes, "Most bytes of memory one request may need."
     )
     max_memory_bytes: int = _setting(
-        2 << 30, "Most bytes of memory all requests in flight may need; more wait for a retry."
+        2 << 30, "Most bytes of memory all requests in flight may need; workers divide them."
     )
     max_unary_bytes: int = _setting(
         (4 << 20) - (64 << 10), "Most tensor bytes of the request and of the result of Evaluate."
@@ -73,9 +87,10 @@ class Settings:
     max_message_bytes: int = _setting(
         16 << 20, "Largest message read at all; larger ones end in RESOURCE_EXHAUSTED unread."
     )
-    max_streams: int = _setting(64, "Most streams open at once; more wait for a retry.")
+    max_streams: int = _setting(64, "Most streams open at once; workers divide them.")
     retry_after_s: float = _setting(
-        0.25, "Seconds after which a caller refused as overload may retry."
+        0.25,
+        "Seconds after which a caller who came when the server was full or starting may retry.",
     )
     stall_timeout_s: float = _setting(
         60.0, "Seconds without progress after which a stream is ended."
@@ -105,6 +120,11 @@ class Settings:
         port_fits = port.isascii() and port.isdecimal() and int(port) < 1 << 16
         if not self.address.startswith("unix:") and not (host and port_fits):
             raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
+        if self.workers > 1 and self.address.startswith("unix:"):
+            raise ValueError(
+                f"workers is {self.workers} and address {self.address}: a unix socket takes one "
+                "worker; give HOST:PORT, or workers 1"
+            )
         self._check_exposure()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
@@ -139,8 +159,8 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """Threads that compute."""
-        return self.compute_threads or len(os.sched_getaffinity(0))
+        """Threads that compute in each worker."""
+        return self.compute_threads or max(1, len(os.sched_getaffinity(0)) // self.workers)
 
     def described(self) -> dict[str, object]:
         """Return every setting by name, secrets masked."""

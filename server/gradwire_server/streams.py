@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
 import grpc
+import numpy as np
 
 from gradwire import v1
 from gradwire_server import encoding, wire
@@ -32,6 +33,8 @@ from gradwire_server.service import Workshop
 # How long a caller that does not read may hold up the error that ends its stream.
 _LAST_WORD_S = 5.0
 _LISTEN_ON_S = 0.2
+# Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
+_CANCELLATION_S = 0.5
 
 
 class StreamService:
@@ -109,16 +112,13 @@ class _Stream:
 
     async def _read_open(self) -> v1.Open:
         message = await self._next()
-        if message is None or message.WhichOneof("message") != "open":
-            if message is not None:
-                wire.refuse_unknown_fields(message, "")
-            came = (
-                "half-close"
-                if message is None
-                else message.WhichOneof("message") or "an empty message"
-            )
-            raise InvalidDataError("open", f"{came} came first; a stream starts with open")
+        if message is None:
+            await asyncio.sleep(_CANCELLATION_S)
+            raise InvalidDataError("open", "half-close came first; a stream starts with open")
         wire.refuse_unknown_fields(message, "")
+        if message.WhichOneof("message") != "open":
+            came = message.WhichOneof("message") or "an empty message"
+            raise InvalidDataError("open", f"{came} came first; a stream starts with open")
         header = message.open
         self._call.request_id = wire.read_request_id(header.request_id) or self._call.request_id
         if header.max_chunk_bytes < 0:
@@ -153,6 +153,7 @@ class _Stream:
             for ready in assembler.feed(data):
                 await self._steps.put(ready)
         if not assembler.complete:
+            await asyncio.sleep(_CANCELLATION_S)
             raise InvalidDataError(
                 "chunk", f"half-close after {assembler.position} of {total} bytes; all are needed"
             )
@@ -179,22 +180,29 @@ class _Stream:
         return data
 
     async def _compute(self, evaluation: Evaluation, resume_from: int) -> None:
-        workshop = self._workshop
-        run = StepRunner(evaluation.walk, workshop.backend)
-        inline = evaluation.passes_through or evaluation.work <= workshop.settings.inline_work
+        run = StepRunner(evaluation.walk, self._workshop.backend)
+        inline = evaluation.work <= self._workshop.settings.inline_work
         while (ready := await self._steps.get()) is not None:
             step, data = ready
+            offset, stop = evaluation.output_range(step)
             self._busy = True
-            result = (
-                run(step, data) if inline else await workshop.off_loop(partial(run, step, data))
-            )
+            if evaluation.passes_through:
+                result = data
+            else:
+                result = np.empty(stop - offset, np.uint8)
+                await self._do(partial(run, step, data, result), inline=inline)
             self._busy = False
             self._progress = time.monotonic()
-            offset = evaluation.output_range(step)[0]
             skipped = max(0, resume_from - offset)
             if len(result) > skipped:
                 await self._results.put((offset + skipped, result[skipped:]))
         await self._results.put(None)
+
+    async def _do(self, work: Callable[[], None], *, inline: bool) -> None:
+        if inline:
+            work()
+        else:
+            await self._workshop.off_loop(work)
 
     async def _write_results(self, chunk_bytes: int) -> None:
         while (ready := await self._results.get()) is not None:

@@ -42,6 +42,7 @@ ENUMS = {
         "DRAINING",
         "EVALUATION_CHANGED",
         "INTERNAL",
+        "STARTING",
     ],
 }
 

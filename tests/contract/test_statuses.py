@@ -46,6 +46,7 @@ TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
     "DRAINING": ("UNAVAILABLE", UnavailableError, ConnectionError),
     "EVALUATION_CHANGED": ("ABORTED", EvaluationChangedError, GradwireError),
     "INTERNAL": ("INTERNAL", ServerError, GradwireError),
+    "STARTING": ("UNAVAILABLE", UnavailableError, ConnectionError),
 }
 
 METADATA = {"limit": "max_elements", "request_id": "r-1"}
@@ -116,7 +117,7 @@ def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way:
     assert error.metadata == METADATA
     if isinstance(error, InvalidRequestError):
         assert (error.field, error.description) == (FIELD, "is nan; give numbers")
-    if isinstance(error, OverloadedError):
+    if isinstance(error, OverloadedError | UnavailableError):
         assert error.retry_after_s == 1.5
     if isinstance(error, LimitExceededError):
         assert error.limit == "max_elements"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
+from backend_calls import applied
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Pass, Plan, fill_empty
 
@@ -60,8 +61,8 @@ def test_a_permuted_plan_does_the_same_to_the_permuted_tensor(
     x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float32))
     stored = plan.permuted(order)
     assert [one.map for one in stored.passes] == [one.map for one in plan.passes]
-    result = NumpyCpu().apply(stored, x.transpose(order), np.float32)
-    oracles.same_bits(result, NumpyCpu().apply(plan, x, np.float32).transpose(order))
+    result = applied(NumpyCpu(), stored, x.transpose(order), np.float32)
+    oracles.same_bits(result, applied(NumpyCpu(), plan, x, np.float32).transpose(order))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ copy = ops.DmlResample(interpolation_mode="linear")
 small = np.ones((4, 4), np.float32)
 large = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 # A dead connection stays dead however often it is tried; grpc 1.76 breaks a new one now and then.
-policy = RetryPolicy(max_attempts=3, initial_backoff_s=0.05)
+policy = RetryPolicy(max_attempts=5, initial_backoff_s=0.05)
 client = Client(sys.argv[1], retry=policy)
 
 def works():

@@ -26,6 +26,21 @@ def test_the_bytes_are_those_of_the_definition(array: Array) -> None:
 
 
 @given(arrays(), st.data())
+def test_what_lies_in_wire_order_is_viewed_and_nothing_else(
+    array: Array, data: st.DataObject
+) -> None:
+    view = WireView(array)
+    start = data.draw(st.integers(0, view.nbytes))
+    stop = data.draw(st.integers(start, view.nbytes))
+    part = view.in_place(start, stop)
+    if part is None:
+        assert not array.flags.c_contiguous or array.dtype != array.dtype.newbyteorder("<")
+    else:
+        assert part.tobytes() == bytes(view.read(start, stop))
+        assert start == stop or np.shares_memory(part, array)
+
+
+@given(arrays(), st.data())
 def test_any_range_of_bytes_is_a_slice_of_the_whole(array: Array, data: st.DataObject) -> None:
     view = WireView(array)
     whole = bytes(view.read(0, view.nbytes))

@@ -153,7 +153,7 @@ def test_a_second_signal_ends_the_grace_period(tmp_path: Path) -> None:
         call = client.start(messages())
         next(call)
         command.signal(signal.SIGTERM)
-        wait_until(lambda: "draining" in command.log)
+        command.wait_for_log("draining")
         command.signal(signal.SIGTERM)
         command.wait()
         done.set()

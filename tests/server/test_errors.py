@@ -16,7 +16,7 @@ from gradwire_server.failures import STATUS, failure
 CLASSES = [
     each
     for _, each in inspect.getmembers(errors, inspect.isclass)
-    if each is not errors.EvaluationError
+    if each not in {errors.EvaluationError, errors.RetryLaterError}
 ]
 SAMPLES: list[errors.EvaluationError] = [
     errors.InvalidFieldError("operator.dml_resample_grad.scales[2]", "is nan; finite is needed"),
@@ -28,6 +28,7 @@ SAMPLES: list[errors.EvaluationError] = [
     errors.TableTooLargeError("too long", limit="max_table_entries", allowed=5),
     errors.LayoutNotStreamableError("held", limit="max_request_memory_bytes", allowed=5),
     errors.OverloadedError("full", retry_after_s=0.25),
+    errors.StartingError("not yet", retry_after_s=0.25),
     errors.StalledError("still"),
     errors.DrainingError("going"),
     errors.EvaluationChangedError("other"),
@@ -62,6 +63,7 @@ STATUSES = {
     "STALLED": StatusCode.DEADLINE_EXCEEDED,
     "DRAINING": StatusCode.UNAVAILABLE,
     "EVALUATION_CHANGED": StatusCode.ABORTED,
+    "STARTING": StatusCode.UNAVAILABLE,
     "INTERNAL": StatusCode.INTERNAL,
 }
 
@@ -129,7 +131,7 @@ def test_details_and_in_band_error_say_the_same(error: errors.EvaluationError) -
     assert bool(violations) == isinstance(error, errors.InvalidFieldError)
     assert retry.HasField("retry_delay") == in_band.HasField("retry_after")
     assert retry.retry_delay == in_band.retry_after
-    assert retry.HasField("retry_delay") == isinstance(error, errors.OverloadedError)
+    assert retry.HasField("retry_delay") == isinstance(error, errors.RetryLaterError)
 
 
 def test_a_fact_of_a_message_is_text() -> None:

@@ -72,6 +72,8 @@ def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
         (np.ones((2, 3, 4, 4), np.float32), (2, 4, 2, 2)),
         (np.ones((3, 4), np.float32), (3, 2)),
         (np.ones((2, 3, 4, 4), np.float32), (2, 3, 0, 2)),
+        (np.ones((2, 3, 4, 4), np.float32), (2, 3)),
+        (np.ones((2, 3, 4, 4), np.float32), (2, 3, 2, 2, 1)),
         (np.ones((2, 3, 4, 4), np.int32), (2, 3, 2, 2)),
         (np.ones((2, 3, 4, 4), np.float32), None),
     ],

@@ -25,7 +25,6 @@ from raw_calls import (
     identity_request,
     opening,
     published_request,
-    wait_until,
 )
 
 
@@ -49,11 +48,11 @@ def good_and_bad_calls(command: Command) -> None:
         next(call)
         call.cancel()
         done.set()
-        wait_until(lambda: "CANCELLED" in command.log)
+        command.wait_for_log("CANCELLED")
         stalled = identity_request(1 << 15, 1 << 15, data=bytes(4))
         stalled.input.strides[:] = [0, 0]
         call = client.start(as_stream(stalled))
-        wait_until(lambda: "STALLED" in command.log)
+        command.wait_for_log("STALLED")
         call.cancel()
         client.evaluate(published_request())
         method = "/gradwire.v1.GradientService/Evaluate"
@@ -102,6 +101,27 @@ def test_a_line_of_json_tells_method_status_name_and_trace(lines: list[str]) -> 
             assert (each["request_id"], each["traceparent"]) == (REQUEST_ID, TRACEPARENT)
 
 
+def test_a_call_cancelled_at_any_moment_is_logged_as_cancelled(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(published_request())
+        done.wait(PATIENCE_S)
+
+    with (
+        running_command(log=tmp_path / "log") as command,
+        RawClient(command.address) as client,
+    ):
+        for _ in range(300):
+            call = client.start(messages())
+            next(call)
+            call.cancel()
+        done.set()
+        command.wait_for_log("status=", times=300)
+        others = [line for line in command.log.splitlines() if " call " in line]
+        assert not [line for line in others if "status=CANCELLED" not in line]
+
+
 def test_a_refused_call_tells_why(lines: list[str]) -> None:
     refused = [each for each in calls(lines) if each["status"] == "INVALID_ARGUMENT"][:2]
     for each in refused:
@@ -118,7 +138,7 @@ def test_an_evaluated_call_tells_what(lines: list[str]) -> None:
 
 def test_start_and_stop_are_told(lines: list[str]) -> None:
     events = [json.loads(line)["event"] for line in lines if line.startswith("{")]
-    assert events[0] == "serving"
+    assert events[:2] == ["warming up", "serving"]
     assert events[-2:] == ["draining", "stopped"]
 
 

@@ -23,7 +23,6 @@ from raw_calls import (
     identity_request,
     opening,
     wait_idle,
-    wait_until,
 )
 from refusals import check_in_band, check_refusal
 from serving import serving
@@ -116,7 +115,7 @@ def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) ->
         idle = memory_kib(command.pid, "RssAnon")
         for number in range(1, 4):
             calls = [client.start(as_stream(request), timeout_s=None) for _ in range(8)]
-            wait_until(lambda: command.log.count("STALLED") >= 8 * number)  # noqa: B023
+            command.wait_for_log("STALLED", times=8 * number)
             for call in calls:
                 call.cancel()
             client.check_alive()

@@ -25,6 +25,9 @@ CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 OTHERS: dict[str, tuple[str, object]] = {
     "address": ("127.0.0.2:7", "127.0.0.2:7"),
     "insecure": ("true", True),
+    "pin_workers": ("true", True),
+    "warm_up": ("false", False),
+    "compile_cache": ("cache", "cache"),
     "tls_certificate": ("chain.pem", "chain.pem"),
     "tls_key": ("key.pem", "***"),
     "tls_client_ca": ("ca.pem", "ca.pem"),
@@ -51,6 +54,14 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def flags_of(name: str) -> list[str]:
+    """Return what sets a setting to its other value; a switch has no value."""
+    text, value = other(name)
+    if value is False:
+        return [f"--no-{flag(name)[2:]}"]
+    return [flag(name)] if value is True else [flag(name), text]
+
+
 def config(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     done = run_command("--print-config", *flags, env=env)
     assert done.returncode == 0, done.stderr
@@ -66,11 +77,7 @@ def test_print_config_tells_every_setting_and_its_default() -> None:
 
 
 def test_every_setting_is_a_flag() -> None:
-    flags = [
-        text
-        for name in NAMES
-        for text in ([flag(name)] if name == "insecure" else [flag(name), other(name)[0]])
-    ]
+    flags = [text for name in NAMES for text in flags_of(name)]
     assert config(*flags) == {name: other(name)[1] for name in NAMES}
 
 
@@ -123,6 +130,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "max_message_bytes is 2147483648",
     ),
     "rank beyond the wire": (("--max-rank", "9"), "max_rank is 9"),
+    "no workers": (("--workers", "0"), "workers is 0; at least 1"),
+    "workers on a unix socket": (
+        ("--workers", "2", "--address", "unix:/tmp/gradwire"),
+        "workers is 2 and address unix:/tmp/gradwire",
+    ),
     "unknown backend": (("--backend", "abacus"), "abacus"),
     "unknown level": (("--log-level", "loud"), "loud"),
     "unknown flag": (("--nonsense",), "--nonsense"),

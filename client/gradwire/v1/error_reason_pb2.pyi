@@ -54,6 +54,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The evaluation to resume differs from the one this server computes. ABORTED; start again at byte 0."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 15
     """A fault of the server. INTERNAL."""
+    ERROR_REASON_STARTING: _ErrorReason.ValueType  # 16
+    """The server is getting ready. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names the cause of an error for programs; it is the `reason` of the `google.rpc.ErrorInfo` that every
@@ -92,4 +94,6 @@ ERROR_REASON_EVALUATION_CHANGED: ErrorReason.ValueType  # 14
 """The evaluation to resume differs from the one this server computes. ABORTED; start again at byte 0."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 15
 """A fault of the server. INTERNAL."""
+ERROR_REASON_STARTING: ErrorReason.ValueType  # 16
+"""The server is getting ready. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -30,8 +30,8 @@ class GradientServiceStub(object):
 
     Every reply returns `gradwire-request-id` and `traceparent` (W3C Trace Context) in its trailing metadata; every
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
-    also `google.rpc.BadRequest`, overload also `google.rpc.RetryInfo`. A request that carries a field this server
-    does not know is refused, since ignoring an attribute would give wrong bits.
+    also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
+    this server does not know is refused, since ignoring an attribute would give wrong bits.
     """
 
     def __init__(self, channel):
@@ -67,8 +67,8 @@ class GradientServiceServicer(object):
 
     Every reply returns `gradwire-request-id` and `traceparent` (W3C Trace Context) in its trailing metadata; every
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
-    also `google.rpc.BadRequest`, overload also `google.rpc.RetryInfo`. A request that carries a field this server
-    does not know is refused, since ignoring an attribute would give wrong bits.
+    also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
+    this server does not know is refused, since ignoring an attribute would give wrong bits.
     """
 
     def Evaluate(self, request, context):
@@ -81,7 +81,7 @@ class GradientServiceServicer(object):
         * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
         * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
         * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-        * `UNAVAILABLE`: the server is shutting down.
+        * `UNAVAILABLE`: the server is starting or shutting down.
         * `INTERNAL`: a fault of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -166,8 +166,8 @@ class GradientService(object):
 
     Every reply returns `gradwire-request-id` and `traceparent` (W3C Trace Context) in its trailing metadata; every
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
-    also `google.rpc.BadRequest`, overload also `google.rpc.RetryInfo`. A request that carries a field this server
-    does not know is refused, since ignoring an attribute would give wrong bits.
+    also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
+    this server does not know is refused, since ignoring an attribute would give wrong bits.
     """
 
     @staticmethod

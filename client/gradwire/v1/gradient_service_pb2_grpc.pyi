@@ -31,8 +31,8 @@ class GradientServiceStub:
 
     Every reply returns `gradwire-request-id` and `traceparent` (W3C Trace Context) in its trailing metadata; every
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
-    also `google.rpc.BadRequest`, overload also `google.rpc.RetryInfo`. A request that carries a field this server
-    does not know is refused, since ignoring an attribute would give wrong bits.
+    also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
+    this server does not know is refused, since ignoring an attribute would give wrong bits.
     """
 
     @_typing.overload
@@ -49,7 +49,7 @@ class GradientServiceStub:
     * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
     * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-    * `UNAVAILABLE`: the server is shutting down.
+    * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateStream: _grpc.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateStreamRequest, _gradient_service_pb2.EvaluateStreamResponse]
@@ -89,8 +89,8 @@ class GradientServiceAsyncStub(GradientServiceStub):
 
     Every reply returns `gradwire-request-id` and `traceparent` (W3C Trace Context) in its trailing metadata; every
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
-    also `google.rpc.BadRequest`, overload also `google.rpc.RetryInfo`. A request that carries a field this server
-    does not know is refused, since ignoring an attribute would give wrong bits.
+    also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
+    this server does not know is refused, since ignoring an attribute would give wrong bits.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -104,7 +104,7 @@ class GradientServiceAsyncStub(GradientServiceStub):
     * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
     * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-    * `UNAVAILABLE`: the server is shutting down.
+    * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateStream: _aio.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateStreamRequest, _gradient_service_pb2.EvaluateStreamResponse]  # type: ignore[assignment]
@@ -143,8 +143,8 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Every reply returns `gradwire-request-id` and `traceparent` (W3C Trace Context) in its trailing metadata; every
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
-    also `google.rpc.BadRequest`, overload also `google.rpc.RetryInfo`. A request that carries a field this server
-    does not know is refused, since ignoring an attribute would give wrong bits.
+    also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
+    this server does not know is refused, since ignoring an attribute would give wrong bits.
     """
 
     @_abc_1.abstractmethod
@@ -162,7 +162,7 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
         * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
         * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-        * `UNAVAILABLE`: the server is shutting down.
+        * `UNAVAILABLE`: the server is starting or shutting down.
         * `INTERNAL`: a fault of the server.
         """
 

@@ -1,0 +1,33 @@
+"""One of several processes that serve one port; the supervisor starts it, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+
+from gradwire_server import app
+from gradwire_server.shares import Job
+
+# prctl(2): the signal that this process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve as the job on standard input says, at most as long as the parent lives."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    job = Job.load(sys.stdin.buffer.read())
+    if os.getppid() != job.parent:
+        sys.exit("gradwire-server: the process that watches the workers has ended")
+    if job.cores:
+        os.sched_setaffinity(0, job.cores)
+    try:
+        asyncio.run(app.serve(job.settings, worker=job.number))
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()

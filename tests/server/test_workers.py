@@ -1,0 +1,293 @@
+"""Several workers serve one port; one that dies is replaced, and none outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import trustme
+
+from gradwire import Client, ops, v1
+from gradwire_server.settings import Settings
+from gradwire_server.shares import Job, divide, share
+from processes import Command, run_command, running_command
+from raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    RawClient,
+    as_stream,
+    opening,
+    published_request,
+    wait_until,
+)
+
+COPY = ops.DmlResample(interpolation_mode="linear")
+LARGE = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def pids(command: Command) -> dict[int, int]:
+    """Return the process of each worker, as the log tells them."""
+    serving = re.findall(r" worker serves worker=(\d+) pid=(\d+)", command.log)
+    return {int(number): int(pid) for number, pid in serving}
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "XZ"
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    log = tmp_path_factory.mktemp("workers") / "log"
+    with running_command(*FLAGS, log=log) as command:
+        yield command
+
+
+def test_every_worker_is_a_process_of_its_own(command: Command) -> None:
+    assert pids(command).keys() == {0, 1}
+    assert len({command.pid, *pids(command).values()}) == 3
+
+
+def test_connections_spread_over_the_workers(command: Command) -> None:
+    def seen() -> set[str]:
+        with RawClient(command.address) as client:
+            client.check_alive()
+        return set(re.findall(r" call worker=(\d)", command.log))
+
+    wait_until(lambda: seen() == {"0", "1"})
+
+
+def thread_names(pid: int) -> set[str]:
+    """Return the names of a process's threads."""
+    return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
+
+
+def test_the_parent_makes_no_grpc_object(command: Command) -> None:
+    for pid in pids(command).values():
+        assert "event_engine\n" in thread_names(pid)
+    assert len(thread_names(command.pid)) == 1
+
+
+def test_cores_are_divided_among_the_workers(command: Command) -> None:
+    told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", command.log)
+    assert told == [str(max(1, len(CORES) // 2))] * 2
+
+
+def test_every_worker_has_its_share_of_memory_and_streams(command: Command) -> None:
+    with RawClient(command.address) as client:
+        limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
+    assert limits.max_memory_bytes == Settings().max_memory_bytes // 2
+    assert limits.max_streams == Settings().max_streams // 2
+
+
+def test_calls_succeed_while_workers_are_killed_and_replaced(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command, Client(command.address) as sdk:
+        before = pids(command)
+        over = threading.Event()
+        results: list[bool] = []
+
+        def evaluate() -> None:
+            while not over.is_set():
+                result = sdk.evaluate(COPY, LARGE, output_shape=LARGE.shape)
+                results.append(np.array_equal(result, LARGE))
+
+        def wait_for_another() -> None:
+            seen = len(results)
+            wait_until(lambda: len(results) > seen)
+
+        evaluating = threading.Thread(target=evaluate)
+        evaluating.start()
+        for number, pid in before.items():
+            wait_for_another()
+            os.kill(pid, signal.SIGKILL)
+            command.wait_for_log(f"worker ended worker={number} pid={pid} status=-9 restarts=1")
+            command.wait_for_log(f"worker serves worker={number} ", times=2)
+        over.set()
+        evaluating.join(PATIENCE_S)
+        assert results
+        assert all(results)
+        assert all(is_running(pid) for pid in pids(command).values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
+    with (
+        running_command(*FLAGS, log=tmp_path / "log") as command,
+        RawClient(command.address) as client,
+    ):
+        go = threading.Event()
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            opened, data = as_stream(published_request())
+            yield opened
+            go.wait(PATIENCE_S)
+            yield data
+
+        call = client.start(messages())
+        next(call)
+        command.signal(number)
+        command.wait_for_log(" draining ", times=2)
+        assert command.running
+        go.set()
+        assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
+        assert call.code() is grpc.StatusCode.OK
+        assert command.wait() == 0
+        assert "Traceback" not in command.log
+        assert not [pid for pid in pids(command).values() if is_running(pid)]
+
+
+def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
+    with (
+        running_command(*FLAGS, "--grace-s", "3600", log=tmp_path / "log") as command,
+        RawClient(command.address) as client,
+    ):
+        done = threading.Event()
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield opening(published_request())
+            done.wait(PATIENCE_S)
+
+        call = client.start(messages())
+        next(call)
+        command.signal(signal.SIGTERM)
+        command.wait_for_log(" draining ", times=2)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == -signal.SIGTERM
+        done.set()
+        with pytest.raises(grpc.RpcError):
+            next(call)
+        assert not [pid for pid in pids(command).values() if is_running(pid)]
+
+
+def test_a_worker_that_is_told_to_stop_is_replaced(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        pid = pids(command)[1]
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: pids(command)[1] != pid)
+        assert f"worker ended worker=1 pid={pid} status=0 restarts=1" in command.log
+
+
+def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        workers = pids(command)
+        assert all(is_running(pid) for pid in workers.values())
+        command.signal(signal.SIGKILL)
+        command.wait()
+        wait_until(lambda: not any(is_running(pid) for pid in workers.values()))
+
+
+def refused(address: str) -> str:
+    """Run a server with workers on an address that it cannot have; return why."""
+    done = run_command(*FLAGS, "--insecure", "--address", address)
+    assert done.returncode == 1
+    assert not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    return line
+
+
+def test_a_port_of_other_workers_is_refused(command: Command) -> None:
+    assert command.address in refused(command.address)
+
+
+@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
+@pytest.mark.parametrize("listening", [False, True], ids=["bound", "listening"])
+def test_a_port_of_another_program_is_refused(*, sharing: bool, listening: bool) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sharing))
+        taken.bind(("127.0.0.1", 0))
+        if listening:
+            taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refused(address)
+
+
+def test_a_single_server_is_refused_the_port_of_workers(command: Command) -> None:
+    done = run_command("--address", command.address)
+    assert done.returncode == 1
+    assert command.address in done.stderr
+
+
+def test_an_address_that_is_not_there_is_refused() -> None:
+    assert "no.such.host.invalid:1" in refused("no.such.host.invalid:1")
+
+
+def test_a_name_with_several_addresses_is_served_by_workers(tmp_path: Path) -> None:
+    with running_command(*FLAGS, "--address", "localhost:0", log=tmp_path / "log") as command:
+        assert command.address.startswith("localhost:")
+        with RawClient(command.address) as client:
+            client.check_alive()
+
+
+def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.pem")
+    flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
+    done = run_command(*FLAGS, *flags)
+    assert done.returncode == 1
+    assert not done.stdout
+    told = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(told) == 2
+    assert missing in told[0]
+    assert told[1] == "Error: worker 0 could not start: it ended with status 1"
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_server(tmp_path: Path) -> None:
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(str(chain))
+    issued.private_key_pem.write_to_path(str(key))
+    flags = ("--tls-certificate", str(chain), "--tls-key", str(key))
+    with running_command(*FLAGS, *flags, log=tmp_path / "log") as command:
+        key.unlink()
+        os.kill(pids(command)[1], signal.SIGKILL)
+        assert command.wait() == 1
+        assert "Error: worker 1 ended 6 times in a row" in command.log
+        assert " draining worker=0 " in command.log
+        assert not [pid for pid in pids(command).values() if is_running(pid)]
+
+
+def test_pinned_workers_have_cores_of_their_own(tmp_path: Path) -> None:
+    with running_command(*FLAGS, "--pin-workers", log=tmp_path / "log") as command:
+        seen = [sorted(os.sched_getaffinity(pid)) for _, pid in sorted(pids(command).items())]
+    assert seen == [list(cores) for cores in divide(CORES, 2)]
+    assert len(CORES) == 1 or not set(seen[0]) & set(seen[1])
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("count", range(1, 9))
+def test_cores_are_divided_evenly_and_none_is_left_out(count: int, workers: int) -> None:
+    cores = [3 * number for number in range(count)]
+    shares = divide(cores, workers)
+    assert len(shares) == workers
+    assert set(cores[:workers]) <= {core for own in shares for core in own} <= set(cores)
+    if count >= workers:
+        assert [core for own in shares for core in own] == cores
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        assert all(len(own) == 1 for own in shares)
+        assert {core for own in shares for core in own} == set(cores)
+
+
+def test_a_share_is_never_nothing() -> None:
+    settings = Settings(workers=5, max_streams=3, max_memory_bytes=2, compute_threads=7)
+    shared = share(settings, "127.0.0.1:7")
+    assert (shared.max_streams, shared.max_memory_bytes, shared.threads) == (1, 1, 7)
+
+
+def test_a_job_arrives_as_it_was_sent() -> None:
+    job = Job(2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
+    assert Job.load(job.dump()) == job
