@@ -30,12 +30,13 @@ from gradwire_server.backends.numba_cpu.records import (
     span,
 )
 from gradwire_server.backends.numba_cpu.simd import call, clear
+from gradwire_server.backends.numba_cpu.vectors import part
 
 _RUN = types.void(types.Array(from_dtype(JOB), 1, "C"), *[types.int64] * 5)
 _ACCUMULATE = types.void(types.Array(from_dtype(ACCUMULATION), 1, "C"), *[types.int64] * 2)
 
 
-@njit
+@part
 def _stage_depth(job, x, plane, bottom, top, low, high, stage):
     """Sum rows bottom .. top - 1, pixels low .. high - 1, over depth; returns the taps."""
     depth, size = job.depth, job.input_size
@@ -52,7 +53,7 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
     return taps
 
 
-@njit
+@part
 def _sum_height(job, x, stage, bottom, first, count, left, length, result, result_step):
     """Sum the inputs of rows first .. first + count - 1, from number left on."""
     height, axis = job.height, job.address + HEIGHT_AT
@@ -73,7 +74,7 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
         count -= some
 
 
-@njit
+@part
 def _rows(job, x, scratch, bottom, first, count, low, high):
     """Sum rows over depth and height, pixels low .. high - 1; returns their address and step.
 
@@ -94,13 +95,13 @@ def _rows(job, x, scratch, bottom, first, count, low, high):
     return sums, job.row_bytes
 
 
-@njit
+@part
 def _is_empty(job, row):
     """Whether the height band of a result row is empty."""
     return not band(job.height, job.number, row % job.height.outputs)[1]
 
 
-@njit
+@part
 def _sum_width(job, rows, step, count, j0, j1, result, result_step):
     """The width stage of some rows, which stand at input 0."""
     if job.method != CHANNELS:
@@ -112,7 +113,7 @@ def _sum_width(job, rows, step, count, j0, j1, result, result_step):
         call(job.width_sum, (axis, j0, j1, number, row, pixel, job.channels, to, pixel))
 
 
-@njit
+@part
 def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
     """The last two stages of a few rows; y stands at their first result."""
     channels, size = job.channels, job.output_size
@@ -137,7 +138,7 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
         call(job.convert, (to, step, count, length, size, y, line))
 
 
-@njit
+@part
 def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
     """The last two stages, some rows ahead; y stands at the block's first result."""
     line = job.width.outputs * job.channels * job.output_size
@@ -147,7 +148,7 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
         _some_rows(job, x, y + i * line, scratch, bottom, first + i, some, j0, j1)
 
 
-@njit
+@part
 def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     """The last two stages for all rows of the block at once; y stands at its first result."""
     axis, length = job.width, (j1 - j0) * job.channels
@@ -170,7 +171,7 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
                 clear(y + i * line, length * job.output_size)
 
 
-@njit
+@part
 def _block(job, x, y, scratch, unit):
     """All stages of one block."""
     number, height, width = job.number, job.height, job.width

@@ -9,26 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, cfunc, types
 
 from gradwire_server.backends.numba_cpu.records import STAGE
-from gradwire_server.backends.numba_cpu.rows import product, unweighted
 from gradwire_server.backends.numba_cpu.shuffles import transpose
 from gradwire_server.backends.numba_cpu.simd import (
     integer_at,
     lanes,
     load,
+    product,
     store,
+    unweighted,
     zeros,
 )
-from gradwire_server.backends.numba_cpu.vectors import COMPUTE
+from gradwire_server.backends.numba_cpu.vectors import COMPUTE, part
 
 _TO_COLUMNS = types.void(*[types.int64] * 4)
 _TO_ROWS = types.void(*[types.int64] * 5)
 
 
 def _sum_of_columns(term: Any) -> Any:
-    @njit
+    @part
     def sum_columns(compute, axis, channels, columns, low, high, first, stop, result):
         """Results first .. stop - 1 of a transposed block, as far as inputs low .. high - 1 go.
 
@@ -68,7 +69,7 @@ _sum_columns_weighted = _sum_of_columns(product)
 _sum_columns_plain = _sum_of_columns(unweighted)
 
 
-@njit
+@part
 def _columns_stage(compute, job, columns, low, high, first, stop, results):
     if job.width.plain:
         _sum_columns_plain(
@@ -80,14 +81,14 @@ def _columns_stage(compute, job, columns, low, high, first, stop, results):
         )
 
 
-@njit
+@part
 def _to_columns(compute, rows, step, length, columns):
     number = 64 // lanes(compute)
     for p in range(0, length, lanes(compute)):
         transpose(compute, rows + p * number, step, columns + p * 64, 64)
 
 
-@njit
+@part
 def _to_rows(compute, results, length, rows, step, exact):
     width = lanes(compute)
     for p in range(0, length, width):

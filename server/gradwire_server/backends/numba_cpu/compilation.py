@@ -17,6 +17,8 @@ import llvmlite
 import numba
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
+# Passes of the compiler that find nothing to do in kernels written in vectors, and take their time.
+_PLAIN = ("LOOP_VECTORIZE", "SLP_VECTORIZE")
 _lock = threading.Lock()
 _loaded: list[Kernels] = []
 
@@ -38,13 +40,14 @@ def load(folder: str) -> Kernels:
     with _lock:
         if not _loaded:
             config = vars(import_module("numba.core.config"))
-            before = config["CACHE_DIR"]
+            before = {name: config[name] for name in (*_PLAIN, "CACHE_DIR")}
+            config |= dict.fromkeys(_PLAIN, 0)
             config["CACHE_DIR"] = str(_writable(Path(folder) if folder else _default_folder()))
             try:
                 modules = (import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields)
                 _loaded.append(Kernels(*modules))
             finally:
-                config["CACHE_DIR"] = before
+                config |= before
         return _loaded[0]
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, cfunc
 
 from gradwire_server.backends.numba_cpu.records import STAGE
-from gradwire_server.backends.numba_cpu.rows import unweighted
 from gradwire_server.backends.numba_cpu.shuffles import pick, where_more
 from gradwire_server.backends.numba_cpu.simd import (
     integer_at,
@@ -19,13 +18,14 @@ from gradwire_server.backends.numba_cpu.simd import (
     load,
     store,
     store_first,
+    unweighted,
     zeros,
 )
-from gradwire_server.backends.numba_cpu.vectors import COMPUTE
+from gradwire_server.backends.numba_cpu.vectors import COMPUTE, part
 
 
 def _permuted(term: Any) -> Any:
-    @njit
+    @part
     def permuted(compute, groups, step, row, first, stop, elements, result):
         """Results of groups first .. stop - 1, one vector each, of a row of so many elements.
 
@@ -60,7 +60,7 @@ def _permuted(term: Any) -> Any:
     return permuted
 
 
-@njit
+@part
 def _lanewise(compute, weights, value):
     return load(COMPUTE, compute, weights) * value
 
@@ -69,7 +69,7 @@ _permuted_weighted = _permuted(_lanewise)
 _permuted_plain = _permuted(unweighted)
 
 
-@njit
+@part
 def _permute_stage(compute, job, row, first, stop, result):
     width, step = lanes(compute), job.channels * job.number
     base = result - first * step

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import from_dtype, njit, types
+from numba import from_dtype, types
 
 from gradwire_server.backends.numba_cpu.simd import integer_at
+from gradwire_server.backends.numba_cpu.vectors import part
 
 _PHASE = np.dtype([("start", "i8"), ("taps", "i8"), ("weight", "i8")])
 AXIS = np.dtype(
@@ -87,7 +88,7 @@ DEPTH_AT, HEIGHT_AT, WIDTH_AT = (int(JOB.fields[name][1]) for name in ("depth", 
 STAGE = types.void(JOB_POINTER, *[types.int64] * 7)
 
 
-@njit
+@part
 def band(axis, number, index):
     """First input, taps and address of the weights of one result."""
     if not axis.moves:
@@ -97,7 +98,7 @@ def band(axis, number, index):
     return integer_at(axis.start + 8 * index), taps, axis.weight + offset * number
 
 
-@njit
+@part
 def span(axis, number, first, stop):
     """Inputs that the bands of results first .. stop - 1 cover."""
     begin, taps, _ = band(axis, number, first)

@@ -5,65 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, cfunc, types
 
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
 from gradwire_server.backends.numba_cpu.simd import (
-    broadcast,
     clear,
     lanes,
     load,
     load_first,
+    product,
     store,
     store_first,
+    unweighted,
 )
-from gradwire_server.backends.numba_cpu.vectors import BFLOAT16, COMPUTE, FLOAT16
+from gradwire_server.backends.numba_cpu.vectors import BFLOAT16, COMPUTE, FLOAT16, part
 
 
-@njit
-def product(compute, weights, value):
-    """A value times the weight at an address."""
-    return broadcast(compute, weights) * value
-
-
-@njit
-def unweighted(compute, weights, value):
-    """A value whose weight is 1."""
-    return value
-
-
-@njit
-def _assigned(compute, result, value):
-    return value
-
-
-@njit
-def _assigned_first(compute, result, value, count):
-    return value
-
-
-@njit
-def _added(compute, result, value):
-    return load(COMPUTE, compute, result) + value
-
-
-@njit
-def _added_first(compute, result, value, count):
-    return load_first(COMPUTE, compute, result, count) + value
-
-
-def _four_vectors(term: Any, begun: Any) -> Any:
+def _four_vectors(term: Any, *, onto: bool) -> Any:
     """Build the sum of four vectors side by side, whose chains of sums do not wait for another."""
 
-    @njit
+    @part
     def four_vectors(memory, compute, size, at, step, weights, taps, to):
         one = lanes(compute) * size
         number = 64 // lanes(compute)
         at_b, at_c, at_d = at + one, at + 2 * one, at + 3 * one
-        a = begun(compute, to, term(compute, weights, load(memory, compute, at)))
-        b = begun(compute, to + 64, term(compute, weights, load(memory, compute, at_b)))
-        c = begun(compute, to + 128, term(compute, weights, load(memory, compute, at_c)))
-        d = begun(compute, to + 192, term(compute, weights, load(memory, compute, at_d)))
+        a = term(compute, weights, load(memory, compute, at))
+        b = term(compute, weights, load(memory, compute, at_b))
+        c = term(compute, weights, load(memory, compute, at_c))
+        d = term(compute, weights, load(memory, compute, at_d))
+        if onto:
+            a = load(COMPUTE, compute, to) + a
+            b = load(COMPUTE, compute, to + 64) + b
+            c = load(COMPUTE, compute, to + 128) + c
+            d = load(COMPUTE, compute, to + 192) + d
         for _ in range(taps - 1):
             at += step
             weights += number
@@ -79,14 +53,16 @@ def _four_vectors(term: Any, begun: Any) -> Any:
     return four_vectors
 
 
-def _one_vector(term: Any, begun: Any, begun_first: Any) -> Any:
+def _one_vector(term: Any, *, onto: bool) -> Any:
     """Build the sum of one vector, or of its first lanes."""
 
-    @njit
+    @part
     def one_vector(memory, compute, at, step, weights, taps, to, left):
         number = 64 // lanes(compute)
         if left >= lanes(compute):
-            a = begun(compute, to, term(compute, weights, load(memory, compute, at)))
+            a = term(compute, weights, load(memory, compute, at))
+            if onto:
+                a = load(COMPUTE, compute, to) + a
             for _ in range(taps - 1):
                 at += step
                 weights += number
@@ -94,7 +70,8 @@ def _one_vector(term: Any, begun: Any, begun_first: Any) -> Any:
             store(COMPUTE, to, a)
         else:
             a = term(compute, weights, load_first(memory, compute, at, left))
-            a = begun_first(compute, to, a, left)
+            if onto:
+                a = load_first(COMPUTE, compute, to, left) + a
             for _ in range(taps - 1):
                 at += step
                 weights += number
@@ -104,12 +81,12 @@ def _one_vector(term: Any, begun: Any, begun_first: Any) -> Any:
     return one_vector
 
 
-def _sums(term: Any, begun: Any, begun_first: Any, *, onto: bool) -> Any:
+def _sums(term: Any, *, onto: bool) -> Any:
     """Build sums of rows; onto: whether they are added to what is there already."""
-    four_vectors = _four_vectors(term, begun)
-    one_vector = _one_vector(term, begun, begun_first)
+    four_vectors = _four_vectors(term, onto=onto)
+    one_vector = _one_vector(term, onto=onto)
 
-    @njit
+    @part
     def sum_rows(memory, compute, size, at, step, weights, taps, length, to):
         """to[i] = sum over k of weights[k] * at[k * step + i], k ascending, 0 <= i < length."""
         width = lanes(compute)
@@ -122,7 +99,7 @@ def _sums(term: Any, begun: Any, begun_first: Any, *, onto: bool) -> Any:
             at += width * size
             to += 64
 
-    @njit
+    @part
     def banded(memory, compute, axis, first, stop, size, rows, step, length, result, result_step):
         number = 64 // lanes(compute)
         for index in range(first, stop):
@@ -137,12 +114,12 @@ def _sums(term: Any, begun: Any, begun_first: Any, *, onto: bool) -> Any:
     return banded
 
 
-_weighted = _sums(product, _assigned, _assigned_first, onto=False)
-_plain = _sums(unweighted, _assigned, _assigned_first, onto=False)
-_onto = _sums(product, _added, _added_first, onto=True)
+_weighted = _sums(product, onto=False)
+_plain = _sums(unweighted, onto=False)
+_onto = _sums(product, onto=True)
 
 
-@njit
+@part
 def _convert(memory, compute, rows, step, count, length, size, result, result_step):
     """Round rows of the compute type to a format, whose numbers take size bytes."""
     width = lanes(compute)

@@ -98,6 +98,28 @@ def broadcast(_context: Any, compute: Any, address: Any) -> Any:
 
 
 @intrinsic
+def product(_context: Any, compute: Any, weight: Any, value: Any) -> Any:
+    """A vector times the number at an address."""
+    vector = VectorType(compute.dtype)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        number = builder.load(pointer(builder, args[1], vector.ir.element))
+        return builder.fmul(splat(builder, number, vector.lanes), args[2])
+
+    return vector(compute, types.int64, vector), generate
+
+
+@intrinsic
+def unweighted(_context: Any, compute: Any, weight: Any, value: Any) -> Any:
+    """A vector times 1: a weight that need not be multiplied."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return args[2]
+
+    return value(compute, types.int64, value), generate
+
+
+@intrinsic
 def zeros(_context: Any, compute: Any) -> Any:
     """+0 in all lanes."""
     vector = VectorType(compute.dtype)

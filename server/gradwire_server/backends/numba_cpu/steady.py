@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, cfunc
 
 from gradwire_server.backends.numba_cpu.records import STAGE
 from gradwire_server.backends.numba_cpu.shuffles import every_second, interleave
@@ -25,10 +25,10 @@ from gradwire_server.backends.numba_cpu.simd import (
     store_first,
     zeros,
 )
-from gradwire_server.backends.numba_cpu.vectors import COMPUTE
+from gradwire_server.backends.numba_cpu.vectors import COMPUTE, part
 
 
-@njit
+@part
 def _gather(compute, axis, row, first, stop, result):
     """Results first .. stop - 1 one by one. row and result stand at input 0 and result 0."""
     number = 64 // lanes(compute)
@@ -45,7 +45,7 @@ def _gather(compute, axis, row, first, stop, result):
         put_number(result + j * number, total)
 
 
-@njit
+@part
 def _halve(compute, weights, taps, inputs, length, result):
     """result[i] = sum over k of weights[k] * inputs[2 * i + k], 0 <= i < length."""
     width = lanes(compute)
@@ -76,7 +76,7 @@ def _halve(compute, weights, taps, inputs, length, result):
         i += width
 
 
-@njit
+@part
 def _steady(compute, weights, taps, at):
     """Sum of so many vectors, each one number on from the last; +0 of none."""
     number = 64 // lanes(compute)
@@ -90,7 +90,7 @@ def _steady(compute, weights, taps, at):
     return total
 
 
-@njit
+@part
 def _double(compute, even, odd, row, first, length, result):
     """result[2 * i] and result[2 * i + 1], 0 <= i < length, by the bands of two phases.
 
@@ -118,7 +118,7 @@ def _double(compute, even, odd, row, first, length, result):
         i += width
 
 
-@njit
+@part
 def _halve_stage(compute, job, row, first, stop, result):
     base = result - first * job.number
     begin = min(max(first, job.steady_first), stop)
@@ -130,7 +130,7 @@ def _halve_stage(compute, job, row, first, stop, result):
     _gather(compute, job.width, row, end, stop, base)
 
 
-@njit
+@part
 def _double_stage(compute, job, row, first, stop, result):
     base = result - first * job.number
     begin = max(first, job.steady_first)

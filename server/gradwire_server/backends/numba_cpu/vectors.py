@@ -13,7 +13,7 @@ import operator
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core.imputils import lower_builtin, lower_constant
 from numba.core.registry import cpu_target
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
@@ -122,3 +122,7 @@ def declared(builder: Any, name: str, result: Any, kinds: list[Any]) -> Any:
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
     """Build a pointer from an integer."""
     return builder.inttoptr(address, kind.as_pointer())
+
+
+# Decorates what is compiled as a part of compiled functions only: Python never calls it.
+part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
