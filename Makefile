@@ -98,7 +98,7 @@ $(VENV)/.installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) install --constraint $(PINS) pip
 	$(BIN)/python $(PIP) install --constraint $(PINS) --build-constraint $(PINS) \
-		--editable '.[server,plot]' --group test
+		--editable '.[cpu,plot]' --group test
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.installed

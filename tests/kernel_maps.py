@@ -35,7 +35,7 @@ def corners(inputs: int, outputs: int) -> BandedMap:
     position = np.arange(outputs) * (inputs - 1) / max(1, outputs - 1)
     low = np.minimum(position.astype(np.int64), max(0, inputs - 2))
     upper = position - low
-    index = np.clip(low[:, np.newaxis] + [0, 1], 0, inputs - 1)
+    index = np.clip(low[:, np.newaxis] + np.arange(2), 0, inputs - 1)
     return BandedMap.from_taps(index, np.stack([1 - upper, upper], axis=1), inputs=inputs)
 
 
@@ -44,7 +44,7 @@ def area(inputs: int, outputs: int) -> BandedMap:
     edges = np.arange(outputs + 1) * inputs
     start, stop = edges[:-1] // outputs, -(-edges[1:] // outputs)
     offset = _offsets(stop - start)
-    place = np.arange(offset[-1]) + np.repeat(start - offset[:-1], stop - start)
+    place = np.arange(int(offset[-1])) + np.repeat(start - offset[:-1], stop - start)
     low, high = (np.repeat(edge, stop - start) for edge in (edges[:-1], edges[1:]))
     overlap = np.minimum((place + 1) * outputs, high) - np.maximum(place * outputs, low)
     return BandedMap(outputs, inputs, start, offset, overlap / inputs)
@@ -69,7 +69,7 @@ def stepped(
     start, stop = np.clip(first, 0, inputs), np.clip(last, 0, inputs)
     offset = _offsets(stop - start)
     return BandedMap(
-        outputs, inputs, start, offset, np.resize(np.array(weights, np.float64), offset[-1])
+        outputs, inputs, start, offset, np.resize(np.array(weights, np.float64), int(offset[-1]))
     )
 
 
@@ -79,7 +79,7 @@ def scattered(rng: Generator, inputs: int, outputs: int, *, widest: int) -> Band
     start = sides.min(axis=0)
     stop = np.minimum(sides.max(axis=0), start + widest)
     offset = _offsets(stop - start)
-    return BandedMap(outputs, inputs, start, offset, rng.standard_normal(offset[-1]))
+    return BandedMap(outputs, inputs, start, offset, rng.standard_normal(int(offset[-1])))
 
 
 def wide(rng: Generator, inputs: int, outputs: int) -> BandedMap:
@@ -87,7 +87,7 @@ def wide(rng: Generator, inputs: int, outputs: int) -> BandedMap:
     start = np.arange(outputs) * inputs // (20 * outputs)
     stop = inputs - start[::-1]
     offset = _offsets(stop - start)
-    return BandedMap(outputs, inputs, start, offset, rng.standard_normal(offset[-1]))
+    return BandedMap(outputs, inputs, start, offset, rng.standard_normal(int(offset[-1])))
 
 
 def reweighted(bands: BandedMap, weights: npt.ArrayLike) -> BandedMap:
@@ -124,4 +124,4 @@ def thinned(bands: BandedMap, empty: npt.NDArray[np.bool_]) -> BandedMap:
 
 
 def _offsets(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)])
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

@@ -13,7 +13,7 @@ from gradwire_server.backends import compute_dtype
 from kernel_cases import Case, Formats, cases
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
-_COMPUTED = [np.dtype(np.float32), np.dtype(np.float64)]
+_COMPUTED: list[np.dtype[np.generic]] = [np.dtype(np.float32), np.dtype(np.float64)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,53 @@
+"""The machine code of compiled functions, as assembly."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+_PACKAGE = "gradwire_server.backends.numba_cpu"
+
+# Instructions that multiply and add with one rounding: of x86-64, AArch64, POWER and RISC-V; and
+# the functions of C's library that do.
+_FUSED = re.compile(
+    r"^\s+(v?fn?m(?:add|sub|la|ls)\w*|xv?s?n?m(?:add|sub)\w*|fml[as]l?2?)\b|\b(fmaf?)\b",
+    re.MULTILINE,
+)
+
+
+def fused(assembly: str) -> list[str]:
+    """Return the fused multiply-adds in a text."""
+    return [one or other for one, other in _FUSED.findall(assembly)]
+
+
+def of_kernels() -> dict[str, str]:
+    """Return the assembly of each function that the compiled backend calls by its address."""
+    import_module(f"{_PACKAGE}.compilation").load("")
+    modules = [one for name, one in sys.modules.items() if name.startswith(f"{_PACKAGE}.")]
+    return {
+        f"{module.__name__}.{name}": text
+        for module in modules
+        for name, function in vars(module).items()
+        for text in of_function(function)
+    }
+
+
+def of_function(function: Any) -> Iterator[str]:
+    """Give the assembly of a function of numba's, of each type; of anything else nothing.
+
+    It is made from LLVM's optimized code, which is kept with what is loaded from a cache, too;
+    numba itself does not show that.
+    """
+    if type(function).__name__ == "CFunc":
+        yield _assembly(function._library)  # noqa: SLF001 - numba has no other way
+    elif hasattr(function, "overloads"):
+        for overload in function.overloads.values():
+            yield _assembly(overload.library)
+
+
+def _assembly(library: Any) -> str:
+    machine = library.codegen._tm  # noqa: SLF001 - likewise
+    return str(machine.emit_assembly(library._get_module_for_linking()))  # noqa: SLF001
