@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ import numba
 _PACKAGE = "gradwire_server.backends.numba_cpu"
 # Passes of the compiler that find nothing to do in kernels written in vectors, and take their time.
 _PLAIN = ("LOOP_VECTORIZE", "SLP_VECTORIZE")
+_log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _loaded: list[Kernels] = []
 
@@ -39,16 +41,30 @@ def load(folder: str) -> Kernels:
     """
     with _lock:
         if not _loaded:
+            part = _writable(Path(folder) if folder else _default_folder())
             config = vars(import_module("numba.core.config"))
             before = {name: config[name] for name in (*_PLAIN, "CACHE_DIR")}
-            config |= dict.fromkeys(_PLAIN, 0)
-            config["CACHE_DIR"] = str(_writable(Path(folder) if folder else _default_folder()))
+            config |= dict.fromkeys(_PLAIN, 0) | {"CACHE_DIR": str(part)}
             try:
-                modules = (import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields)
-                _loaded.append(Kernels(*modules))
+                _loaded.append(_import_or_clean(part))
             finally:
                 config |= before
         return _loaded[0]
+
+
+def _import_or_clean(part: Path) -> Kernels:
+    """Import what compiles, if need be without what was kept: that may be damaged."""
+    try:
+        return _import()
+    except Exception:  # noqa: BLE001 - whatever reading a damaged file raises
+        _log.warning("kernels are compiled anew", exc_info=True, extra={"facts": {"in": str(part)}})
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True, exist_ok=True)
+        return _import()
+
+
+def _import() -> Kernels:
+    return Kernels(*(import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields))
 
 
 def _default_folder() -> Path:
@@ -68,6 +84,8 @@ def _writable(folder: Path) -> Path:
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         if part.is_dir():
             shutil.copytree(part, private, dirs_exist_ok=True)
+            for one in (private, *private.rglob("*")):
+                one.chmod(0o700)  # copied with the rest
         return private
     return part
 

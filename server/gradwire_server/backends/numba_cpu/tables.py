@@ -104,7 +104,8 @@ class Table:
         lane, likewise, and their weights, tap by tap.
         """
         if channels not in self._groups:
-            self._groups[channels] = _grouped(self, channels)
+            # Of two threads the first one's stay: their addresses may be in use already.
+            self._groups.setdefault(channels, _grouped(self, channels))
         found = self._groups[channels]
         return None if found is None else found[0]
 
