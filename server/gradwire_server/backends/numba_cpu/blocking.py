@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gradwire_server.backends.numba_cpu import records
 from gradwire_server.backends.numba_cpu.forms import FEW_CHANNELS, Form
-from gradwire_server.backends.numba_cpu.tables import Steady, Table
+from gradwire_server.backends.numba_cpu.tables import Groups, Steady, Table
 
 _VECTOR_BYTES = 64
 # Pixels that tiles are multiples of, so that they begin where groups of vectors do.
@@ -47,7 +46,7 @@ class Blocking:
 
     values: dict[str, int]
     steady: Steady | None
-    groups: npt.NDArray[np.int64] | None
+    groups: Groups | None
     units: int
     scratch: int
     outputs: int
@@ -158,8 +157,10 @@ def _tile(form: Form, pixels: int, method: int, number: int) -> int:
         limit = _COLUMNS_BYTES
     # The longer of a row's two sides counts.
     share = 1.0 if form.width_map is None else min(1.0, pixels / form.width_map.inputs)
-    tile = int(limit / (form.channels * number) * share) // _TILE_STEP * _TILE_STEP
-    return min(pixels, max(tile, _TILE_STEP))
+    tile = int(limit / (form.channels * number) * share)
+    if method != records.CHANNELS:
+        tile = max(1, tile // _TILE_STEP) * _TILE_STEP
+    return min(pixels, max(tile, 1))
 
 
 def _odd_vectors(size: int) -> int:

@@ -107,7 +107,7 @@ def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -
         **_functions(axes, blocking, formats, compute),
         **blocking.values,
         **_steadiness(blocking.steady),
-        "groups": 0 if blocking.groups is None else blocking.groups.ctypes.data,
+        "groups": blocking.groups.record if blocking.groups else (0,) * 7,
     }
     record = _record(records.JOB, values)
     outputs = blocking.outputs

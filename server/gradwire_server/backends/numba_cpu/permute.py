@@ -29,28 +29,25 @@ def _permuted(term: Any) -> Any:
     def permuted(compute, groups, step, row, first, stop, elements, result):
         """Results of groups first .. stop - 1, one vector each, of a row of so many elements.
 
-        groups  address of the table's groups (see Table.groups)
+        groups  record of tables.Groups
         step    bytes from tap to tap
         row     address of input 0; result that of result 0
         """
         width = lanes(compute)
-        number = 64 // width
+        number, taps, wide = 64 // width, groups.taps, groups.wide
+        gaps, uneven = groups.gaps, groups.uneven
         for g in range(first, stop):
-            group = groups + 40 * g
-            at = row + integer_at(group) * number
-            taps = integer_at(group + 8)
-            wide = integer_at(group + 16)
-            alike = integer_at(group + 24)
-            index = integer_at(group + 32)
+            at = row + integer_at(groups.bases + 8 * g) * number
+            index = groups.data + g * groups.size
             w = index + 128
-            total = term(compute, w, pick(compute, at, index, wide)) if taps else zeros(compute)
-            if not alike:
+            total = term(compute, w, pick(compute, at, index, wide))
+            if gaps:
                 total = where_more(compute, index + 64, 0, total, zeros(compute))
             for k in range(1, taps):
                 at += step
                 w += 64
                 more = total + term(compute, w, pick(compute, at, index, wide))
-                total = more if alike else where_more(compute, index + 64, k, more, total)
+                total = where_more(compute, index + 64, k, more, total) if uneven else more
             left = elements - g * width
             if left >= width:
                 store(COMPUTE, result + g * 64, total)

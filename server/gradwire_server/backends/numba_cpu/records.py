@@ -9,6 +9,17 @@ from gradwire_server.backends.numba_cpu.simd import integer_at
 from gradwire_server.backends.numba_cpu.vectors import part
 
 _PHASE = np.dtype([("start", "i8"), ("taps", "i8"), ("weight", "i8")])
+_GROUPS = np.dtype(
+    [
+        ("bases", "i8"),  # addresses of the arrays of tables.Groups
+        ("data", "i8"),
+        ("size", "i8"),  # bytes of a vector's data
+        ("taps", "i8"),
+        ("wide", "i8"),
+        ("gaps", "i8"),
+        ("uneven", "i8"),
+    ]
+)
 AXIS = np.dtype(
     [
         ("moves", "i8"),  # whether the axis has a pass; without one only the lengths are set
@@ -61,7 +72,7 @@ JOB = np.dtype(
         ("steady_stop", "i8"),
         ("even", _PHASE),
         ("odd", _PHASE),
-        ("groups", "i8"),  # address of the groups of `permuted`
+        ("groups", _GROUPS),
     ]
 )
 ACCUMULATION = np.dtype(

@@ -17,6 +17,9 @@ _VECTOR_BYTES = 64
 # Vectors of grouped weights that are still worth their memory.
 _MOST_VECTORS = 1 << 17
 
+# Numbers beyond the place of a lane that its taps may reach, since all lanes go as far.
+_MOST_REACH = 60
+
 # Results that must follow one pattern for a kernel of its own to be worth its start.
 _LEAST_STEADY = 8
 
@@ -43,6 +46,32 @@ class Steady(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Groups:
+    """Rows of outputs times channels as vectors, one after the other, for `permute`.
+
+    base    int64[n], the first number that a vector's lanes read, counted from input 0
+    data    [n, taps + 2, lanes]: the place of each lane's first tap after the base, as integers;
+            its taps, likewise; and its weights, tap by tap, 0 beyond them
+    wide    whether some lanes begin beyond two vectors
+    gaps    whether some have no taps
+    uneven  whether some have fewer than others
+    """
+
+    base: Indices
+    data: npt.NDArray[Any]
+    wide: bool
+    gaps: bool
+    uneven: bool
+
+    @property
+    def record(self) -> tuple[int, ...]:
+        """Values of the kernels' record."""
+        addresses = self.base.ctypes.data, self.data.ctypes.data
+        taps = self.data.shape[1] - 2
+        return (*addresses, self.data.strides[0], taps, self.wide, self.gaps, self.uneven)
+
+
+@dataclass(frozen=True, eq=False)
 class Table:
     """The arrays of a map, with weights rounded to a compute type. Must outlive its addresses."""
 
@@ -50,9 +79,7 @@ class Table:
     start: Indices
     offset: Indices
     weight: npt.NDArray[Any]
-    _groups: dict[int, tuple[Indices, npt.NDArray[Any]] | None] = field(
-        default_factory=dict[int, Any]
-    )
+    _groups: dict[int, Groups | None] = field(default_factory=dict[int, Any])
 
     @classmethod
     def of(cls, bands: BandedMap, compute: np.dtype[Any]) -> Table:
@@ -66,6 +93,11 @@ class Table:
     def outputs(self) -> int:
         """Length of the side written."""
         return len(self.start)
+
+    @property
+    def nnz(self) -> int:
+        """Number of weights."""
+        return len(self.weight)
 
     @cached_property
     def counts(self) -> Indices:
@@ -95,19 +127,12 @@ class Table:
         """The results whose bands advance by one input for every two results."""
         return self._steady(period=2, step=1)
 
-    def groups(self, channels: int) -> npt.NDArray[np.int64] | None:
-        """Describe rows of outputs times channels as groups of a vector each; None if too wide.
-
-        int64[n, 5]: first number read, most taps, whether a group reads beyond two vectors,
-        whether all lanes have as many taps, and the address of its data. Those are, a vector each,
-        the place of each lane's first tap after the first number, as integers, the taps of each
-        lane, likewise, and their weights, tap by tap.
-        """
+    def groups(self, channels: int) -> Groups | None:
+        """Describe rows of outputs times channels as groups of a vector each; None if unfit."""
         if channels not in self._groups:
             # Of two threads the first one's stay: their addresses may be in use already.
             self._groups.setdefault(channels, _grouped(self, channels))
-        found = self._groups[channels]
-        return None if found is None else found[0]
+        return self._groups[channels]
 
     def widest_span(self, tile: int) -> int:
         """Most inputs that the bands of a tile of results cover."""
@@ -152,24 +177,23 @@ class Table:
         return same
 
 
-def _grouped(table: Table, channels: int) -> tuple[Indices, npt.NDArray[Any]] | None:
-    """Groups and the data they point to."""
+def _grouped(table: Table, channels: int) -> Groups | None:
     lanes = _VECTOR_BYTES // table.weight.itemsize
     elements = table.outputs * channels
-    groups = -(-elements // lanes)
-    taps = int(table.counts.max())
-    if groups * (taps + 2) > _MOST_VECTORS:
+    groups, taps = -(-elements // lanes), int(table.counts.max())
+    used = table.nnz * channels // lanes + groups
+    too_many = groups * (taps + 2) > _MOST_VECTORS or groups * taps > 2 * used
+    if not taps or too_many or (taps - 1) * channels > _MOST_REACH:
         return None
     lane = np.minimum(np.arange(groups * lanes), elements - 1)
     output, channel = np.divmod(lane, channels)
     counts = table.counts[output].reshape(groups, lanes)
     first = (table.start[output] * channels + channel).reshape(groups, lanes)
     base = np.where(counts > 0, first, np.iinfo(np.int64).max).min(axis=1)
+    base = np.where(counts.max(axis=1) > 0, base, first[:, 0])
     place = np.where(counts > 0, first - base[:, np.newaxis], 0)
-    reach = place.max(axis=1)
-    if reach.max() >= 4 * lanes:
+    if place.max() >= 4 * lanes:
         return None
-    most = counts.max(axis=1)
     data = np.zeros((groups, taps + 2, lanes), table.weight.dtype)
     integers = data.view(f"i{table.weight.itemsize}")
     integers[:, 0], integers[:, 1] = place, counts
@@ -177,7 +201,5 @@ def _grouped(table: Table, channels: int) -> tuple[Indices, npt.NDArray[Any]] | 
         there = (table.offset[:-1][output] + tap).reshape(groups, lanes)
         has = counts > tap
         data[:, tap + 2][has] = table.weight[there[has]]
-    address = data.ctypes.data + np.arange(groups) * data.strides[0]
-    alike = counts.min(axis=1) == most
-    columns = (np.where(most > 0, base, 0), most, reach >= 2 * lanes, alike, address)
-    return np.stack([column.astype(np.int64) for column in columns], axis=1), data
+    wide, least = bool(place.max() >= 2 * lanes), int(counts.min())
+    return Groups(base, data, wide=wide, gaps=least == 0, uneven=least < taps)
