@@ -18,7 +18,7 @@ _VECTOR_BYTES = 64
 _TILE_STEP = 64
 # Bytes of a row of a tile; less where whole blocks of rows are held at once.
 _TILE_BYTES = 16 << 10
-_STAGED_BYTES = 4 << 10
+_STAGED_ROWS = 4
 _COLUMNS_BYTES = 2 << 10
 # Bytes of rows that are summed ahead of their width stage.
 _AHEAD_BYTES = 16 << 10
@@ -79,16 +79,20 @@ def block(
     number, lanes = compute.itemsize, _VECTOR_BYTES // compute.itemsize
     all_rows = form.outer * depths * heights
     method, steady = _method(form, width, all_rows, can_pick=can_pick)
+    # Transposed blocks are square.
+    block_rows = lanes if depth is None or method == records.COLUMNS else _STAGED_ROWS
     tile = _tile(form, pixels, method, number)
     span = tile if width is None else width.widest_span(tile)
     chunk = max(1, min(span, _CHUNK // form.channels)) if method == records.COLUMNS else span
-    window = 0 if depth is None else lanes if height is None else height.widest_span(lanes)
+    window = (
+        0 if depth is None else block_rows if height is None else height.widest_span(block_rows)
+    )
     row_bytes = _odd_vectors((chunk * form.channels + records.PAD) * number)
     if depth is not None and (chunk < span or window * row_bytes > _STAGE_BYTES):
         return None
-    per_plane = -(-heights // lanes)
-    blocks = -(-all_rows // lanes) if depth is None else per_plane * form.outer * depths
-    ahead = max(1, min(lanes, _AHEAD_BYTES // row_bytes))
+    per_plane = -(-heights // block_rows)
+    blocks = -(-all_rows // block_rows) if depth is None else per_plane * form.outer * depths
+    ahead = max(1, min(block_rows, _AHEAD_BYTES // row_bytes))
     if method == records.NO_WIDTH and not narrow:
         ahead = lanes  # no row is held
     held = lanes if method == records.COLUMNS else ahead
@@ -96,7 +100,7 @@ def block(
         "rows": all_rows,
         "staged": int(depth is not None),
         "method": method,
-        "block": lanes,
+        "block": block_rows,
         "ahead": ahead,
         "blocks": per_plane,
         "tile": tile,
@@ -152,7 +156,7 @@ def _method(
 
 def _tile(form: Form, pixels: int, method: int, number: int) -> int:
     """Pixels of a tile: a multiple of what vectors hold, or all there are."""
-    limit = _STAGED_BYTES if form.depth_map else _TILE_BYTES
+    limit = _TILE_BYTES
     if method == records.COLUMNS:
         limit = _COLUMNS_BYTES
     # The longer of a row's two sides counts.

@@ -126,26 +126,41 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
         low, high = span(job.width, job.number, j0, j1)
         rows, row_step = _rows(job, x, scratch, bottom, first, count, low, high)
         rows -= low * channels * job.number
-        if not job.height.gaps:
-            _sum_width(job, rows, row_step, count, j0, j1, to, step)
-        else:
-            for i in range(count):
-                if _is_empty(job, first + i):
-                    clear(to + i * step, length * job.number)
-                else:
-                    _sum_width(job, rows + i * row_step, 0, 1, j0, j1, to + i * step, 0)
+        _sum_width(job, rows, row_step, count, j0, j1, to, step)
     if job.output_narrow:
         call(job.convert, (to, step, count, length, size, y, line))
+
+
+@part
+def _clear_rows(job, y, count, j0, j1):
+    """Write +0 to a few rows, of which y is the first result."""
+    size = job.channels * job.output_size
+    line, length = job.width.outputs * size, (j1 - j0) * size
+    if line == length:
+        count, length = 1, count * length
+    for i in range(count):
+        clear(y + i * line, length)
 
 
 @part
 def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
     """The last two stages, some rows ahead; y stands at the block's first result."""
     line = job.width.outputs * job.channels * job.output_size
-    # Sums that were only just stored are slow to load at another alignment.
-    for i in range(0, count, job.ahead):
-        some = min(job.ahead, count - i)
-        _some_rows(job, x, y + i * line, scratch, bottom, first + i, some, j0, j1)
+    i = 0
+    while i < count:
+        some = count - i
+        empty = False
+        if job.height.gaps:
+            empty, some = _is_empty(job, first + i), 1
+            while i + some < count and _is_empty(job, first + i + some) == empty:
+                some += 1
+        if empty:
+            _clear_rows(job, y + i * line, some, j0, j1)
+        else:
+            # Sums that were only just stored are slow to load at another alignment.
+            some = min(some, job.ahead)
+            _some_rows(job, x, y + i * line, scratch, bottom, first + i, some, j0, j1)
+        i += some
 
 
 @part
@@ -168,7 +183,7 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     if job.height.gaps:
         for i in range(count):
             if _is_empty(job, first + i):
-                clear(y + i * line, length * job.output_size)
+                _clear_rows(job, y + i * line, 1, j0, j1)
 
 
 @part
@@ -193,8 +208,7 @@ def _block(job, x, y, scratch, unit):
         low, high = (j0, j1) if job.method == NO_WIDTH else span(width, number, j0, j1)
         stage = scratch + job.stage_at
         if not _stage_depth(job, x, plane, bottom, top, low, high, stage):
-            for i in range(count):
-                clear(to + i * width.outputs * size, (j1 - j0) * size)
+            _clear_rows(job, to, count, j0, j1)
             return
     if job.method == COLUMNS:
         _transposed_block(job, x, to, scratch, bottom, first, count, j0, j1)
