@@ -16,7 +16,7 @@ import kernel_maps as maps
 import oracles
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu
-from kernel_cases import FORMATS, cases, numbers
+from kernel_cases import cases, numbers, some_formats
 
 _PROT_NONE = 0
 
@@ -61,13 +61,13 @@ class GuardedMemory:
 
 
 def check_guarded_cases() -> None:
-    """Assert NumPy's bits of all listed cases, in every other format."""
+    """Assert NumPy's bits of all listed cases, in some formats."""
     backend, _ = backends.choose("numba_cpu")
     largest = max(
         max(math.prod(case.plan.input_shape), math.prod(case.plan.output_shape)) for case in cases()
     )
     source, target = GuardedMemory(8 * largest), GuardedMemory(8 * largest)
-    for case, (arriving, leaving) in product(cases(), FORMATS[::2]):
+    for case, (arriving, leaving) in ((one, some) for one in cases() for some in some_formats(one)):
         ordinary = numbers(case, arriving, special=False)
         expected = np.empty(case.plan.output_shape, leaving)
         NumpyCpu().apply(case.plan, ordinary, expected)

@@ -8,13 +8,23 @@ import sys
 import pytest
 
 from gradwire_server import backends
+from numba_here import needs_numba
 
 
-@pytest.mark.parametrize("name", ["auto", "numpy_cpu"])
+@pytest.mark.parametrize(
+    "name", ["auto", "numpy_cpu", pytest.param("numba_cpu", marks=needs_numba)]
+)
 def test_a_choice_comes_with_its_name_and_reason(name: str) -> None:
     backend, reason = backends.choose(name)
     assert backend.name in reason
     assert name in {"auto", backend.name}
+
+
+@needs_numba
+def test_auto_is_the_compiled_backend_where_there_is_numba() -> None:
+    backend, reason = backends.choose("auto")
+    assert backend.name == "numba_cpu"
+    assert reason == "numba_cpu is the fastest backend for this machine"
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are() -> None:

@@ -12,9 +12,11 @@ import pytest
 
 import oracles
 from backend_calls import applied
+from gradwire_server import backends
+from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.backends.float_environment import default_float_environment, is_default
-from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
+from numba_here import needs_numba
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc",
@@ -41,25 +43,42 @@ def mxcsr(bits: int) -> Generator[None]:
         libm.fesetenv(before)
 
 
-def _halved() -> oracles.Tensor:
+def _halved(backend: Backend) -> oracles.Tensor:
     """Half of the least normal number and half of the least but one denormal."""
     half = BandedMap.from_taps(np.array([[0], [1]]), np.full((2, 1), 0.5), inputs=2)
     x = np.array([2.0**-126, 2.0**-148], np.float32)
-    return applied(NumpyCpu(), Plan.build([half], (2,)), x, np.float32)
+    return applied(backend, Plan.build([half], (2,)), x, np.float32)
 
 
 @pytest.mark.parametrize(
     "bits", [DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, DENORMALS_ARE_ZERO | FLUSH_TO_ZERO]
 )
-def test_denormals_survive_a_thread_that_flushes_them(bits: int) -> None:
+def test_denormals_survive_a_thread_that_flushes_them(backend: Backend, bits: int) -> None:
     with mxcsr(bits):
-        flushed = _halved()
+        flushed = _halved(backend)
         with default_float_environment():
-            kept = _halved()
-        again = _halved()
+            kept = _halved(backend)
+        again = _halved(backend)
     oracles.same_bits(kept, np.array([2.0**-127, 2.0**-149], np.float32))
     assert (flushed == 0).any()
     oracles.same_bits(again, flushed)
+
+
+@needs_numba
+@pytest.mark.parametrize("bits", [DENORMALS_ARE_ZERO | FLUSH_TO_ZERO, UPWARD])
+def test_threads_of_a_backend_do_not_inherit_the_environment_they_were_started_in(
+    bits: int,
+) -> None:
+    backend, _ = backends.choose("numba_cpu", threads=3)
+    backend.warm_up()
+    values = np.array([2.0**-126, 2.0**-148, 1 / 3, -0.7], np.float32)
+    x = np.random.default_rng(0).choice(values, (1024, 512))
+    plan = Plan.build([None, oracles.linear_taps(512, 1024).map()], x.shape)
+    with mxcsr(bits):
+        applied(backend, plan, x, np.float32)
+    expected = applied(NumpyCpu(), plan, x, np.float32)
+    for _ in range(5):
+        oracles.same_bits(applied(backend, plan, x, np.float32), expected)
 
 
 @pytest.mark.parametrize("bits", [UPWARD, TO_ZERO])

@@ -1,4 +1,4 @@
-"""The NumPy backend against scalar loops, bit for bit, and against dense matrices."""
+"""Every backend against scalar loops, bit for bit, and against dense matrices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 import oracles
 from backend_calls import applied
-from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
+from gradwire_server.backends import Backend, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
-
-BACKEND = NumpyCpu()
 
 
 def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:
@@ -27,29 +25,29 @@ def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:
 @settings(max_examples=400, deadline=None)
 @given(data=st.data(), plan=oracles.plans(), dtype=st.sampled_from(oracles.STORAGE_TYPES))
 def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(
-    data: st.DataObject, plan: Plan, dtype: np.dtype[np.generic]
+    backend: Backend, data: st.DataObject, plan: Plan, dtype: np.dtype[np.generic]
 ) -> None:
     x = data.draw(oracles.tensors(plan.input_shape, dtype=dtype))
     result_dtype = data.draw(st.sampled_from([dtype, compute_dtype(dtype)]))
-    result = applied(BACKEND, plan, x, result_dtype)
+    result = applied(backend, plan, x, result_dtype)
     oracles.same_bits(result, oracles.scalar_apply(plan, x, result_dtype))
 
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), plan=oracles.plans())
 def test_the_compute_type_may_come_in_and_the_storage_type_go_out(
-    data: st.DataObject, plan: Plan
+    backend: Backend, data: st.DataObject, plan: Plan
 ) -> None:
     x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float32))
     for dtype in oracles.STORAGE_TYPES[:3]:
         expected = oracles.scalar_apply(plan, x, dtype)
-        oracles.same_bits(applied(BACKEND, plan, x, dtype), expected)
+        oracles.same_bits(applied(backend, plan, x, dtype), expected)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize(("inputs", "outputs"), [(16, 8), (8, 16), (13, 31), (31, 13), (64, 3)])
 def test_realistic_axes_give_the_bits_of_the_scalar_loop(
-    axis: int, inputs: int, outputs: int
+    backend: Backend, axis: int, inputs: int, outputs: int
 ) -> None:
     shape = [2, 3, 2]
     shape[axis] = inputs
@@ -58,7 +56,7 @@ def test_realistic_axes_give_the_bits_of_the_scalar_loop(
         plan = Plan.build([*maps[:axis], taps.map()], tuple(shape))
         for one in (plan, plan.adjoint()):
             x = np.random.default_rng(0).normal(size=one.input_shape).astype(np.float32)
-            result = applied(BACKEND, one, x, np.float32)
+            result = applied(backend, one, x, np.float32)
             oracles.same_bits(result, oracles.scalar_apply(one, x, np.float32))
 
 
@@ -70,6 +68,7 @@ def test_realistic_axes_give_the_bits_of_the_scalar_loop(
     dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)]),
 )
 def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
+    backend: Backend,
     data: st.DataObject,
     bands: BandedMap,
     shape: tuple[int, ...],
@@ -78,28 +77,37 @@ def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
     x = data.draw(oracles.tensors(shape, dtype=dtype))
     cuts = sorted({0, 12, *data.draw(st.lists(st.integers(1, 11)))})
     plan = Plan.build([None, bands, None], shape)
-    oracles.same_bits(_in_pieces(bands, x, cuts), applied(BACKEND, plan, x, dtype))
+    pieces = _in_pieces(backend, bands, x, cuts, gap=data.draw(st.integers(1, 2)))
+    oracles.same_bits(pieces, applied(backend, plan, x, dtype))
 
 
-def test_many_sums_may_be_open_where_the_input_is_cut() -> None:
-    x = np.random.default_rng(3).normal(size=(2, 97, 3)).astype(np.float32)
+@pytest.mark.parametrize(("inner", "gap"), [(3, 1), (3, 2), (16, 1), (37, 1), (130, 1)])
+def test_many_sums_may_be_open_where_the_input_is_cut(
+    backend: Backend, inner: int, gap: int
+) -> None:
+    x = np.random.default_rng(3).normal(size=(2, 97, inner)).astype(np.float32)
     bands = oracles.cubic_taps(29, 97).map().adjoint()
-    whole = applied(BACKEND, Plan.build([None, bands, None], x.shape), x, np.float32)
+    whole = applied(backend, Plan.build([None, bands, None], x.shape), x, np.float32)
     for cut in range(1, 97):
-        oracles.same_bits(_in_pieces(bands, x, [0, cut, 97]), whole)
+        oracles.same_bits(_in_pieces(backend, bands, x, [0, cut, 97], gap=gap), whole)
 
 
-def _in_pieces(bands: BandedMap, x: oracles.Tensor, cuts: list[int]) -> oracles.Tensor:
-    """Add the inputs between cuts along axis 1, one piece after the other, to a strided array."""
-    gapped = np.zeros((x.shape[0], bands.outputs, 2 * x.shape[2]), x.dtype)
-    y = gapped[:, :, ::2]
+def _in_pieces(
+    backend: Backend, bands: BandedMap, x: oracles.Tensor, cuts: list[int], *, gap: int
+) -> oracles.Tensor:
+    """Add the inputs between cuts along axis 1, one piece after the other.
+
+    gap  distance of the results' last axis in memory
+    """
+    memory = np.zeros((x.shape[0], bands.outputs, gap * x.shape[2]), x.dtype)
+    y = memory[:, :, ::gap]
     carried = 0
     for low, high in pairwise(cuts):
         y[:, carried:] = np.nan
         piece = bands.window(0, bands.outputs, low, high)
-        BACKEND.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
+        backend.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
         carried = int((bands.start < high).sum())
-    assert (gapped[:, :, 1::2] == 0).all()
+    assert gap == 1 or (memory[:, :, 1::gap] == 0).all()
     return y.copy()
 
 
@@ -117,41 +125,43 @@ def _in_turn(bands: BandedMap, x: oracles.Tensor) -> oracles.Tensor:
 
 
 @pytest.mark.parametrize("inner", [1, 300])
-def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(inner: int) -> None:
+def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(
+    backend: Backend, inner: int
+) -> None:
     rng = np.random.default_rng(1)
     counts = np.array([1, 2500, 2, 3000, 1, 1])
     start = np.array([0, 0, 2499, 2500, 5500, 5501])
     offset = np.concatenate([[0], np.cumsum(counts)])
     bands = BandedMap(6, 5502, start, offset, rng.normal(size=int(offset[-1])))
     x = rng.normal(size=(5502, inner)).astype(np.float32)
-    result = applied(BACKEND, Plan.build([bands, None], x.shape), x, np.float32)
+    result = applied(backend, Plan.build([bands, None], x.shape), x, np.float32)
     oracles.same_bits(result, _in_turn(bands, x))
     pairwise = np.add.reduce(bands.weight[1:2501].astype(np.float32) * x[:2500, 0])
     assert result[1, 0] != pairwise
 
 
-def test_bands_of_every_length_are_added_in_turn() -> None:
+def test_bands_of_every_length_are_added_in_turn(backend: Backend) -> None:
     rng = np.random.default_rng(2)
     counts = np.arange(1, 60)[rng.permutation(59)]
     offset = np.concatenate([[0], np.cumsum(counts)])
     inputs = int(offset[-1])
     bands = BandedMap(59, inputs, offset[:-1].copy(), offset, rng.normal(size=inputs))
     x = rng.normal(size=(inputs, 2)).astype(np.float32)
-    result = applied(BACKEND, Plan.build([bands, None], x.shape), x, np.float32)
+    result = applied(backend, Plan.build([bands, None], x.shape), x, np.float32)
     oracles.same_bits(result, _in_turn(bands, x))
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), plan=oracles.plans())
 def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
-    data: st.DataObject, plan: Plan
+    backend: Backend, data: st.DataObject, plan: Plan
 ) -> None:
     plan = Plan(plan.input_shape, plan.output_shape, plan.passes)
     numbers = [-2.0, -0.5, 0.25, 1.0, 3.0]
     x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float64, values=numbers))
     g = data.draw(oracles.tensors(plan.output_shape, dtype=np.float64, values=numbers))
-    forward = applied(BACKEND, plan, x, np.float64)
-    backward = applied(BACKEND, plan.adjoint(), g, np.float64)
+    forward = applied(backend, plan, x, np.float64)
+    backward = applied(backend, plan.adjoint(), g, np.float64)
     matrices = {one.axis: one.map.dense() for one in plan.passes}
     transposes = {axis: matrix.T for axis, matrix in matrices.items()}
     sizes = {axis: np.abs(matrix) for axis, matrix in matrices.items()}
@@ -165,44 +175,69 @@ def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
         assert (error <= 1e-14 * oracles.dense_apply(matrix, np.abs(source))).all()
 
 
-def test_nothing_to_do_gives_every_bit_back() -> None:
+def test_nothing_to_do_gives_every_bit_back(backend: Backend) -> None:
     for dtype in oracles.STORAGE_TYPES:
         x = np.array(oracles.VALUES).astype(dtype)
-        result = applied(BACKEND, Plan.build([None], x.shape), x, dtype)
+        result = applied(backend, Plan.build([None], x.shape), x, dtype)
         assert result.tobytes() == x.tobytes()
 
 
-def test_empty_slabs_are_no_special_case() -> None:
-    bands = oracles.linear_taps(4, 8).map()
-    plan = Plan.build([bands.window(3, 3, 1, 1), None], (0, 5))
-    assert applied(BACKEND, plan, np.ones((0, 5), np.float32), np.float32).shape == (0, 5)
-    plan = Plan.build([None, bands], (0, 4))
-    assert applied(BACKEND, plan, np.ones((0, 4), np.float32), np.float32).shape == (0, 8)
+@pytest.mark.parametrize("channels", [0, 1, 3, 20])
+def test_empty_slabs_are_no_special_case(backend: Backend, channels: int) -> None:
+    up = oracles.linear_taps(4, 8).map()
+    none_of_none, none_of_two = up.window(3, 3, 1, 1), up.window(3, 3, 1, 3)
+    for shape, moving in (
+        ((0, 5), [none_of_none, None]),
+        ((0, 4), [None, up]),
+        ((5, 0), [None, none_of_none]),
+        ((2, 5), [none_of_two, None]),
+        ((5, 2), [None, none_of_two]),
+        ((4, 2), [up, none_of_two]),
+        ((2, 4), [none_of_two, up]),
+        ((4, 2, 4), [up, none_of_two, up]),
+        ((2, 4, 4), [none_of_two, up, up]),
+        ((4, 3, 2), [up, None, none_of_two]),
+    ):
+        plan = Plan.build([*moving, None], (*shape, channels))
+        x = np.ones(plan.input_shape, np.float32)
+        assert not applied(backend, plan, x, np.float32).size
+
+
+@pytest.mark.parametrize("channels", [1, 3, 20])
+def test_outputs_of_no_inputs_are_fill(backend: Backend, channels: int) -> None:
+    nothing = BandedMap(3, 0, np.zeros(3, np.int64), np.zeros(4, np.int64), np.zeros(0))
+    for maps, shape in (([nothing], (0,)), ([None, nothing], (4, 0)), ([nothing] * 2, (0, 0))):
+        plan = Plan.build([*maps, None], (*shape, channels), fill=2.5)
+        result = applied(backend, plan, np.ones(plan.input_shape, np.float32), np.float32)
+        assert result.size
+        assert (result == 2.5).all()
 
 
 @pytest.mark.parametrize("shape", [(1 << 21,), (1 << 11, 1 << 10), (1, 1 << 20, 2)])
-def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(shape: tuple[int, ...]) -> None:
+def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(
+    backend: Backend, shape: tuple[int, ...]
+) -> None:
     bands = [oracles.linear_taps(size // 2, size).map() if size > 2 else None for size in shape]
     plan = Plan.build(bands, tuple(max(1, size // 2) if size > 2 else size for size in shape))
     x = np.ones(plan.output_shape, np.float32)
     adjoint = plan.adjoint()
     tracemalloc.start()
     try:
-        applied(BACKEND, adjoint, x, np.float32)
+        applied(backend, adjoint, x, np.float32)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 3 * x.nbytes + 40 * adjoint.table_entries
 
 
-def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it() -> None:
+def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it(backend: Backend) -> None:
     x = np.ones((2048, 2048), np.float32)
     index = np.arange(2048)[np.newaxis]
     bands = BandedMap.from_taps(index, np.full((1, 2048), 0.5), inputs=2048)
     plan = Plan.build([bands, None], x.shape)
     tracemalloc.start()
     try:
-        result = applied(BACKEND, plan, x, np.float32)
+        result = applied(backend, plan, x, np.float32)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -214,11 +249,11 @@ def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it() -> None:
     ("dtype", "ulp"), [(np.dtype(np.float16), 2**-10), (np.dtype(ml_dtypes.bfloat16), 2**-7)]
 )
 def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
-    dtype: np.dtype[np.generic], ulp: float
+    backend: Backend, dtype: np.dtype[np.generic], ulp: float
 ) -> None:
     sums = {1 + ulp / 2: 1, 1 + 1.5 * ulp: 1 + 2 * ulp, 1 + ulp / 2 + 2**-23: 1 + ulp}
     for exact, rounded in sums.items():
         index = np.array([[0, 1]])
         bands = BandedMap.from_taps(index, np.array([[1, exact - 1]]), inputs=2)
-        result = applied(BACKEND, Plan.build([bands], (2,)), np.ones(2, dtype), dtype)
+        result = applied(backend, Plan.build([bands], (2,)), np.ones(2, dtype), dtype)
         assert result.astype(np.float64) == [rounded]

@@ -1,0 +1,188 @@
+"""Where compiled code is kept, and that no process compiles what another has compiled before."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from numba_here import compiled, needs_numba, run_program
+
+pytestmark = needs_numba
+
+# A package that compiles in a moment stands in for the kernels, which take half a minute.
+PACKAGE = {
+    "__init__.py": "",
+    "parts.py": "FACTOR = 2\n",
+    "blocks.py": """
+from numba import njit, types
+from small.parts import FACTOR
+
+@njit(types.int64(types.int64), cache=True)
+def multiple(number):
+    return FACTOR * number
+""",
+    "jobs.py": """
+from numba import cfunc, types
+from small.parts import FACTOR
+
+@cfunc(types.int64(types.int64), cache=True)
+def multiple(number):
+    return FACTOR * number
+""",
+}
+
+LOAD = """
+import ctypes
+from numba.core import config
+from gradwire_server.backends.numba_cpu import compilation
+
+# Without root's capabilities a folder that must not be written to cannot be.
+ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
+packages, folder = sys.argv[1:]
+sys.path.insert(0, packages)
+vars(compilation)["_PACKAGE"] = "small"
+blocks, jobs = compilation.load(folder)
+assert config.CACHE_DIR == ""
+answers = {blocks.multiple(21), jobs.multiple.ctypes(21)}
+found = sum(blocks.multiple.stats.cache_hits.values()) + jobs.multiple.cache_hits
+print(*answers, "of 2 found:", found)
+"""
+
+ALL = """
+from numba_here import compiled
+from gradwire_server.backends.numba_cpu import compilation
+
+compiled(1)
+modules = [one for name, one in sys.modules.items() if ".numba_cpu." in name]
+functions = [one for module in modules for one in vars(module).values()]
+callbacks = [one for one in functions if type(one).__name__ == "CFunc"]
+assert callbacks
+assert all(one.cache_hits for one in callbacks)
+blocks = compilation.load("").blocks
+for one in (blocks.run, blocks.accumulate):
+    assert not one.stats.cache_misses, one
+    assert one.stats.cache_hits, one
+"""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the folder with the package."""
+    folder = tmp_path_factory.mktemp("packages")
+    (folder / "small").mkdir()
+    for name, text in PACKAGE.items():
+        (folder / "small" / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder that a first process has compiled to."""
+    folder = tmp_path_factory.mktemp("first") / "a" / "b"
+    assert _load(packages, folder) == "42 of 2 found: 0"
+    return folder
+
+
+@pytest.fixture
+def filled(first: Path, tmp_path: Path) -> Path:
+    """Return a copy of that folder."""
+    return shutil.copytree(first, tmp_path / "filled")
+
+
+def _load(packages: Path, folder: Path | str, *, logs: str = "", **env: object) -> str:
+    """Load the package in a process, which logs this, and return what it says of its cache."""
+    variables = {name: str(one) for name, one in env.items()}
+    done = run_program(LOAD, packages, folder, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(logs) if logs else not done.stderr
+    return done.stdout.strip()
+
+
+def _files(folder: Path) -> dict[Path, int]:
+    """Return when each file in a folder was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_process_compiles_nothing(packages: Path, filled: Path) -> None:
+    files = _files(filled)
+    assert files
+    assert _load(packages, filled) == "42 of 2 found: 2"
+    assert _files(filled) == files
+
+
+def test_the_kernels_themselves_are_found_by_a_second_process() -> None:
+    compiled(1)
+    done = run_program(ALL)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_default_folder_is_in_the_users_cache(packages: Path, tmp_path: Path) -> None:
+    _load(packages, "", XDG_CACHE_HOME=tmp_path / "xdg")
+    assert _files(tmp_path / "xdg" / "gradwire" / "kernels")
+    _load(packages, "", XDG_CACHE_HOME="", HOME=tmp_path / "home")
+    assert _files(tmp_path / "home" / ".cache" / "gradwire" / "kernels")
+
+
+def test_what_was_compiled_from_other_code_is_not_used(packages: Path, filled: Path) -> None:
+    part = packages / "small" / "parts.py"
+    part.write_text("FACTOR = 3\n")
+    try:
+        assert _load(packages, filled) == "63 of 2 found: 0"
+    finally:
+        part.write_text(PACKAGE["parts.py"])
+    assert _load(packages, filled) == "42 of 2 found: 2"
+
+
+def test_a_folder_that_cannot_be_written_to_is_used_as_it_is(
+    packages: Path, filled: Path, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    files = _files(filled)
+    folders = [filled, *(path for path in filled.rglob("*") if path.is_dir())]
+    for path in folders:
+        path.chmod(0o555)
+    try:
+        assert _load(packages, filled, TMPDIR=scratch) == "42 of 2 found: 2"
+    finally:
+        for path in folders:
+            path.chmod(0o755)
+    assert _files(filled) == files
+    assert not list(scratch.iterdir())
+    assert not list(packages.rglob("*.nb?"))
+
+
+def test_without_a_folder_a_process_compiles_and_leaves_nothing(
+    packages: Path, tmp_path: Path
+) -> None:
+    place, scratch = tmp_path / "place", tmp_path / "scratch"
+    scratch.mkdir()
+    place.mkdir(mode=0o555)
+    assert _load(packages, place / "kept", TMPDIR=scratch) == "42 of 2 found: 0"
+    assert not list(scratch.iterdir())
+    assert not list(packages.rglob("*.nb?"))
+
+
+@pytest.mark.parametrize(("kind", "left"), [("nbi", 0.0), ("nbc", 0.5)])
+def test_damaged_files_are_replaced(packages: Path, filled: Path, kind: str, left: float) -> None:
+    damaged = [path for path in _files(filled) if path.suffix == f".{kind}"]
+    assert damaged
+    for path in damaged:
+        held = path.read_bytes()
+        path.write_bytes(held[: int(len(held) * left)])
+    answer = _load(packages, filled, logs="kernels are compiled anew")
+    assert answer.startswith("42 ")
+    assert _load(packages, filled) == "42 of 2 found: 2"
+
+
+def test_processes_that_start_at_once_do_not_disturb_each_other(
+    packages: Path, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(partial(_load, packages), [tmp_path / "kept"] * 3))
+    assert all(answer.startswith("42 ") for answer in answers)
+    assert _load(packages, tmp_path / "kept") == "42 of 2 found: 2"

@@ -1,0 +1,111 @@
+"""The compiled backend has the bits of NumPy's, by whatever way it goes."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernel_maps as maps
+import kernel_plans
+import oracles
+from gradwire_server import backends
+from gradwire_server.backends import Backend, NumpyCpu
+from gradwire_server.plans import BandedMap, Plan
+from kernel_cases import Case, cases, check, numbers
+from kernel_checks import check_case, check_conversions
+from kernel_ways import listed_ways, methods
+from numba_here import compiled, needs_numba
+
+pytestmark = needs_numba
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_every_listed_case_has_the_bits_of_numpy(case: Case) -> None:
+    check_case(compiled(1), case)
+
+
+def test_the_listed_cases_go_every_way() -> None:
+    ways = listed_ways()
+    along_rows = methods() - {0}
+    assert {way.method for way in ways} == methods()
+    for compute in ("float32", "float64"):
+        here = [way for way in ways if way.compute == compute]
+        assert {(way.method, way.plain) for way in here} >= set(product(along_rows, [False, True]))
+        assert {way.method for way in here if way.staged} == along_rows
+        assert {way.method for way in here if way.tiled} == methods()
+    assert any(way.chunked for way in ways)
+    assert {1, 2, 3} <= {way.jobs for way in ways}
+
+
+def test_sixteen_bit_numbers_come_in_exactly_and_go_out_rounded_to_nearest_even() -> None:
+    check_conversions(compiled(1))
+
+
+@pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES)
+def test_numbers_may_stand_anywhere_in_memory(dtype: np.dtype[np.generic]) -> None:
+    for case in cases()[::9]:
+        x = numbers(case, dtype, special=True)
+        memory = np.empty(x.nbytes + 1, np.uint8)
+        moved = memory[1:].view(dtype).reshape(x.shape)
+        moved[...] = x
+        assert not moved.flags.aligned or dtype.alignment == 1
+        check(compiled(1), case.plan, moved, dtype)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    length=st.sampled_from(kernel_plans.LENGTHS),
+    outer=st.integers(1, 3),
+    inner=st.integers(1, 140),
+    dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)]),
+)
+def test_inputs_accumulated_in_any_pieces_have_the_bits_of_numpy(
+    data: st.DataObject, length: int, outer: int, inner: int, dtype: np.dtype[np.generic]
+) -> None:
+    bands = data.draw(kernel_plans.bands(length, 300).filter(lambda one: one.is_increasing))
+    x = data.draw(kernel_plans.tensors((outer, length, inner), dtype))
+    inside = data.draw(st.lists(st.integers(0, length), max_size=4))
+    cuts = sorted({0, length, *inside})
+    expected = np.empty((outer, bands.outputs, inner), dtype)
+    NumpyCpu().accumulate(bands, x, expected, axis=1, carried=0)
+    oracles.same_bits(_in_pieces(compiled(1), bands, x, cuts), expected)
+
+
+def _new_threads(before: set[threading.Thread]) -> int:
+    found = set(threading.enumerate()) - before
+    return sum(one.name.startswith("gradwire-kernel") for one in found)
+
+
+def test_large_tensors_are_shared_among_threads_and_small_ones_are_not() -> None:
+    small = Plan.build([None, maps.linear(64, 128)], (64, 64))
+    large = Plan.build([None, maps.linear(512, 1024)], (1024, 512))
+    backend, _ = backends.choose("numba_cpu", threads=3)
+    before = set(threading.enumerate())
+    check(backend, small, np.ones(small.input_shape, np.float32), np.float32)
+    assert not _new_threads(before)
+    check(backend, large, np.ones(large.input_shape, np.float32), np.float32)
+    assert 1 <= _new_threads(before) <= 2
+
+
+def _in_pieces(
+    backend: Backend, bands: BandedMap, x: oracles.Tensor, cuts: list[int]
+) -> oracles.Tensor:
+    """Add the inputs between cuts along axis 1, one piece after the other, amid other numbers."""
+    size, guard = x.shape[0] * bands.outputs * x.shape[2], 64
+    memory = np.full(size + 2 * guard, 77.25, x.dtype)
+    y = memory[guard : guard + size].reshape(x.shape[0], bands.outputs, x.shape[2])
+    carried = 0
+    for low, high in pairwise(cuts):
+        y[:, carried:] = np.nan
+        piece = bands.window(0, bands.outputs, low, high)
+        backend.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
+        carried = int((bands.start < high).sum())
+    assert (memory[:guard] == 77.25).all()
+    assert (memory[guard + size :] == 77.25).all()
+    return y
