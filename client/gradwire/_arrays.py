@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import ml_dtypes
@@ -22,7 +23,7 @@ def to_array(values: object) -> NDArray[Any]:
 
     Raises TypeError, which names the fix, where there is no way.
     """
-    if isinstance(values, np.ma.MaskedArray):
+    if _is_masked(values):
         raise TypeError("a masked array has elements without a value; pass array.filled(value)")
     if isinstance(values, np.ndarray):
         return np.asarray(cast("NDArray[Any]", values))
@@ -35,6 +36,12 @@ def to_array(values: object) -> NDArray[Any]:
         raise TypeError(
             f"cannot read a {kind} as an array: {error}; pass a NumPy array or a tensor on the host"
         ) from error
+
+
+def _is_masked(values: object) -> bool:
+    # Only who has imported it can have one, and importing it takes longer than most calls.
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(values, masked.MaskedArray)
 
 
 def share_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.rehearsal import rehearse
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
 from gradwire_server.streams import StreamService
@@ -122,6 +124,7 @@ class Server:
         _log.info("warming up", extra={"facts": {"backend": backend.name}})
         started = time.monotonic()
         await self._workshop.off_loop(backend.warm_up)
+        await self._workshop.off_loop(partial(rehearse, backend))
         self._warm_up_s = round(time.monotonic() - started, 3)
 
     async def _tell_health(self, *, serving: bool) -> None:

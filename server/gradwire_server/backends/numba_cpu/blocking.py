@@ -140,18 +140,21 @@ def _method(
         return records.NO_WIDTH, None
     if form.channels >= FEW_CHANNELS:
         return records.CHANNELS, None
-    pickable = can_pick and width.groups(form.channels) is not None
-    if form.channels == 1:
-        for method, steady in ((records.HALVE, width.halving), (records.DOUBLE, width.doubling)):
-            ends = width.outputs - (steady.stop - steady.first) if steady else width.outputs
-            most = 0 if pickable and width.outputs < _SHORT_ROW else width.outputs // 2
-            if steady and ends <= most:
-                return method, steady
-    if pickable:
+    steady = _steady_method(width) if form.channels == 1 else None
+    if steady and width.outputs >= _SHORT_ROW:
+        return steady
+    if can_pick and width.groups(form.channels) is not None:
         return records.PERMUTE, None
-    if form.channels == 1 and rows < _FEW_ROWS:
-        return records.HALVE, None
-    return records.COLUMNS, None
+    few = form.channels == 1 and rows < _FEW_ROWS
+    return steady or (records.HALVE if few else records.COLUMNS, None)
+
+
+def _steady_method(width: Table) -> tuple[int, Steady] | None:
+    """The method for bands that advance steadily over most of an axis."""
+    for method, steady in ((records.HALVE, width.halving), (records.DOUBLE, width.doubling)):
+        if steady and 2 * (steady.stop - steady.first) >= width.outputs:
+            return method, steady
+    return None
 
 
 def _tile(form: Form, pixels: int, method: int, number: int) -> int:

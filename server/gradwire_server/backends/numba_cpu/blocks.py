@@ -75,10 +75,10 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
 
 
 @part
-def _rows(job, x, scratch, bottom, first, count, low, high):
+def _rows(job, x, scratch, bottom, first, count, readable, low, high):
     """Sum rows over depth and height, pixels low .. high - 1; returns their address and step.
 
-    What follows a row there can be read, too, PAD numbers on.
+    So many rows can be read there as are readable, and PAD numbers beyond the end of each.
     """
     number, channels = job.number, job.channels
     stage, sums, length = scratch + job.stage_at, scratch + job.sums_at, (high - low) * channels
@@ -87,10 +87,8 @@ def _rows(job, x, scratch, bottom, first, count, low, high):
     if not job.height.moves and not job.input_narrow:
         step = job.width.inputs * channels * number
         at = x + first * step + low * channels * number
-        if at + (count - 1) * step + (length + PAD) * number <= x + job.input_bytes:
+        if at + (readable - 1) * step + (length + PAD) * number <= x + job.input_bytes:
             return at, step
-    # No more than there are: the rows beyond are whatever the buffer holds.
-    count = min(count, job.rows - first)
     _sum_height(job, x, stage, bottom, first, count, low * channels, length, sums, job.row_bytes)
     return sums, job.row_bytes
 
@@ -124,7 +122,7 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
         _sum_height(job, x, stage, bottom, first, count, j0, length, to, step)
     else:
         low, high = span(job.width, job.number, j0, j1)
-        rows, row_step = _rows(job, x, scratch, bottom, first, count, low, high)
+        rows, row_step = _rows(job, x, scratch, bottom, first, count, count, low, high)
         rows -= low * channels * job.number
         _sum_width(job, rows, row_step, count, j0, j1, to, step)
     if job.output_narrow:
@@ -171,7 +169,7 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     low, high = span(axis, job.number, j0, j1)
     for c0 in range(low, max(high, low + 1), job.chunk):
         c1 = min(c0 + job.chunk, high)
-        rows, row_step = _rows(job, x, scratch, bottom, first, job.block, c0, c1)
+        rows, row_step = _rows(job, x, scratch, bottom, first, count, job.block, c0, c1)
         call(job.to_columns, (rows, row_step, (c1 - c0) * job.channels, columns))
         call(job.width_stage, (job.address, columns, c0, c1, j0, j1, results, 0))
     line = axis.outputs * job.channels * job.output_size
