@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import time
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -76,6 +78,9 @@ def gradwire_server(*, print_config: bool, compile_only: bool, **values: Any) ->
 
 def _compile(settings: Settings) -> None:
     try:
+        if settings.compile_cache:
+            Path(settings.compile_cache).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=settings.compile_cache).close()
         backend, reason = backends.choose(
             settings.backend, threads=settings.threads, cache_dir=settings.compile_cache
         )

@@ -185,6 +185,7 @@ class _Crew:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 ready.cancel()
+                await asyncio.wait({ready})
                 self._stop()
                 break
         return keeping

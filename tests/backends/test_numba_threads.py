@@ -98,7 +98,7 @@ def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other
         return [applied(backend, plan, x, np.float32) for _ in range(3)]
 
     with ThreadPoolExecutor(6) as pool:
-        for _ in range(25):
+        for _ in range(60):
             plan = Plan.build([None, maps.cubic(400, 533)], x.shape)
             for results in pool.map(prepare_and_apply, [plan] * 6):
                 for result in results:

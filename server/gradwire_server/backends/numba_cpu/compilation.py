@@ -67,27 +67,41 @@ def _import() -> Kernels:
     return Kernels(*(import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields))
 
 
-def _default_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(root) / "gradwire" / "kernels"
+def _default_folder() -> Path | None:
+    """Return the folder in the user's cache folder; None for a user without a home."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "gradwire" / "kernels"
+    except RuntimeError:
+        return None
 
 
-def _writable(folder: Path) -> Path:
+def _writable(folder: Path | None) -> Path:
     """Return the part of a folder for this very code, or a private copy of what there is."""
+    if folder is None:
+        _log.warning("what is compiled cannot be kept: there is no home folder")
+        return _private(None)
     part = folder / _version()
     try:
         part.mkdir(parents=True, exist_ok=True)
         # numba itself looks in no folder that it cannot write to.
         tempfile.TemporaryFile(dir=part).close()
-    except OSError:
-        private = Path(tempfile.mkdtemp(prefix="gradwire-kernels-"))
-        atexit.register(shutil.rmtree, private, ignore_errors=True)
-        if part.is_dir():
-            shutil.copytree(part, private, dirs_exist_ok=True)
-            for one in (private, *private.rglob("*")):
-                one.chmod(0o700)  # copied with the rest
-        return private
+    except OSError as error:
+        if not part.is_dir():
+            _log.warning("what is compiled cannot be kept: %s", error)
+        return _private(part)
     return part
+
+
+def _private(part: Path | None) -> Path:
+    """Return a folder for this process, with what there is in one that cannot be written to."""
+    private = Path(tempfile.mkdtemp(prefix="gradwire-kernels-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    if part is not None and part.is_dir():
+        shutil.copytree(part, private, dirs_exist_ok=True)
+        for one in (private, *private.rglob("*")):
+            one.chmod(0o700)  # copied with the rest
+    return private
 
 
 def _version() -> str:
