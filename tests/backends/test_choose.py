@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -58,3 +59,15 @@ def test_the_compiled_backend_asked_for_by_name_is_never_replaced_by_another() -
     answer = _without_numba("numba_cpu")
     assert answer.returncode == 1
     assert 'pip install "gradwire[cpu]"' in answer.stderr
+
+
+def test_auto_is_numpy_where_numba_is_told_to_compile_nothing() -> None:
+    program = "from gradwire_server import backends; print(*backends.choose('auto'))"
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "numpy_cpu, since numba_cpu cannot run here: " in done.stdout

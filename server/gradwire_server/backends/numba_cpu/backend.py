@@ -49,6 +49,8 @@ class NumbaCpu:
     splits_work = True
 
     def __init__(self, *, threads: int = 1, cache_dir: str = "") -> None:
+        """Raise ImportError where kernels cannot be compiled."""
+        compilation.check()
         self._cache_dir = cache_dir
         self._threads = _Threads(threads)
         self._scratch = _Scratch()

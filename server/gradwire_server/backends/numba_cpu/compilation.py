@@ -32,6 +32,12 @@ class Kernels(NamedTuple):
     jobs: ModuleType
 
 
+def check() -> None:
+    """Raise ImportError where numba is told to compile nothing."""
+    if vars(import_module("numba.core.config"))["DISABLE_JIT"]:
+        raise ImportError("NUMBA_DISABLE_JIT is set")
+
+
 def load(folder: str) -> Kernels:
     """Return the kernels of this process, which are compiled on the first call.
 

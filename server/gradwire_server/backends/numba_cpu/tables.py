@@ -15,7 +15,7 @@ Indices = npt.NDArray[np.int64]
 
 _VECTOR_BYTES = 64
 # Vectors of grouped weights that are still worth their memory.
-_MOST_VECTORS = 1 << 17
+_MOST_VECTORS = 1 << 15
 
 # Numbers beyond the place of a lane that its taps may reach, since all lanes go as far.
 _MOST_REACH = 60
