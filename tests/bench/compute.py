@@ -19,7 +19,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -119,9 +119,7 @@ class Bench:
         return True
 
     def _pace_of(self, threads: int) -> Pace:
-        pace = self._pace
-        settle = _SETTLE_S if threads > 1 else 0.0
-        return Pace(pace.rounds, pace.sample_s, pace.budget_s, settle)
+        return replace(self._pace, settle_s=_SETTLE_S if threads > 1 else 0.0)
 
 
 def _arguments() -> argparse.Namespace:

@@ -16,12 +16,14 @@ class Pace:
 
     rounds    at most so many
     sample_s  a sample repeats its call for so long, once at least, and is the median of the calls
+    warm_s    before it does so untimed, if a call is shorter: those before leave other caches
     budget_s  a slow contestant takes part in as many rounds as fit in so long, once at least
     settle_s  pause before a sample: OpenMP's threads wait in a loop for a while
     """
 
     rounds: int = 5
-    sample_s: float = 0.02
+    sample_s: float = 0.03
+    warm_s: float = 0.06
     budget_s: float = 0.4
     settle_s: float = 0.0
 
@@ -42,7 +44,7 @@ def samples(
         for one in order:
             if len(seconds[one.name]) < min(number + 1, most[one.name]):
                 time.sleep(pace.settle_s)
-                seconds[one.name].append(_sample(one.run, first[one.name], pace.sample_s))
+                seconds[one.name].append(_sample(one.run, first[one.name], pace))
     return seconds
 
 
@@ -58,12 +60,13 @@ def ratio(seconds: Sequence[float], ours: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(seconds, ours, strict=False))
 
 
-def _sample(run: Callable[[], object], expected_s: float, sample_s: float) -> float:
-    if expected_s < sample_s:
+def _sample(run: Callable[[], object], expected_s: float, pace: Pace) -> float:
+    until = time.perf_counter() + pace.warm_s
+    while expected_s < pace.sample_s and time.perf_counter() < until:
         run()
     times = [timed(run)]
     total = times[0]
-    while total < sample_s:
+    while total < pace.sample_s:
         times.append(timed(run))
         total += times[-1]
     return statistics.median(times)

@@ -32,10 +32,10 @@ Key = tuple[int, np.dtype[Any], np.dtype[Any]]
 # Recent plans whose jobs are kept, and the most table entries that one of them may have.
 _KEPT_PLANS = 64
 _KEPT_ENTRIES = 1 << 20
-# Numbers read and written that are worth waking another thread.
-_WORK_OF_A_THREAD = 1 << 17
+# Numbers read and written that are worth waking another thread: that takes some 0.2 ms.
+_WORK_OF_A_THREAD = 1 << 21
 # Parts that each thread's share is cut into, so that a slow thread delays the others little.
-_PARTS = 4
+_PARTS = 2
 
 
 class NumbaCpu:
