@@ -84,7 +84,7 @@ def _new_threads(before: set[threading.Thread]) -> int:
 
 def test_large_tensors_are_shared_among_threads_and_small_ones_are_not() -> None:
     small = Plan.build([None, maps.linear(64, 128)], (64, 64))
-    large = Plan.build([None, maps.linear(512, 1024)], (1024, 512))
+    large = Plan.build([None, maps.linear(1024, 2048)], (2048, 1024))
     backend, _ = backends.choose("numba_cpu", threads=3)
     before = set(threading.enumerate())
     check(backend, small, np.ones(small.input_shape, np.float32), np.float32)

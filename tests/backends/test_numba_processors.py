@@ -22,11 +22,12 @@ PROCESSORS = [
 
 CHECK = """
 import sys
-import assembly, kernel_checks, kernel_ways
+import assembly, guarded_memory, kernel_checks, kernel_ways
 from gradwire_server.backends.numba_cpu.vectors import FEATURES
 from numba_here import compiled
 
 kernel_checks.check_all(compiled(2))
+guarded_memory.check_guarded_sums()
 assert {way.method for way in kernel_ways.listed_ways()} == kernel_ways.methods()
 assert not any(map(assembly.fused, assembly.of_kernels().values()))
 print(*(feature.strip("+") for feature in FEATURES))
