@@ -60,9 +60,23 @@ class GuardedMemory:
         return ctypes.string_at(end + beyond, 1)
 
 
+class GuardedScratch:
+    """Stands for the buffers of a thread: exactly as many bytes as a job has asked for."""
+
+    def __init__(self) -> None:
+        self.at_end = False
+        self._memory = GuardedMemory(1 << 24)
+
+    def address(self, size: int) -> int:
+        """Return where they begin, at a multiple of a vector's bytes."""
+        array = self._memory.array([size], np.uint8, at_end=self.at_end)
+        return array.ctypes.data // 64 * 64
+
+
 def check_guarded_cases() -> None:
-    """Assert NumPy's bits of all listed cases, in some formats."""
+    """Assert NumPy's bits of all listed cases, in some formats, with guarded buffers."""
     backend, _ = backends.choose("numba_cpu")
+    scratch = vars(backend)["_scratch"] = GuardedScratch()
     largest = max(
         max(math.prod(case.plan.input_shape), math.prod(case.plan.output_shape)) for case in cases()
     )
@@ -74,6 +88,7 @@ def check_guarded_cases() -> None:
         for at_end in (False, True):
             x = source.holding(ordinary, at_end=at_end)
             y = target.array(expected.shape, leaving, at_end=at_end)
+            scratch.at_end = at_end
             backend.apply(case.plan, x, y)
             oracles.same_bits(y, expected)
 

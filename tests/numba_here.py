@@ -17,6 +17,9 @@ from processes import environment
 
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
+# Numbers that are worth waking another thread for: made few, small tensors are shared, too.
+WORK_OF_A_THREAD = "gradwire_server.backends.numba_cpu.backend._WORK_OF_A_THREAD"
+
 
 @cache
 def compiled(threads: int) -> Backend:

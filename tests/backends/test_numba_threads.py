@@ -20,19 +20,16 @@ from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.plans import Plan
 from kernel_cases import FORMATS, cases, check, numbers
-from numba_here import compiled, needs_numba, run_program
+from numba_here import WORK_OF_A_THREAD, compiled, needs_numba, run_program
 
 pytestmark = needs_numba
-
-# Numbers that are worth waking another thread for.
-_WORK_OF_A_THREAD = "gradwire_server.backends.numba_cpu.backend._WORK_OF_A_THREAD"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_shares() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     """Let threads share tensors of the sizes that tests have time for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_WORK_OF_A_THREAD, 1 << 10)
+        patch.setattr(WORK_OF_A_THREAD, 1 << 10)
         yield
 
 
@@ -106,30 +103,35 @@ def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other
 
 
 FORK = """
-import os, signal
+import os, signal, threading
 import numpy as np
+import pytest
 import kernel_maps as maps
 from backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
+from numba_here import WORK_OF_A_THREAD
 
-plan = Plan.build([None, maps.linear(512, 1024)], (1024, 512))
+plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.random.default_rng(9).standard_normal(plan.input_shape).astype(np.float32)
 expected = applied(NumpyCpu(), plan, x, np.float32)
 backend, _ = backends.choose("numba_cpu", threads=3)
 
 def check():
     assert (applied(backend, plan, x, np.float32) == expected).all()
+    assert threading.active_count() > 1
 
-check()
-child = os.fork()
-if not child:
-    signal.alarm(60)
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(WORK_OF_A_THREAD, 1 << 10)
+    check()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        assert threading.active_count() == 1
     check()
     check()
-else:
-    check()
+if child:
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status))
 """
