@@ -6,7 +6,7 @@ import pytest
 
 from gradwire_server import backends
 from gradwire_server.backends import Backend
-from numba_here import compiled, needs_numba
+from numba_here import needs_numba
 
 
 @pytest.fixture(scope="session", params=["numpy_cpu", pytest.param("numba_cpu", marks=needs_numba)])
@@ -15,9 +15,3 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     chosen, _ = backends.choose(request.param)
     chosen.warm_up()
     return chosen
-
-
-@pytest.fixture(scope="session", params=[pytest.param(1, marks=needs_numba)])
-def numba(request: pytest.FixtureRequest) -> Backend:
-    """Return the compiled backend, on one thread, ready to compute."""
-    return compiled(request.param)

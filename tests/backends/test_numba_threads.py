@@ -85,9 +85,9 @@ def _many_switches() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
 @pytest.mark.usefixtures("_many_switches")
 def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other() -> None:
     backend, _ = backends.choose("numba_cpu", threads=1)
-    x = np.random.default_rng(8).standard_normal((3, 400)).astype(np.float32)
-    expected = np.empty((3, 533), np.float32)
-    NumpyCpu().apply(Plan.build([None, maps.cubic(400, 533)], x.shape), x, expected)
+    x = np.random.default_rng(8).standard_normal((3, 2000)).astype(np.float32)
+    expected = np.empty((3, 2667), np.float32)
+    NumpyCpu().apply(Plan.build([None, maps.cubic(2000, 2667)], x.shape), x, expected)
     start = threading.Barrier(6)
 
     def prepare_and_apply(plan: Plan) -> list[oracles.Tensor]:
@@ -96,7 +96,7 @@ def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other
 
     with ThreadPoolExecutor(6) as pool:
         for _ in range(60):
-            plan = Plan.build([None, maps.cubic(400, 533)], x.shape)
+            plan = Plan.build([None, maps.cubic(2000, 2667)], x.shape)
             for results in pool.map(prepare_and_apply, [plan] * 6):
                 for result in results:
                     oracles.same_bits(result, expected)
