@@ -15,6 +15,7 @@ from uuid import uuid4
 import grpc
 
 from gradwire_server.failures import Failure, failure
+from gradwire_server.phases import Phases
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Reply = TypeVar("Reply")
@@ -54,6 +55,7 @@ class Call:
     request_id   the caller's name for it, or one made here
     traceparent  the caller's trace, or a new one
     facts        what its log line says besides
+    phases       where its time goes
     """
 
     def __init__(self, method: str, context: Context, active: ActiveCalls) -> None:
@@ -62,6 +64,7 @@ class Call:
         self.request_id = uuid4().hex
         self.traceparent = _traceparent(context)
         self.facts: dict[str, object] = {}
+        self.phases = Phases()
         self._active = active
         self._started = time.monotonic()
 

@@ -22,6 +22,7 @@ from gradwire_server.engine import (
     Evaluation,
     EvaluationRequest,
     Preparer,
+    TensorSpec,
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.settings import Settings
@@ -87,7 +88,20 @@ class GradientService:
         return Call(method, context, self._workshop.active)
 
     async def _evaluate(self, request: v1.EvaluateRequest, call: Call) -> v1.EvaluateResponse:
-        workshop = self._workshop
+        with call.phases.spending("receive"):
+            decoded, output = self._decode(request, call)
+        with call.phases.spending("queue"):
+            evaluation = await self._workshop.prepare(decoded)
+        memory = self._workshop.admission.memory(evaluation.memory_bytes)
+        with memory, call.phases.spending("compute"):
+            data = await self._compute(evaluation, np.frombuffer(request.data, np.uint8))
+        return v1.EvaluateResponse(
+            request_id=call.request_id, output=wire.write_descriptor(output), data=data
+        )
+
+    def _decode(
+        self, request: v1.EvaluateRequest, call: Call
+    ) -> tuple[EvaluationRequest, TensorSpec]:
         call.request_id = wire.read_request_id(request.request_id) or call.request_id
         decoded = wire.read_request(request)
         call.facts |= {"operator": decoded.operator, "sizes": decoded.input.sizes}
@@ -99,12 +113,7 @@ class GradientService:
                 "data",
                 f"{len(request.data)} bytes; input's descriptor takes {decoded.input.wire_bytes}",
             )
-        evaluation = await workshop.prepare(decoded)
-        with workshop.admission.memory(evaluation.memory_bytes):
-            data = await self._compute(evaluation, np.frombuffer(request.data, np.uint8))
-        return v1.EvaluateResponse(
-            request_id=call.request_id, output=wire.write_descriptor(output), data=data
-        )
+        return decoded, output
 
     def _refuse_bulk(self, name: str, wire_bytes: int) -> None:
         allowed = self._workshop.settings.max_unary_bytes

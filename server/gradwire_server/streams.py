@@ -99,7 +99,8 @@ class _Stream:
         try:
             with workshop.admission.stream():
                 header = await self._read_open()
-                evaluation = await workshop.prepare(wire.read_request(header))
+                with self._call.phases.spending("queue"):
+                    evaluation = await workshop.prepare(wire.read_request(header))
                 self._call.facts |= {
                     "operator": evaluation.request.operator,
                     "sizes": evaluation.input.sizes,
@@ -190,7 +191,8 @@ class _Stream:
                 result = data
             else:
                 result = np.empty(stop - offset, np.uint8)
-                await self._do(partial(run, step, data, result), inline=inline)
+                with self._call.phases.spending("compute"):
+                    await self._do(partial(run, step, data, result), inline=inline)
             self._busy = False
             self._progress = time.monotonic()
             skipped = max(0, resume_from - offset)
@@ -212,7 +214,8 @@ class _Stream:
                 await self._send(encoding.chunk_response(offset + first, data))
 
     async def _next(self) -> v1.EvaluateStreamRequest | None:
-        message = await self._receive()
+        with self._call.phases.spending("receive"):
+            message = await self._receive()
         self._progress = time.monotonic()
         return None if message is grpc.aio.EOF else encoding.sound(message)
 
@@ -229,7 +232,8 @@ class _Stream:
         # A write outlives the task that started it, so that no second one runs into it.
         self._write = asyncio.ensure_future(self._context.write(message))
         self._write.add_done_callback(_note_error)
-        await asyncio.shield(self._write)
+        with self._call.phases.spending("send"):
+            await asyncio.shield(self._write)
         self._progress = time.monotonic()
 
     async def _watch(self) -> None:
