@@ -61,7 +61,7 @@ def test_taps_keep_the_type_of_the_coordinates(kind: Any) -> None:
     nearest = sampling.nearest_taps(sampling.half_up(x), inputs=3)
     assert nearest.weight.dtype == kind
     low = sampling.on_axis(sampling.floor(x), inputs=3)
-    linear = sampling.linear_taps(low, low + 1, upper_weight=x - sampling.floor(x))
+    linear = sampling.linear_taps(np.array([low, low + 1]), upper_weight=x - sampling.floor(x))
     assert linear.weight.dtype == kind
     np.testing.assert_array_equal(linear.weight, [[0.75, 0.25], [0.25, 0.75]])
     np.testing.assert_array_equal(linear.index, [[0, 1], [1, 2]])

@@ -72,7 +72,8 @@ def lower(
     axes = dialect.axes(attributes, call)
     _check_float32_axes(axes, call, limit=max_float32_axis)
     _check_table_entries(axes, limit=max_table_entries)
-    forward = Plan.build([None if axis is None else axis.build() for axis in axes], source)
+    tables = {axis: axis.build() for axis in set(axes) if axis is not None}
+    forward = Plan.build([None if axis is None else tables[axis] for axis in axes], source)
     return forward.adjoint() if dialect.gradient else forward
 
 

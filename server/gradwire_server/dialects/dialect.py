@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +49,14 @@ class Axis:
     inputs, outputs  lengths in the forward's direction
     most_taps        most taps any output has, so that the table's size is known before it is built
     sample           computes the taps of all outputs; called once the limits are known to hold
+    arguments        what it is given; axes that are equal with all of this have one table
     """
 
     inputs: int
     outputs: int
     most_taps: int
-    sample: Callable[[], Taps]
+    sample: Callable[..., Taps]
+    arguments: tuple[Hashable, ...]
 
     @property
     def most_entries(self) -> int:
@@ -63,7 +65,7 @@ class Axis:
 
     def build(self) -> BandedMap:
         """Build the forward's table."""
-        taps = self.sample()
+        taps = self.sample(*self.arguments)
         return BandedMap.from_taps(taps.index, taps.weight, inputs=self.inputs)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -115,17 +114,17 @@ class Line:
         )
 
 
-def _nearest(rounding: Rounding, line: Line) -> Taps:
+def _nearest(line: Line, rounding: Rounding) -> Taps:
     return sampling.nearest_taps(rounding(line.coordinates()), inputs=line.inputs)
 
 
 def _linear(line: Line) -> Taps:
     """Weight the two neighbors by distance, with x clamped first: no tap leaves the axis."""
-    x = np.clip(line.coordinates(), 0, np.float32(line.inputs - 1))
+    x = np.minimum(np.maximum(line.coordinates(), 0), np.float32(line.inputs - 1))
     whole = np.floor(x)
     low = sampling.on_axis(whole, inputs=line.inputs)
-    high = np.minimum(low + 1, line.inputs - 1)
-    return sampling.linear_taps(low, high, upper_weight=x - whole)
+    index = np.minimum(np.array([low, low + 1]), line.inputs - 1)
+    return sampling.linear_taps(index, upper_weight=x - whole)
 
 
 def _per_axis(call: Call, field: str, values: Sequence[float]) -> list[np.float32]:
@@ -179,14 +178,14 @@ def _operator(name: str, *, rounding: Callable[[Any], Rounding], gradient: bool)
 
     def axes(attributes: Any, call: Call) -> Axes:
         if attributes.interpolation_mode == "linear":
-            sample, most_taps = _linear, 2
+            sample, most_taps, rule = _linear, 2, ()
         else:
-            sample, most_taps = partial(_nearest, rounding(attributes)), 1
+            sample, most_taps, rule = _nearest, 1, (rounding(attributes),)
         swapped = gradient and attributes.offset_convention == "swapped"
         return tuple(
             None
             if line.is_identity()
-            else Axis(line.inputs, line.outputs, most_taps, partial(sample, line))
+            else Axis(line.inputs, line.outputs, most_taps, sample, (line, *rule))
             for line in _lines(attributes, call, swapped=swapped)
         )
 

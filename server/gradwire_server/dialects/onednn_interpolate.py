@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -97,11 +96,8 @@ def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
     """
     x = transformation.coordinates(src, dst)
     low = np.maximum(np.trunc(x), 0)
-    return sampling.linear_taps(
-        sampling.on_axis(low, inputs=src),
-        sampling.on_axis(np.ceil(x), inputs=src),
-        upper_weight=np.abs(x - low),
-    )
+    index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=src)
+    return sampling.linear_taps(index, upper_weight=np.abs(x - low))
 
 
 def _spatial(attributes: Interpolate, rank: int) -> range:
@@ -138,7 +134,7 @@ def _axes(attributes: Interpolate, call: Call) -> Axes:
     return tuple(
         None
         if axis not in spatial or src == dst <= transformation.exact_to
-        else Axis(src, dst, most_taps, partial(sample, transformation, src, dst))
+        else Axis(src, dst, most_taps, sample, (transformation, src, dst))
         for axis, (src, dst) in enumerate(zip(call.source, call.result, strict=True))
     )
 

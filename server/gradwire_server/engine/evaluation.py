@@ -62,11 +62,12 @@ class EvaluationRequest:
                     "its sizes: give it (output_shape in the SDK)",
                 )
             output = TensorSpec.packed(self.input.dtype, sizes)
-        elif output.dtype != self.input.dtype:
+            return replace(self, output=output), output
+        if output.dtype != self.input.dtype:
             raise InvalidFieldError(
                 "output.data_type", f"{output.dtype}; the input's {self.input.dtype} is needed"
             )
-        return replace(self, output=output), output
+        return self, output
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Evaluation:
         """Descriptor of the input."""
         return self.request.input
 
-    @property
+    @cached_property
     def work(self) -> int:
         """Multiplications, or elements copied where there are none."""
         return self.plan.work + self.output.elements

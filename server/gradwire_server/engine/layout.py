@@ -105,6 +105,8 @@ def lay_out(source: TensorSpec, result: TensorSpec) -> Layout:
 
 def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     """Order the axes so that every chain ascends, lower axes first; None if chains contradict."""
+    if all(before < after for chain in chains for before, after in pairwise(chain)):
+        return tuple(range(axes))
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(axes), ()))
     for chain in chains:
         for before, after in pairwise(chain):

@@ -51,65 +51,56 @@ class Step:
 class Walk:
     """The geometry of one evaluation.
 
-    plan    passes on stored axes
-    axis    the stream axis
-    slab    elements a step should cost
+    plan     passes on stored axes
+    axis     the stream axis
+    slab     elements a step should cost
+    map      the stream axis's; None in a plan without passes, where row o needs row o
+    outer    number of outer slices
+    in_rows  input rows of one of them, out_rows its result rows
+    in_row   elements of an input row, or of a larger form it has before the stream axis's pass
+    out_row  elements of a result row, or of a larger form it has on the way
     """
 
     layout: Layout
     plan: Plan
     axis: int
     slab: int
+    map: BandedMap | None
+    outer: int
+    in_rows: int
+    out_rows: int
+    in_row: int
+    out_row: int
 
-    @cached_property
-    def map(self) -> BandedMap | None:
-        """The stream axis's map; None in a plan without passes, where row o needs row o."""
-        return next((one.map for one in self.plan.passes if one.axis == self.axis), None)
+    @classmethod
+    def along(cls, axis: int, layout: Layout, plan: Plan, slab: int) -> Walk:
+        """Measure a walk along this axis."""
+        before, after = plan.input_shape, plan.output_shape
+        shape, sizes = list(before[axis + 1 :]), [math.prod(before[axis + 1 :])]
+        bands, first = None, 0
+        for number, one in enumerate(plan.passes):
+            if one.axis == axis:
+                bands, first = one.map, number
+            else:
+                shape[one.axis - axis - 1] = one.map.outputs
+            sizes.append(math.prod(shape))
+        return cls(
+            layout,
+            plan,
+            axis,
+            slab,
+            map=bands,
+            outer=math.prod(after[:axis]),
+            in_rows=before[axis],
+            out_rows=after[axis],
+            in_row=max(sizes[: first + 1]),
+            out_row=max(sizes[first:]),
+        )
 
     @cached_property
     def step_plans(self) -> StepPlans | None:
         """The plans of steps; None in a plan without passes."""
         return None if self.map is None else StepPlans(self.plan, self.axis, self.map)
-
-    @property
-    def outer(self) -> int:
-        """Number of outer slices."""
-        return math.prod(self.plan.output_shape[: self.axis])
-
-    @property
-    def in_rows(self) -> int:
-        """Input rows of one outer slice."""
-        return self.plan.input_shape[self.axis]
-
-    @property
-    def out_rows(self) -> int:
-        """Result rows of one outer slice."""
-        return self.plan.output_shape[self.axis]
-
-    @cached_property
-    def in_row(self) -> int:
-        """Elements of an input row, or of a larger form it has before the stream axis's pass."""
-        return max(self._row_sizes[: self._stream_pass + 1])
-
-    @cached_property
-    def out_row(self) -> int:
-        """Elements of a result row, or of a larger form it has on the way."""
-        return max(self._row_sizes[self._stream_pass :])
-
-    @property
-    def _stream_pass(self) -> int:
-        axes = [one.axis for one in self.plan.passes]
-        return axes.index(self.axis) if axes else 0
-
-    @cached_property
-    def _row_sizes(self) -> list[int]:
-        """Elements of a row before the first pass and after each."""
-        shape = list(self.plan.input_shape)
-        sizes = [math.prod(shape[self.axis + 1 :])]
-        for one in self.plan.passes:
-            shape[one.axis] = one.map.outputs
-            sizes.append(math.prod(shape[self.axis + 1 :]))
-        return sizes
 
     @cached_property
     def mode(self) -> Mode:
@@ -220,7 +211,9 @@ def walk_over(layout: Layout, plan: Plan, slab: int) -> Walk:
         axis = _copy_axis(layout, stored.input_shape, slab)
     # A slice of the input would be needed again after others have passed.
     repeated = layout.wire[:axis] != stored.input_shape[:axis]
-    return Walk(replace(layout, held=layout.held or repeated), stored, axis, slab)
+    if repeated and not layout.held:
+        layout = replace(layout, held=True)
+    return Walk.along(axis, layout, stored, slab)
 
 
 def _copy_axis(layout: Layout, shape: tuple[int, ...], slab: int) -> int:

@@ -69,9 +69,43 @@ class BandedMap:
         weight = bands.merged_weights(index, weight)
         span = bands.non_zero_spans(index, weight, inputs=inputs)
         band = bands.monotone_spans(span)
-        offset = _offsets(band.stop - band.start)
+        offset = _offsets(counts := band.stop - band.start)
         placed = bands.placed_weights(index, weight, span=span, band=band, offset=offset)
-        return cls(len(index), inputs, band.start, offset, placed)
+        return cls._sound(
+            inputs,
+            start=band.start,
+            stop=band.stop,
+            counts=counts,
+            offset=offset,
+            weight=placed,
+        )
+
+    @classmethod
+    def _sound(
+        cls,
+        inputs: int,
+        *,
+        start: Indices,
+        stop: Indices,
+        counts: Indices,
+        offset: Indices,
+        weight: Weights,
+    ) -> BandedMap:
+        """Make a map of arrays that fit together, of bands that ascend or descend."""
+        if len(start):
+            low, high = min(start.item(0), start.item(-1)), max(stop.item(0), stop.item(-1))
+            _check_reach(low, high, inputs=inputs)
+        made = object.__new__(cls)
+        vars(made).update(
+            outputs=len(start),
+            inputs=inputs,
+            start=start,
+            stop=stop,
+            counts=counts,
+            offset=offset,
+            weight=weight,
+        )
+        return made
 
     @cached_property
     def counts(self) -> Indices:
@@ -91,7 +125,7 @@ class BandedMap:
     @cached_property
     def is_increasing(self) -> bool:
         """Whether starts and stops ascend, equal neighbors allowed."""
-        return _ascends(self.start) and _ascends(self.stop)
+        return bands.ascends(self.start) and bands.ascends(self.stop)
 
     @property
     def is_identity(self) -> bool:
@@ -116,14 +150,16 @@ class BandedMap:
             first, last = ended, begun
         else:
             first, last = self.outputs - begun, self.outputs - ended
-        offset = _offsets(last - first)
+        offset = _offsets(counts := last - first)
         column = self._columns()
         place = (offset[:-1] - first)[column]
         del column
-        place += np.repeat(np.arange(self.outputs), self.counts)
+        place += np.arange(self.outputs).repeat(self.counts)
         weight = np.empty_like(self.weight)
         weight[place] = self.weight
-        return BandedMap(self.inputs, self.outputs, first, offset, weight)
+        return self._sound(
+            self.outputs, start=first, stop=last, counts=counts, offset=offset, weight=weight
+        )
 
     def window(self, first: int, stop: int, low: int, high: int) -> BandedMap:
         """Return outputs first .. stop - 1 with their taps on inputs low .. high - 1.
@@ -134,15 +170,22 @@ class BandedMap:
         begin, end = self.offset[first:stop], self.offset[first + 1 : stop + 1]
         full = self.start[first:stop]
         start = np.clip(full, low, high)
-        counts = np.clip(full + (end - begin), low, high) - start
-        offset = _offsets(counts)
+        past = np.clip(full + (end - begin), low, high)
+        offset = _offsets(counts := past - start)
         here = int(self.offset[first])
         if offset[-1] == self.offset[stop] - here:
             weight = self.weight[here : here + int(offset[-1])]
         else:
             moved = begin + (start - full) - offset[:-1]
             weight = self.weight[np.repeat(moved, counts) + np.arange(offset[-1])]
-        return BandedMap(stop - first, high - low, start - low, offset, weight)
+        return self._sound(
+            high - low,
+            start=start - low,
+            stop=past - low,
+            counts=counts,
+            offset=offset,
+            weight=weight,
+        )
 
     def dense(self) -> Weights:
         """Return the matrix, float64[outputs, inputs]: for tests and for people."""
@@ -152,7 +195,9 @@ class BandedMap:
 
     def _columns(self) -> Indices:
         """Input that each weight multiplies: int64[nnz]."""
-        return np.repeat(self.start - self.offset[:-1], self.counts) + np.arange(self.nnz)
+        column = (self.start - self.offset[:-1]).repeat(self.counts)
+        column += np.arange(self.nnz)
+        return column
 
     def _check_arrays(self) -> None:
         for name, array, kind, length in (
@@ -165,7 +210,7 @@ class BandedMap:
                     f"{name} is {array.dtype}{list(array.shape)}; {self.outputs} outputs need "
                     f"{np.dtype(kind)}[{length}]"
                 )
-        if self.offset[0] != 0 or self.offset[-1] != self.nnz or not _ascends(self.offset):
+        if self.offset[0] != 0 or self.offset[-1] != self.nnz or not bands.ascends(self.offset):
             raise ValueError(
                 f"offset runs from {self.offset[0]} to {self.offset[-1]}; it must ascend from 0 to "
                 f"{self.nnz}, the number of weights"
@@ -174,12 +219,8 @@ class BandedMap:
     def _check_bands(self) -> None:
         if not self.outputs:
             return
-        low, high = int(self.start.min()), int(self.stop.max())
-        if low < 0 or high > self.inputs:
-            raise ValueError(
-                f"bands cover the inputs {low} .. {high - 1}; there are 0 .. {self.inputs - 1}"
-            )
-        descends = _ascends(self.start[::-1]) and _ascends(self.stop[::-1])
+        _check_reach(int(self.start.min()), int(self.stop.max()), inputs=self.inputs)
+        descends = bands.ascends(self.start[::-1]) and bands.ascends(self.stop[::-1])
         if not descends and not self.is_increasing:
             raise ValueError(
                 "starts and stops of the bands neither all ascend nor all descend; explicit zeros "
@@ -187,17 +228,17 @@ class BandedMap:
             )
 
 
+def _check_reach(low: int, high: int, *, inputs: int) -> None:
+    if low < 0 or high > inputs:
+        raise ValueError(f"bands cover the inputs {low} .. {high - 1}; there are 0 .. {inputs - 1}")
+
+
 def _offsets(counts: Indices) -> Indices:
     offset = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offset[1:])
+    counts.cumsum(out=offset[1:])
     return offset
 
 
 def _counts_up_to(positions: Indices, length: int) -> Indices:
     """How many of the positions are at most j, for each j below length."""
-    counts = np.bincount(positions, minlength=length + 1)[:length]
-    return np.cumsum(counts, dtype=np.int64)
-
-
-def _ascends(values: Indices) -> bool:
-    return bool((values[1:] >= values[:-1]).all())
+    return np.bincount(positions, minlength=length + 1)[:length].cumsum(dtype=np.int64)

@@ -21,7 +21,7 @@ class Spans(NamedTuple):
 
 def ascending_taps(index: Indices, weight: Taps) -> tuple[Indices, Taps]:
     """Sort each output's taps by input; taps on one input keep their order."""
-    if (index[:, 1:] >= index[:, :-1]).all():
+    if _all(index[:, 1:] >= index[:, :-1]):
         return index, weight
     order = np.argsort(index, axis=1, kind="stable")
     return np.take_along_axis(index, order, axis=1), np.take_along_axis(weight, order, axis=1)
@@ -33,22 +33,22 @@ def merged_weights(index: Indices, weight: Taps) -> Taps:
     The others get 0. Both arrays are [outputs, taps], ascending as `ascending_taps` leaves them.
     """
     repeats = index[:, 1:] == index[:, :-1]
-    rows = np.flatnonzero(repeats.any(axis=1))
-    if not len(rows):
+    if not np.count_nonzero(repeats):
         return weight
-    sums = weight[rows]
-    for tap in np.flatnonzero(repeats.any(axis=0)):
-        again = repeats[rows, tap]
-        sums[again, tap + 1] += sums[again, tap]
-        sums[again, tap] = 0
-    result = weight.copy()
-    result[rows] = sums
-    return result
+    sums = weight.copy(order="K")
+    for tap in range(repeats.shape[1]):
+        (again,) = repeats[:, tap].nonzero()
+        if len(again):
+            sums[again, tap + 1] += sums[again, tap]
+            sums[again, tap] = 0
+    return sums
 
 
 def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
     """Return the spans from first to last non-zero tap; (inputs, 0) where there is none."""
     some = weight != 0
+    if some.size and _all(some):
+        return Spans(index[:, 0].copy(), index[:, -1] + 1)
     return Spans(
         np.where(some, index, inputs).min(axis=1, initial=inputs),
         np.where(some, index + 1, 0).max(axis=1, initial=0),
@@ -61,12 +61,24 @@ def monotone_spans(spans: Spans) -> Spans:
     Ascending is chosen unless descending takes fewer inputs in all. Empty spans, given as
     (inputs, 0), stay empty where no two spans before and after them overlap.
     """
+    if ascends(spans.start) and ascends(spans.stop) and _all(spans.start < spans.stop):
+        return spans
     up = _ascending(spans)
     empty = spans.start >= spans.stop
     if _total(up) == _total(Spans(spans.start[~empty], spans.stop[~empty])):
         return up
     down = _ascending(Spans(spans.start[::-1], spans.stop[::-1]))
     return Spans(down.start[::-1], down.stop[::-1]) if _total(down) < _total(up) else up
+
+
+def ascends(values: Indices) -> bool:
+    """Whether no value is less than the one before."""
+    return _all(values[1:] >= values[:-1])
+
+
+def _all(flags: npt.NDArray[np.bool_]) -> bool:
+    # A fraction of the time of flags.all(), which counts where arrays are short.
+    return np.count_nonzero(flags) == flags.size
 
 
 def _ascending(spans: Spans) -> Spans:
@@ -90,6 +102,9 @@ def placed_weights(
     band    the bands, each holding its span
     offset  int64[outputs + 1], where each band's weights begin
     """
+    some = weight != 0
+    if np.count_nonzero(some) == offset[-1]:
+        return weight[some].astype(np.float64)  # no zero is inside a band
     inside = (index >= span.start[:, np.newaxis]) & (index < span.stop[:, np.newaxis])
     inside[:, :-1] &= index[:, :-1] != index[:, 1:]
     place = index + (offset[:-1] - band.start)[:, np.newaxis]

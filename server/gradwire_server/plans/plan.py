@@ -49,18 +49,16 @@ class Plan:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        shape = self.input_shape
-        for one, result in zip(self.passes, self._results(), strict=True):
+        shape = list(self.input_shape)
+        for one in self.passes:
             if shape[one.axis] != one.map.inputs:
                 raise ValueError(
                     f"the map of axis {one.axis} reads {one.map.inputs} inputs; "
-                    f"the tensor is {list(shape)} there"
+                    f"the tensor is {shape} there"
                 )
-            shape = result
-        if shape != self.output_shape:
-            raise ValueError(
-                f"the maps lead to {list(shape)}; output_shape is {list(self.output_shape)}"
-            )
+            shape[one.axis] = one.map.outputs
+        if tuple(shape) != self.output_shape:
+            raise ValueError(f"the maps lead to {shape}; output_shape is {list(self.output_shape)}")
 
     @classmethod
     def build(
@@ -78,8 +76,12 @@ class Plan:
         return cls(input_shape, tuple(shape), passes, fill)
 
     def adjoint(self) -> Plan:
-        """Return the plan of the gradient: every axis's adjoint, in the same order, with fill 0."""
-        passes = tuple(Pass(one.axis, one.map.adjoint()) for one in self.passes)
+        """Return the plan of the gradient: every axis's adjoint, in the same order, with fill 0.
+
+        Passes that share a map share its adjoint.
+        """
+        adjoints = {bands: bands.adjoint() for bands in {one.map for one in self.passes}}
+        passes = tuple(Pass(one.axis, adjoints[one.map]) for one in self.passes)
         return Plan(self.output_shape, self.input_shape, passes)
 
     def permuted(self, order: Sequence[int]) -> Plan:
@@ -87,6 +89,8 @@ class Plan:
 
         The passes keep their order.
         """
+        if tuple(order) == tuple(range(len(order))):
+            return self
         stored = {logical: axis for axis, logical in enumerate(order)}
         return Plan(
             tuple(self.input_shape[axis] for axis in order),

@@ -67,10 +67,10 @@ def ceil(x: Coordinates) -> Coordinates:
 
 def on_axis(x: Coordinates, *, inputs: int) -> Indices:
     """Turn whole coordinates into indices 0 .. inputs - 1; those outside go to the nearer edge."""
-    # The first clamp makes the cast safe. The second is for inputs - 1 that the type rounds up.
-    inside: Coordinates = np.clip(x, 0, x.dtype.type(inputs - 1))
-    index: Indices = np.minimum(inside.astype(np.int64), inputs - 1)
-    return index
+    edge = x.dtype.type(inputs - 1)
+    # This clamp makes the cast safe. The other one is for inputs - 1 that the type rounds up.
+    index: Indices = np.minimum(np.maximum(x, 0), edge).astype(np.int64)
+    return np.minimum(index, inputs - 1) if int(edge) >= inputs else index
 
 
 def nearest_taps(whole: Coordinates, *, inputs: int) -> Taps:
@@ -79,7 +79,6 @@ def nearest_taps(whole: Coordinates, *, inputs: int) -> Taps:
     return Taps(index, np.ones(index.shape, whole.dtype))
 
 
-def linear_taps(low: Indices, high: Indices, *, upper_weight: Coordinates) -> Taps:
-    """Two taps: low with weight 1 - upper_weight, then high with upper_weight."""
-    weight = np.stack([1 - upper_weight, upper_weight], axis=1)
-    return Taps(np.stack([low, high], axis=1), weight)
+def linear_taps(index: Indices, *, upper_weight: Coordinates) -> Taps:
+    """Two taps: index[0] with weight 1 - upper_weight, then index[1] with upper_weight."""
+    return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T)

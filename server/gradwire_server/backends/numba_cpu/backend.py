@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.backends.numba_cpu import compilation
-from gradwire_server.backends.numba_cpu.tables import Table
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan, fill_empty
 
 if TYPE_CHECKING:
     from gradwire_server.backends.numba_cpu.jobs import Job
+    from gradwire_server.backends.numba_cpu.tables import Table
 
 Array = npt.NDArray[Any]
 Key = tuple[int, np.dtype[Any], np.dtype[Any]]
@@ -139,7 +139,8 @@ class NumbaCpu:
             tables = self._tables.setdefault(bands, {})
             found = tables.get(compute)
         if found is None:
-            found = tables[compute] = Table.of(bands, compute)
+            made: Table = self._kernels.jobs.Table.of(bands, compute)
+            found = tables[compute] = made
         return found
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gradwire_server.backends.numba_cpu import scans
 from gradwire_server.plans import BandedMap
 
 Indices = npt.NDArray[np.int64]
@@ -19,6 +20,9 @@ _MOST_VECTORS = 1 << 15
 
 # Numbers beyond the place of a lane that its taps may reach, since all lanes go as far.
 _MOST_REACH = 60
+
+# Integers with as many bytes as a number of the compute type.
+_INTEGERS = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 # Results that must follow one pattern for a kernel of its own to be worth its start.
 _LEAST_STEADY = 8
@@ -71,23 +75,47 @@ class Groups:
         return (*addresses, self.data.strides[0], taps, self.wide, self.gaps, self.uneven)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Facts:
+    """What was found out about a table when its weights were rounded.
+
+    start, offset, weight  addresses of its arrays
+    fewest, most           taps of the results that have so many
+    plain                  whether all weights are 1
+    """
+
+    start: int
+    offset: int
+    weight: int
+    fewest: int
+    most: int
+    plain: int
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The arrays of a map, with weights rounded to a compute type. Must outlive its addresses."""
+    """The arrays of a map, with weights rounded to a compute type. Must outlive its addresses.
+
+    bits  those of the weights, as integers of their size
+    """
 
     inputs: int
     start: Indices
     offset: Indices
     weight: npt.NDArray[Any]
+    bits: npt.NDArray[np.signedinteger[Any]]
+    facts: Facts
     _groups: dict[int, Groups | None] = field(default_factory=dict[int, Any])
 
     @classmethod
     def of(cls, bands: BandedMap, compute: np.dtype[Any]) -> Table:
         """Round a map's weights."""
-        with np.errstate(all="ignore"):
-            weight = bands.weight.astype(compute)
-        start, offset = map(np.ascontiguousarray, (bands.start, bands.offset))
-        return cls(bands.inputs, start, offset, weight)
+        start, offset, weight = map(np.ascontiguousarray, (bands.start, bands.offset, bands.weight))
+        rounded = np.empty(len(weight), compute)
+        facts = Facts(*scans.round_weights(start, offset, weight, rounded))
+        return cls(
+            bands.inputs, start, offset, rounded, rounded.view(_INTEGERS[compute.itemsize]), facts
+        )
 
     @property
     def outputs(self) -> int:
@@ -99,22 +127,17 @@ class Table:
         """Number of weights."""
         return len(self.weight)
 
-    @cached_property
-    def counts(self) -> Indices:
-        """Weights of each output."""
-        return np.diff(self.offset)
-
-    @cached_property
+    @property
     def record(self) -> tuple[int, ...]:
         """Values of the kernels' record of an axis with a pass."""
-        addresses = (array.ctypes.data for array in (self.start, self.offset, self.weight))
-        gaps = bool((self.counts == 0).any())
-        return (1, self.outputs, self.inputs, *addresses, int(self.is_plain), int(gaps))
+        facts = self.facts
+        arrays = facts.start, facts.offset, facts.weight
+        return (1, self.outputs, self.inputs, *arrays, facts.plain, int(not facts.fewest))
 
-    @cached_property
+    @property
     def is_plain(self) -> bool:
         """Whether all weights are 1."""
-        return bool((self.weight == 1).all())
+        return bool(self.facts.plain)
 
     @cached_property
     def halving(self) -> Steady | None:
@@ -136,70 +159,36 @@ class Table:
 
     def widest_span(self, tile: int) -> int:
         """Most inputs that the bands of a tile of results cover."""
-        first = np.arange(0, self.outputs, tile)
-        last = np.minimum(first + tile, self.outputs) - 1
-        start, stop = self.start, self.start + self.counts
-        high, low = np.maximum(stop[first], stop[last]), np.minimum(start[first], start[last])
-        return int((high - low).max())
+        return int(scans.widest_span(self.start, self.offset, tile))
 
     def _steady(self, *, period: int, step: int) -> Steady | None:
         """Find the longest run around the middle that repeats, by starts, counts and weights."""
         if self.outputs < _LEAST_STEADY + period:
             return None
-        same = self._repeats(period, step)
-        middle = len(same) // 2
-        broken = np.flatnonzero(~same)
-        first = int(broken[broken < middle].max(initial=-1)) + 1
-        stop = int(broken[broken >= middle].min(initial=len(same))) + period
+        first, stop = scans.steady(self.start, self.offset, self.bits, period, step)
         if stop - first < _LEAST_STEADY:
             return None
-        base, item = self.weight.ctypes.data, self.weight.itemsize
-        phases = tuple(
-            Phase(int(self.start[j]), int(self.counts[j]), base + int(self.offset[j]) * item)
-            for j in range(first, first + period)
-        )
+        phases = tuple(self._phase(j) for j in range(first, first + period))
         return Steady(period, step, first, stop, phases)
 
-    def _repeats(self, period: int, step: int) -> npt.NDArray[np.bool_]:
-        """Whether results j and j + period have the same band, `step` inputs on."""
-        same: npt.NDArray[np.bool_] = self.start[period:] - self.start[:-period] == step
-        counts = self.counts[:-period]
-        same &= counts == self.counts[period:]
-        alike = np.flatnonzero(same)
-        taps = counts[alike]
-        begin = np.cumsum(taps) - taps
-        within = np.arange(int(taps.sum())) - np.repeat(begin, taps)
-        bits = self.weight.view(f"u{self.weight.itemsize}")  # zeros of both signs differ
-        one = bits[np.repeat(self.offset[alike], taps) + within]
-        other = bits[np.repeat(self.offset[alike + period], taps) + within]
-        differs = np.repeat(alike, taps)[one != other]
-        same[differs] = False
-        return same
+    def _phase(self, j: int) -> Phase:
+        offset, stop = self.offset.item(j), self.offset.item(j + 1)
+        weight = self.facts.weight + offset * self.weight.itemsize
+        return Phase(self.start.item(j), stop - offset, weight)
 
 
 def _grouped(table: Table, channels: int) -> Groups | None:
     lanes = _VECTOR_BYTES // table.weight.itemsize
-    elements = table.outputs * channels
-    groups, taps = -(-elements // lanes), int(table.counts.max())
+    groups, taps = -(-table.outputs * channels // lanes), table.facts.most
     used = table.nnz * channels // lanes + groups
     too_many = groups * (taps + 2) > _MOST_VECTORS or groups * taps > 2 * used
     if not taps or too_many or (taps - 1) * channels > _MOST_REACH:
         return None
-    lane = np.minimum(np.arange(groups * lanes), elements - 1)
-    output, channel = np.divmod(lane, channels)
-    counts = table.counts[output].reshape(groups, lanes)
-    first = (table.start[output] * channels + channel).reshape(groups, lanes)
-    base = np.where(counts > 0, first, np.iinfo(np.int64).max).min(axis=1)
-    base = np.where(counts.max(axis=1) > 0, base, first[:, 0])
-    place = np.where(counts > 0, first - base[:, np.newaxis], 0)
-    if place.max() >= 4 * lanes:
+    base = np.empty(groups, np.int64)
+    data = np.empty((groups, taps + 2, lanes), table.weight.dtype)
+    integers = data.view(table.bits.dtype)
+    farthest, fewest = scans.group(table.start, table.offset, table.bits, channels, base, integers)
+    if farthest >= 4 * lanes:
         return None
-    data = np.zeros((groups, taps + 2, lanes), table.weight.dtype)
-    integers = data.view(f"i{table.weight.itemsize}")
-    integers[:, 0], integers[:, 1] = place, counts
-    for tap in range(taps):
-        there = (table.offset[:-1][output] + tap).reshape(groups, lanes)
-        has = counts > tap
-        data[:, tap + 2][has] = table.weight[there[has]]
-    wide, least = bool(place.max() >= 2 * lanes), int(counts.min())
-    return Groups(base, data, wide=wide, gaps=least == 0, uneven=least < taps)
+    wide = farthest >= 2 * lanes
+    return Groups(base, data, wide=wide, gaps=fewest == 0, uneven=fewest < taps)
