@@ -26,6 +26,7 @@ from gradwire_server.backends.numba_cpu.records import (
     NO_WIDTH,
     PAD,
     WIDTH_AT,
+    WINDOW_CHANNELS,
     band,
     span,
 )
@@ -200,6 +201,9 @@ def _block(job, x, y, scratch, unit):
     count = min(job.block, rows - first)
     size = job.channels * job.output_size
     to = y + (first * width.outputs + j0) * size
+    if job.method >= WINDOW_CHANNELS:
+        call(job.width_stage, (job.address, x, first, count, j0, j1, to))
+        return
     if job.staged:
         inside = block * job.block
         bottom, top = span(height, number, inside, inside + count)

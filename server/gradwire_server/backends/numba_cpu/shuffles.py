@@ -88,6 +88,51 @@ def pick(_context: Any, compute: Any, at: Any, index: Any, wide: Any) -> Any:
 
 
 @intrinsic
+def pick_of_two(_context: Any, compute: Any, index: Any, onward: Any, low: Any, high: Any) -> Any:
+    """Lanes index[lane] + onward of two vectors side by side; index is an address as of `pick`."""
+    vector = VectorType(compute.dtype)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        which = _onward(builder, vector, args[1], args[2])
+        return _permuted(builder, vector, which, args[3:])
+
+    return vector(compute, types.int64, types.int64, low, high), generate
+
+
+@intrinsic
+def pick_of_four(
+    _context: Any, compute: Any, index: Any, onward: Any, a: Any, b: Any, c: Any, d: Any
+) -> Any:
+    """The same of four vectors."""
+    vector = VectorType(compute.dtype)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        which = _onward(builder, vector, args[1], args[2])
+        low, high = (_permuted(builder, vector, which, pair) for pair in (args[3:5], args[5:]))
+        limit = ir.Constant(vector.words, [2 * vector.lanes] * vector.lanes)
+        return builder.select(builder.icmp_signed("<", which, limit), low, high)
+
+    return vector(compute, types.int64, types.int64, a, b, c, d), generate
+
+
+def _onward(builder: Any, vector: VectorType, index: Any, onward: Any) -> Any:
+    """Load places and add a number to all."""
+    words = vector.words
+    which = builder.load(pointer(builder, index, words))
+    which.align = 1
+    step = builder.trunc(onward, words.element) if words.element.width < 64 else onward
+    return builder.add(which, splat(builder, step, vector.lanes))
+
+
+def _permuted(builder: Any, vector: VectorType, which: Any, pair: Any) -> Any:
+    """Lanes of two vectors side by side; places count modulo their lanes."""
+    name = "ps" if vector.element == types.float32 else "pd"
+    kinds = [vector.ir, vector.words, vector.ir]
+    function = declared(builder, f"llvm.x86.avx512.vpermi2var.{name}.512", vector.ir, kinds)
+    return builder.call(function, [pair[0], which, pair[1]])
+
+
+@intrinsic
 def where_more(_context: Any, compute: Any, counts: Any, k: Any, one: Any, other: Any) -> Any:
     """Lanes of one where the integer at address counts is more than k, else those of other."""
     vector = VectorType(compute.dtype)

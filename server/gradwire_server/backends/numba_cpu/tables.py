@@ -53,6 +53,7 @@ class Groups:
     data    [n, taps + 2, lanes]: the place of each lane's first tap after the base, as integers;
             its taps, likewise; and its weights, tap by tap, 0 beyond them
     wide    whether some lanes begin beyond two vectors
+    reach   the furthest place of all lanes' taps
     gaps    whether some have no taps
     uneven  whether some have fewer than others
     """
@@ -60,6 +61,7 @@ class Groups:
     base: Indices
     data: npt.NDArray[Any]
     wide: bool
+    reach: int
     gaps: bool
     uneven: bool
 
@@ -202,4 +204,5 @@ def _grouped(table: Table, channels: int) -> Groups | None:
         has = counts > tap
         data[:, tap + 2][has] = table.weight[there[has]]
     wide, least = bool(place.max() >= 2 * lanes), int(counts.min())
-    return Groups(base, data, wide=wide, gaps=least == 0, uneven=least < taps)
+    reach = int((place + np.maximum(counts - 1, 0) * channels).max())
+    return Groups(base, data, wide=wide, reach=reach, gaps=least == 0, uneven=least < taps)
