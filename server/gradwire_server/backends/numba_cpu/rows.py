@@ -38,7 +38,8 @@ def _four_vectors(term: Any, *, onto: bool) -> Any:
             b = load(COMPUTE, compute, to + 64) + b
             c = load(COMPUTE, compute, to + 128) + c
             d = load(COMPUTE, compute, to + 192) + d
-        for _ in range(taps - 1):
+        last = at + (taps - 1) * step
+        while at != last:
             at += step
             weights += number
             a = a + term(compute, weights, load(memory, compute, at))
@@ -63,7 +64,8 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
             a = term(compute, weights, load(memory, compute, at))
             if onto:
                 a = load(COMPUTE, compute, to) + a
-            for _ in range(taps - 1):
+            last = at + (taps - 1) * step
+            while at != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load(memory, compute, at))
@@ -72,7 +74,8 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
             a = term(compute, weights, load_first(memory, compute, at, left))
             if onto:
                 a = load_first(COMPUTE, compute, to, left) + a
-            for _ in range(taps - 1):
+            last = at + (taps - 1) * step
+            while at != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load_first(memory, compute, at, left))
