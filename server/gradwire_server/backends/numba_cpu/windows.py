@@ -31,15 +31,20 @@ from gradwire_server.backends.numba_cpu.simd import (
     lanes,
     load,
     load_first,
+    prefetch,
     store,
     store_first,
     zeros,
 )
 from gradwire_server.backends.numba_cpu.vectors import BFLOAT16, COMPUTE, FLOAT16, part
 
+# How far ahead input is fetched: a row is too short for processors to foresee the next.
+_AHEAD = 1024
+
 
 @part
 def _load(memory, compute, size, at, end):
+    prefetch(at + _AHEAD)
     return load(memory, compute, at)
 
 
