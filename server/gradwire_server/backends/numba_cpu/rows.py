@@ -13,12 +13,15 @@ from gradwire_server.backends.numba_cpu.simd import (
     lanes,
     load,
     load_first,
+    prefetch,
     product,
     store,
     store_first,
     unweighted,
 )
 from gradwire_server.backends.numba_cpu.vectors import BFLOAT16, COMPUTE, FLOAT16, part
+
+_AHEAD = 1024
 
 
 def _four_vectors(term: Any, *, onto: bool) -> Any:
@@ -46,6 +49,10 @@ def _four_vectors(term: Any, *, onto: bool) -> Any:
             b = b + term(compute, weights, load(memory, compute, at + one))
             c = c + term(compute, weights, load(memory, compute, at + 2 * one))
             d = d + term(compute, weights, load(memory, compute, at + 3 * one))
+        prefetch(at + _AHEAD)
+        prefetch(at + _AHEAD + 64)
+        prefetch(at + _AHEAD + 128)
+        prefetch(at + _AHEAD + 192)
         store(COMPUTE, to, a)
         store(COMPUTE, to + 64, b)
         store(COMPUTE, to + 128, c)
@@ -69,6 +76,7 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load(memory, compute, at))
+            prefetch(at + _AHEAD)
             store(COMPUTE, to, a)
         else:
             a = term(compute, weights, load_first(memory, compute, at, left))
