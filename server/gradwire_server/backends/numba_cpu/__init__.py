@@ -6,6 +6,7 @@ How a plan becomes machine code:
 - compilation.py  compiles, or finds what was compiled before
 - jobs.py         from a plan to jobs, by way of tables.py, as records.py lays them out
 - blocks.py       the loop over blocks, each through up to three stages
+- nearest.py      all stages at once where every weight is 1, by windows.py
 - rows.py         sums of rows; the width stage is in columns.py, steady.py and permute.py
 - simd.py, shuffles.py, on vectors.py and formats.py: the instructions the kernels are written in
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.numba_cpu import columns, records, rows, steady, windows
+from gradwire_server.backends.numba_cpu import columns, nearest, records, rows, steady
 from gradwire_server.backends.numba_cpu.blocking import Blocking, block
 from gradwire_server.backends.numba_cpu.forms import Form, form_of
 from gradwire_server.backends.numba_cpu.shuffles import CAN_PICK
@@ -152,7 +152,7 @@ def _functions(
 
 def _width_stage(method: int, memory: np.dtype[Any], compute: np.dtype[Any]) -> int:
     if method >= records.WINDOW_CHANNELS:
-        return windows.windows_of(memory)
+        return nearest.stage_of(memory)
     if method in {records.NO_WIDTH, records.CHANNELS}:
         return 0
     if method == records.COLUMNS:

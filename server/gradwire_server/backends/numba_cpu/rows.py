@@ -21,6 +21,7 @@ from gradwire_server.backends.numba_cpu.simd import (
 )
 from gradwire_server.backends.numba_cpu.vectors import BFLOAT16, COMPUTE, FLOAT16, part
 
+# How far ahead input is fetched: a row is too short for processors to foresee the next.
 _AHEAD = 1024
 
 

@@ -88,31 +88,21 @@ def pick(_context: Any, compute: Any, at: Any, index: Any, wide: Any) -> Any:
 
 
 @intrinsic
-def pick_of_two(_context: Any, compute: Any, index: Any, onward: Any, low: Any, high: Any) -> Any:
-    """Lanes index[lane] + onward of two vectors side by side; index is an address as of `pick`."""
+def pick_of(_context: Any, compute: Any, index: Any, onward: Any, vectors: Any) -> Any:
+    """Lanes index[lane] + onward of two or four vectors side by side; index as of `pick`."""
     vector = VectorType(compute.dtype)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         which = _onward(builder, vector, args[1], args[2])
-        return _permuted(builder, vector, which, args[3:])
-
-    return vector(compute, types.int64, types.int64, low, high), generate
-
-
-@intrinsic
-def pick_of_four(
-    _context: Any, compute: Any, index: Any, onward: Any, a: Any, b: Any, c: Any, d: Any
-) -> Any:
-    """The same of four vectors."""
-    vector = VectorType(compute.dtype)
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        which = _onward(builder, vector, args[1], args[2])
-        low, high = (_permuted(builder, vector, which, pair) for pair in (args[3:5], args[5:]))
+        given = [builder.extract_value(args[3], place) for place in range(len(vectors))]
+        low = _permuted(builder, vector, which, given[:2])
+        if len(given) == 2:
+            return low
         limit = ir.Constant(vector.words, [2 * vector.lanes] * vector.lanes)
+        high = _permuted(builder, vector, which, given[2:])
         return builder.select(builder.icmp_signed("<", which, limit), low, high)
 
-    return vector(compute, types.int64, types.int64, a, b, c, d), generate
+    return vector(compute, types.int64, types.int64, vectors), generate
 
 
 def _onward(builder: Any, vector: VectorType, index: Any, onward: Any) -> Any:
