@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from gradwire import ops, v1
+from gradwire._timing import Timing
 from gradwire.async_client import AsyncClient
 from gradwire.client import Client
 from gradwire.errors import (
@@ -41,6 +42,7 @@ __all__ = [
     "OverloadedError",
     "RetryPolicy",
     "ServerError",
+    "Timing",
     "UnavailableError",
     "UnsupportedOperatorError",
     "UseStreamError",
