@@ -33,7 +33,7 @@ _Method: TypeAlias = Callable[[AsyncLine], "grpc.aio.UnaryUnaryMultiCallable[Req
 
 
 class AsyncClient:
-    """A connection to one gradwire server, for one event loop: that in which it is first used.
+    """Connections to a gradwire server, for one event loop: that in which it is first used.
 
     The arguments and errors are those of Client; any number of tasks may use it. Another event loop
     is refused with RuntimeError. Cancelling a task ends its call at once.
@@ -74,8 +74,8 @@ class AsyncClient:
     ) -> NDArray[Any]:
         """Return the operator applied to an array, as Client.evaluate does.
 
-        on_progress is called in the event loop's thread. array and out belong to the call until
-        this returns.
+        on_progress and on_timing are called in the event loop's thread. array and out belong to the
+        call until this returns.
         """
         evaluation = Evaluation(
             op,

@@ -32,15 +32,21 @@ _Method: TypeAlias = Callable[[Line], "grpc.UnaryUnaryMultiCallable[Request, Rep
 
 
 class Client:
-    """A connection to one gradwire server; any number of threads may use it.
+    """Connections to a gradwire server, or several alike; any number of threads may use it.
 
     It connects with the first call. In another process, pickled or forked, it connects anew. A
     process with grpc in it can be forked while no call is in flight, of this client or any other,
     unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc: start processes by spawn
     then.
 
-    target                  address of the server, such as "127.0.0.1:50051"; any gRPC target
+    target                  address of the server, such as "127.0.0.1:50051", or any gRPC target,
+                            such as "dns:///name:50051" for all addresses of a name. Several, with
+                            commas between or as a sequence, take turns. None means the environment
+                            variable GRADWIRE_TARGET, or else 127.0.0.1:50051
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text
+    connections             to each server, at most so many for small calls and as many for
+                            streams, opened when calls come at once. Each is served by one worker of
+                            a server with several. 1 means a single one for everything
     timeout_s               seconds a call may take, and a stream may go without progress
     stream_threshold_bytes  largest input or result that still travels in one message
     chunk_bytes             most bytes of one message of a stream; the server may ask for less
@@ -95,6 +101,7 @@ class Client:
                       counts anew whenever something moves
         on_progress   called in this thread with (sent_bytes, received_bytes), both growing, at most
                       10 times a second and once at the end; what it raises ends the call
+        on_timing     called in this thread with a Timing, once there is a result
 
         Small tensors travel in one message, larger ones as a stream, which resumes where it broke.
 

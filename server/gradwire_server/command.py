@@ -61,7 +61,7 @@ def gradwire_server(*, print_config: bool, compile_only: bool, **values: Any) ->
 
     Every flag can be given as an environment variable too; a flag wins. The server prints
     "gradwire-server listening on HOST:PORT" on stdout once it serves, and logs to stderr. SIGTERM
-    or SIGINT stops it gracefully.
+    or SIGINT stops it gracefully; SIGUSR2 renews several workers one by one.
     """
     try:
         settings = Settings(**values)

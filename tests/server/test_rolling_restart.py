@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -28,6 +29,7 @@ from raw_calls import (
 from relay import relaying
 from serving import serving
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 LOAD = ("unary", "async unary", "stream", "async copy")
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -83,6 +85,37 @@ def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path)
         assert len(re.findall(r" worker relieved worker=\d pid=\d+ status=0", command.log)) == 2
         assert "restarts=" not in command.log
         assert "Traceback" not in command.log
+
+
+def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config(
+    tmp_path: Path,
+) -> None:
+    (config,) = re.findall(r"^```json\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    options = [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
+    over = threading.Event()
+    results: list[bytes | grpc.RpcError] = []
+
+    def evaluate() -> None:
+        with grpc.insecure_channel(command.address, options) as channel:
+            stub = v1.GradientServiceStub(channel)
+            while not over.is_set():
+                try:
+                    results.append(stub.Evaluate(published_request(), timeout=PATIENCE_S).data)
+                except grpc.RpcError as error:
+                    results.append(error)
+
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        threads = [threading.Thread(target=evaluate) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done")
+        os.kill(command.workers[0], signal.SIGKILL)
+        command.wait_for_log(" worker serves ", times=5)
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert set(results) == {PUBLISHED_RESULT}
 
 
 def test_health_is_serving_throughout_a_rolling_restart(tmp_path: Path) -> None:
