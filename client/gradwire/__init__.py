@@ -8,7 +8,6 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from gradwire import ops, v1
-from gradwire._timing import Timing
 from gradwire.async_client import AsyncClient
 from gradwire.client import Client
 from gradwire.errors import (
@@ -26,6 +25,7 @@ from gradwire.errors import (
     UseStreamError,
 )
 from gradwire.retries import RetryPolicy
+from gradwire.timing import Timing
 
 __version__ = version("gradwire")
 

@@ -20,7 +20,6 @@ from gradwire._job import prepare
 from gradwire._options import MAX_TIMEOUT_S, Options, is_timeout
 from gradwire._progress import INTERVAL_S, Progress
 from gradwire._streams import StreamTry
-from gradwire._timing import Metadata, Timing, read_timing
 from gradwire.chunks import Transfer
 from gradwire.errors import (
     DeadlineExceededError,
@@ -30,6 +29,7 @@ from gradwire.errors import (
     LimitExceededError,
 )
 from gradwire.retries import Tries, is_retryable
+from gradwire.timing import Metadata, Timing, read_timing
 
 
 class UnaryCall:

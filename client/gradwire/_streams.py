@@ -17,10 +17,10 @@ from gradwire import v1
 from gradwire._channel import Link, from_rpc_error
 from gradwire._framing import chunk_frame, read_chunk
 from gradwire._statuses import from_in_band
-from gradwire._timing import Metadata
 from gradwire.chunks import Transfer
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.retries import is_retryable
+from gradwire.timing import Metadata
 
 
 class StreamTry:

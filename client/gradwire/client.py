@@ -22,9 +22,9 @@ from gradwire._options import (
     Options,
 )
 from gradwire._targets import read_target
-from gradwire._timing import Metadata, Timing
 from gradwire.errors import CallCancelledError, GradwireError
 from gradwire.retries import RetryPolicy, is_retryable
+from gradwire.timing import Metadata, Timing
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")

@@ -191,6 +191,7 @@ def _connection_options(max_age_s: float) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
     ]
     if max_age_s:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import os
 import re
 import signal
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -20,8 +22,11 @@ import trustme
 
 from callers import Callers
 from gradwire import v1
+from gradwire_server.addresses import held
+from gradwire_server.places import Standing
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
+from gradwire_server.supervisor import Crew
 from processes import Command, environment, run_command, running_command
 from raw_calls import (
     PATIENCE_S,
@@ -105,6 +110,35 @@ def test_no_call_is_lost_while_workers_are_killed_and_replaced(tmp_path: Path) -
             callers.wait_for_more()
         callers.check()
         assert all(is_running(pid) for pid in command.workers.values())
+
+
+def test_the_standing_of_each_worker_is_known_to_their_parent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gradwire_server")
+
+    async def until(holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+
+    async def watch() -> None:
+        with held("127.0.0.1:0") as address:
+            crew = Crew(Settings(workers=2, backend="numpy_cpu"), address)
+            running = asyncio.create_task(crew.run())
+            assert crew.standings == (Standing(serves=False, restarts=0),) * 2
+            await until(lambda: crew.standings == (Standing(serves=True, restarts=0),) * 2)
+            facts = [vars(one)["facts"] for one in caplog.records if one.msg == "worker serves"]
+            (pid,) = (fact["pid"] for fact in facts if fact["worker"] == 1)
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not crew.standings[1].serves)
+            assert crew.standings[0] == Standing(serves=True, restarts=0)
+            await until(lambda: crew.standings[1] == Standing(serves=True, restarts=1))
+            signal.raise_signal(signal.SIGTERM)
+            await running
+            assert not any(one.serves for one in crew.standings)
+
+    asyncio.run(watch())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

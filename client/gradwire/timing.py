@@ -20,7 +20,7 @@ class Timing:
     receive_s  of the server, in the last try: reading and checking what was sent
     queue_s    waiting for its memory, threads and tables
     compute_s  computing
-    send_s     encoding and writing the result, but for what the network does with it later
+    send_s     writing the result; of a single message, what is known of that before it is sent
 
     Phases of a stream overlap: together they may be longer than the call. None stands for what the
     server did not tell.
