@@ -25,6 +25,7 @@ from gradwire.errors import (
     UseStreamError,
 )
 from gradwire.retries import RetryPolicy
+from gradwire.timing import Timing
 
 __version__ = version("gradwire")
 
@@ -41,6 +42,7 @@ __all__ = [
     "OverloadedError",
     "RetryPolicy",
     "ServerError",
+    "Timing",
     "UnavailableError",
     "UnsupportedOperatorError",
     "UseStreamError",

@@ -29,6 +29,7 @@ from gradwire.errors import (
     LimitExceededError,
 )
 from gradwire.retries import Tries, is_retryable
+from gradwire.timing import Metadata, Timing, read_timing
 
 
 class UnaryCall:
@@ -74,6 +75,7 @@ class Evaluation:
         out: NDArray[Any] | None,
         timeout_s: float | None,
         on_progress: Callable[[int, int], object] | None,
+        on_timing: Callable[[Timing], object] | None,
         options: Options,
         link: Link,
     ) -> None:
@@ -82,6 +84,9 @@ class Evaluation:
         self._timeout_s = check_timeout(timeout_s)
         self._options = options
         self._progress = Progress(on_progress)
+        self._on_timing = on_timing
+        self._tried = 0
+        self._trailers: Metadata = ()
         self._tries = Tries(options.retry, link.budget)
         self._transfer: Transfer | None = None
         self._stream: StreamTry | None = None
@@ -111,7 +116,16 @@ class Evaluation:
         """Encode the message for a try of Evaluate."""
         if not self.left_s:
             raise self._too_late()
+        self._tried += 1
         return self._job.unary_request()
+
+    @property
+    def on_trailers(self) -> Callable[[Metadata], None] | None:
+        """What to give the trailing metadata of Evaluate's answer; None where nobody asks."""
+        return None if self._on_timing is None else self._keep_trailers
+
+    def _keep_trailers(self, trailers: Metadata) -> None:
+        self._trailers = trailers
 
     def take(self, response: v1.EvaluateResponse) -> None:
         """Decode the answer to Evaluate."""
@@ -122,6 +136,7 @@ class Evaluation:
         left_s = self.left_s
         if not left_s:
             raise self._too_late()
+        self._tried += 1
         self._stream = StreamTry(
             link,
             self._moving,
@@ -193,7 +208,16 @@ class Evaluation:
             raise AssertionError("a try without a result fails")
         self._tries.succeed()
         self._progress.finish(self._job.input_bytes, result.nbytes)
+        if self._on_timing is not None:
+            self._on_timing(self._timing())
         return result
+
+    def _timing(self) -> Timing:
+        trailers = self._trailers
+        if self.streams and self._stream is not None:
+            trailers = self._stream.trailers()
+        total_s = time.monotonic() - self._started_at
+        return read_timing(trailers, total_s=total_s, tries=self._tried)
 
     @property
     def _moving(self) -> Transfer:

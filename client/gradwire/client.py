@@ -5,38 +5,48 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
-from gradwire._channel import Link, PerProcess, from_rpc_error
+from gradwire._channel import Line, Link, PerProcess, from_rpc_error
 from gradwire._options import (
     CHUNK_BYTES,
+    CONNECTIONS,
     RETRY,
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
 )
+from gradwire._targets import read_target
 from gradwire.errors import CallCancelledError, GradwireError
-from gradwire.retries import RetryPolicy
+from gradwire.retries import RetryPolicy, is_retryable
+from gradwire.timing import Metadata, Timing
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+_Method: TypeAlias = Callable[[Line], "grpc.UnaryUnaryMultiCallable[Request, Reply]"]
 
 
 class Client:
-    """A connection to one gradwire server; any number of threads may use it.
+    """Connections to a gradwire server, or several alike; any number of threads may use it.
 
     It connects with the first call. In another process, pickled or forked, it connects anew. A
     process with grpc in it can be forked while no call is in flight, of this client or any other,
     unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc: start processes by spawn
     then.
 
-    target                  address of the server, such as "127.0.0.1:50051"; any gRPC target
+    target                  address of the server, such as "127.0.0.1:50051", or any gRPC target,
+                            such as "dns:///name:50051" for all addresses of a name. Several, with
+                            commas between or as a sequence, take turns. None means the environment
+                            variable GRADWIRE_TARGET, or else 127.0.0.1:50051
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text
+    connections             to each server, at most so many for small calls and as many for
+                            streams, opened when calls come at once. Each is served by one worker of
+                            a server with several. 1 means a single one for everything
     timeout_s               seconds a call may take, and a stream may go without progress
     stream_threshold_bytes  largest input or result that still travels in one message
     chunk_bytes             most bytes of one message of a stream; the server may ask for less
@@ -48,17 +58,19 @@ class Client:
 
     def __init__(
         self,
-        target: str,
+        target: str | Sequence[str] | None = None,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        connections: int = CONNECTIONS,
         timeout_s: float = TIMEOUT_S,
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         retry: RetryPolicy = RETRY,
     ) -> None:
         self._options = Options(
-            target=target,
+            target=read_target(target),
             credentials=credentials,
+            connections=connections,
             timeout_s=timeout_s,
             stream_threshold_bytes=stream_threshold_bytes,
             chunk_bytes=chunk_bytes,
@@ -75,6 +87,7 @@ class Client:
         out: NDArray[Any] | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
+        on_timing: Callable[[Timing], object] | None = None,
     ) -> NDArray[Any]:
         """Return the operator applied to an array, in the array's type; out where it is given.
 
@@ -88,6 +101,7 @@ class Client:
                       counts anew whenever something moves
         on_progress   called in this thread with (sent_bytes, received_bytes), both growing, at most
                       10 times a second and once at the end; what it raises ends the call
+        on_timing     called in this thread with a Timing, once there is a result
 
         Small tensors travel in one message, larger ones as a stream, which resumes where it broke.
 
@@ -101,6 +115,7 @@ class Client:
             out=out,
             timeout_s=timeout_s,
             on_progress=on_progress,
+            on_timing=on_timing,
             options=self._options,
             link=self._link.get(),
         )
@@ -110,17 +125,19 @@ class Client:
 
     def operators(self) -> tuple[v1.OperatorInfo, ...]:
         """Return what the server tells of each of its operators."""
-        stub = self._link.get().stub
-        return tuple(self._call(stub.ListOperators, v1.ListOperatorsRequest()).operators)
+        request = v1.ListOperatorsRequest()
+        return tuple(self._call(lambda line: line.stub.ListOperators, request).operators)
 
     def server_info(self) -> v1.GetServerInfoResponse:
         """Return the server's version, backend and limits."""
-        return self._call(self._link.get().stub.GetServerInfo, v1.GetServerInfoRequest())
+        return self._call(lambda line: line.stub.GetServerInfo, v1.GetServerInfoRequest())
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time."""
-        check: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-        check = self._link.get().channel.unary_unary(health.METHOD)
+
+        def check(line: Line) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
+            return line.channel.unary_unary(health.METHOD)
+
         patience = health.Patience(timeout_s)
         while True:
             reply = self._ask(check, health.check_request(), timeout_s=patience.check_s)
@@ -136,15 +153,14 @@ class Client:
             link.close()
 
     def _try(self, evaluation: Evaluation) -> GradwireError | None:
-        link = self._link.get()
         if evaluation.streams:
-            return self._try_stream(evaluation, link)
-        request = evaluation.unary_request()
+            return self._try_stream(evaluation, self._link.get())
         reply = self._ask(
-            link.stub.Evaluate,
-            request,
+            lambda line: line.stub.Evaluate,
+            evaluation.unary_request(),
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
+            on_trailers=evaluation.on_trailers,
         )
         if isinstance(reply, GradwireError):
             return reply
@@ -162,9 +178,7 @@ class Client:
             raise
         return stream.outcome()
 
-    def _call(
-        self, method: grpc.UnaryUnaryMultiCallable[Request, Reply], request: Request
-    ) -> Reply:
+    def _call(self, method: _Method[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link.get())
         while True:
             reply = self._ask(method, request, timeout_s=call.left_s)
@@ -175,19 +189,32 @@ class Client:
 
     def _ask(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        method: _Method[Request, Reply],
         request: Request,
         *,
         timeout_s: float,
         request_id: str | None = None,
+        on_trailers: Callable[[Metadata], None] | None = None,
     ) -> Reply | GradwireError:
+        pool = self._link.get().unary
+        seat, line = pool.take()
+        failed = False
         try:
-            return method(request, timeout=timeout_s)
+            if on_trailers is None:
+                return method(line)(request, timeout=timeout_s)
+            reply, call = method(line).with_call(request, timeout=timeout_s)
+            on_trailers(call.trailing_metadata() or ())
         except grpc.RpcError as error:
-            return from_rpc_error(error, request_id=request_id)
+            failure = from_rpc_error(error, request_id=request_id)
+            failed = is_retryable(failure, streamed=False)
+            return failure
         except ValueError as error:
             # What grpc says of a channel that is closed.
             return CallCancelledError(str(error), request_id=request_id)
+        else:
+            return reply
+        finally:
+            pool.give_back(seat, failed=failed)
 
     def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._link.closed:

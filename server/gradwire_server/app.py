@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
@@ -64,6 +65,7 @@ class Server:
             ("grpc.max_send_message_length", limit),
             # Two servers on one port share its calls; not without anyone having asked for it.
             ("grpc.so_reuseport", int(self._shares_port)),
+            *_connection_options(self.settings.max_connection_age_s),
         ]
         server = grpc.aio.server(options=options)
         streams = StreamService(self._workshop)
@@ -140,10 +142,18 @@ class Server:
             return self.settings.address
         return f"{self.settings.address.rpartition(':')[0]}:{self.port}"
 
-    async def stop(self, grace_s: float) -> None:
-        """Turn NOT_SERVING, take no new calls, let running ones finish, then end what is left."""
-        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
+    async def turn_away(self, delay_s: float) -> None:
+        """Turn NOT_SERVING, and take calls as long as those who route to this server may need."""
+        _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
         await self._health.enter_graceful_shutdown()
+        await asyncio.sleep(delay_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, let running ones finish, then end what is left.
+
+        Health stays what it is: where others serve the port, nobody is to be turned away.
+        """
+        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
         none_left = self._workshop.active.none_left
         with contextlib.suppress(TimeoutError):
@@ -168,6 +178,27 @@ class Server:
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
 _LAST_STATUS_S = 2.0
+
+
+# A peer that is gone, or a connection that a network has forgotten, is noticed after so long.
+_KEEPALIVE_MS = 60_000
+_KEEPALIVE_TIMEOUT_MS = 20_000
+# Clients may ask so often whether the server is there while they wait for it.
+_LEAST_PING_INTERVAL_MS = 10_000
+
+
+def _connection_options(max_age_s: float) -> list[tuple[str, Any]]:
+    options: list[tuple[str, Any]] = [
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
+    ]
+    if max_age_s:
+        # Calls that run then may take any time: by default the grace has no end.
+        age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
+        options.append(("grpc.max_connection_age_ms", age_ms))
+    return options
 
 
 def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | None) -> Workshop:
@@ -217,16 +248,18 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then stop gracefully.
 
     worker   number among the processes that serve the address together; None for one alone, which
-             a second signal ends at once
+             a second signal ends at once. One among several leaves on SIGUSR2, as if it had never
+             been there; one alone ignores that
     backend  what computes; None takes the one that settings choose
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
     server = Server(settings, backend=backend, shares_port=worker is not None)
-    asked = asyncio.Event()
+    asked, relieved = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, asked.set)
+    loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -241,4 +274,14 @@ async def serve(
     if worker is None:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+    if not relieved.is_set():
+        await server.turn_away(settings.drain_delay_s)
     await server.stop(settings.grace_s)
+
+
+def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:
+    if worker is None:
+        _log.warning("no rolling restart: that needs several workers")
+        return
+    relieved.set()
+    asked.set()

@@ -115,7 +115,11 @@ class Call:
         self.context.set_trailing_metadata((*self._trailers(), details))
 
     def _trailers(self) -> tuple[tuple[str, str], ...]:
-        return (("gradwire-request-id", self.request_id), ("traceparent", self.traceparent))
+        return (
+            ("gradwire-request-id", self.request_id),
+            ("traceparent", self.traceparent),
+            ("gradwire-timing", self.phases.told()),
+        )
 
     def _set_trailers(self) -> None:
         self.context.set_trailing_metadata(self._trailers())

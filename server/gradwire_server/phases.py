@@ -25,6 +25,10 @@ class Phases:
     def __init__(self) -> None:
         self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
 
+    def told(self) -> str:
+        """Write them as the header Server-Timing does, in ms: "receive;dur=0.042, ..."."""
+        return ", ".join([f"{phase};dur={1e3 * s:.3f}" for phase, s in self.seconds.items()])
+
     @contextmanager
     def spending(self, phase: Phase) -> Generator[None]:
         """Add what the block takes."""

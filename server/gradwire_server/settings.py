@@ -95,8 +95,16 @@ class Settings:
     stall_timeout_s: float = _setting(
         60.0, "Seconds without progress after which a stream is ended."
     )
-    grace_s: float = _setting(
-        30.0, "Seconds that running calls have to finish after SIGTERM or SIGINT."
+    drain_delay_s: float = _setting(
+        0.0,
+        "Seconds after SIGTERM or SIGINT in which the server is NOT_SERVING and still takes calls: "
+        "as long as those who route to it need to notice.",
+    )
+    grace_s: float = _setting(30.0, "Seconds that running calls have to finish after that.")
+    max_connection_age_s: float = _setting(
+        300.0,
+        "Seconds, give or take a tenth, after which a connection takes no new calls, so that "
+        "clients find new servers; running calls finish. 0 means never.",
     )
     log_format: Literal["text", "json"] = _setting(
         "text", "Format of log lines on stderr.", choices=("text", "json")
@@ -176,6 +184,13 @@ class Settings:
 _MOST = {"max_rank": _LIMITS.max_rank, "max_message_bytes": 2**31 - 1}
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
-_MAY_BE_ZERO = {"compute_threads", "inline_work", "plan_cache_entries", "grace_s"}
+_MAY_BE_ZERO = {
+    "compute_threads",
+    "drain_delay_s",
+    "grace_s",
+    "inline_work",
+    "max_connection_age_s",
+    "plan_cache_entries",
+}
 # Everything of a message but the tensor's bytes.
 _HEADER_BYTES = 64 << 10

@@ -25,6 +25,7 @@ def test_the_package_exports_these_names() -> None:
         "OverloadedError",
         "RetryPolicy",
         "ServerError",
+        "Timing",
         "UnavailableError",
         "UnsupportedOperatorError",
         "UseStreamError",
@@ -59,10 +60,11 @@ def test_evaluate_takes_these_arguments() -> None:
         "out",
         "timeout_s",
         "on_progress",
+        "on_timing",
     ]
     assert [
         name for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ] == ["output_shape", "out", "timeout_s", "on_progress"]
+    ] == ["output_shape", "out", "timeout_s", "on_progress", "on_timing"]
     assert all(
         each.default is None
         for each in parameters.values()

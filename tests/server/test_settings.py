@@ -264,7 +264,9 @@ def test_a_unix_socket_that_answers_is_not_taken_over(tmp_path: Path) -> None:
 
 def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_MAX_STREAM", "3")
+    monkeypatch.setenv("GRADWIRE_TARGET", "for.clients:1")
     done = CliRunner().invoke(gradwire_server, ["--print-config"])
     assert done.exit_code == 0
     assert "GRADWIRE_MAX_STREAM is no setting" in done.stderr
     assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
+    assert "GRADWIRE_TARGET" not in done.stderr

@@ -32,6 +32,10 @@ class GradientServiceStub(object):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     def __init__(self, channel):
@@ -69,6 +73,10 @@ class GradientServiceServicer(object):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     def Evaluate(self, request, context):
@@ -168,6 +176,10 @@ class GradientService(object):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     @staticmethod

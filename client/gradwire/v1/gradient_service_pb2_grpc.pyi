@@ -33,6 +33,10 @@ class GradientServiceStub:
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     @_typing.overload
@@ -91,6 +95,10 @@ class GradientServiceAsyncStub(GradientServiceStub):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -145,6 +153,10 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     @_abc_1.abstractmethod
