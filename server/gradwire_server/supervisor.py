@@ -15,12 +15,14 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradwire_server import addresses, logs
+from gradwire_server import addresses, logs, telemetry
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
+from gradwire_server.telemetry import Ledger, Ledgers, Running
 
 _log = logging.getLogger("gradwire_server")
 _WORKER = "gradwire_server.worker"
@@ -42,8 +44,11 @@ async def supervise(settings: Settings) -> None:
     Raises RuntimeError where workers do not start, or die again and again.
     """
     logs.configure(settings.log_format, settings.log_level)
-    with addresses.held(settings.address) as address:
-        await _Crew(settings, address).run()
+    with (
+        addresses.held(settings.address) as address,
+        telemetry.collecting(settings) as ledgers,
+    ):
+        await _Crew(settings, address, ledgers).run()
 
 
 class _Place:
@@ -53,8 +58,9 @@ class _Place:
     process  the one there is now, if any
     """
 
-    def __init__(self, job: Job, stopping: asyncio.Event) -> None:
+    def __init__(self, job: Job, stopping: asyncio.Event, ledger: Ledger) -> None:
         self._job = job
+        self._ledger = ledger
         self._stopping = stopping
         self._restarts = 0
         self.ready = asyncio.Event()
@@ -77,6 +83,7 @@ class _Place:
             self._check(status, quick)
             pause_s = min(_FIRST_PAUSE_S * 2 ** (quick - 1), _LONGEST_PAUSE_S) if quick else 0.0
             self._restarts += 1
+            self._ledger.note_restart()
             self._log(
                 logging.WARNING,
                 "worker ended",
@@ -91,18 +98,25 @@ class _Place:
 
     async def _live(self) -> tuple[float, int]:
         """Run one process; return how many seconds it served, and its exit status."""
+        with self._ledger.process() as running:
+            return await self._live_measured(running)
+
+    async def _live_measured(self, running: Running) -> tuple[float, int]:
         # A session of its own: Ctrl-C reaches this process only, which then stops all in order.
         process = self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, *_as_safe(), "-m", _WORKER),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
+            pass_fds=running.fds,
         )
+        job = replace(self._job, cells=running.fd)
+        running.note_start(process.pid)
         if self._stopping.is_set():
             self.send(signal.SIGTERM)
         assert process.stdin is not None  # noqa: S101 - they are pipes
         assert process.stdout is not None  # noqa: S101
-        process.stdin.write(self._job.dump())
+        process.stdin.write(job.dump())
         process.stdin.close()
         served = bool(await process.stdout.readline())
         began = time.monotonic()
@@ -139,7 +153,7 @@ class _Place:
 class _Crew:
     """All workers, and what they are told together."""
 
-    def __init__(self, settings: Settings, address: str) -> None:
+    def __init__(self, settings: Settings, address: str, ledgers: Ledgers) -> None:
         self._address = address
         self._stop_s = settings.grace_s + _STOP_S
         self._stopping = asyncio.Event()
@@ -150,6 +164,7 @@ class _Crew:
             _Place(
                 Job(number, os.getpid(), own if settings.pin_workers else (), shared),
                 self._stopping,
+                ledgers.all[number],
             )
             for number, own in enumerate(cores)
         ]

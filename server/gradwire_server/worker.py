@@ -24,7 +24,7 @@ def main() -> None:
     if job.cores:
         os.sched_setaffinity(0, job.cores)
     try:
-        asyncio.run(app.serve(job.settings, worker=job.number))
+        asyncio.run(app.serve(job.settings, worker=job.number, cells=job.cells))
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"Error: {error}")
 
