@@ -21,6 +21,7 @@ from gradwire._options import (
     TIMEOUT_S,
     Options,
 )
+from gradwire._tracing import Metadata, call_span, method_of
 from gradwire.errors import CallCancelledError, GradwireError
 from gradwire.retries import RetryPolicy
 
@@ -130,6 +131,7 @@ class AsyncClient:
             request,
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
+            name="Evaluate",
         )
         if isinstance(reply, GradwireError):
             return reply
@@ -137,8 +139,18 @@ class AsyncClient:
         return None
 
     async def _try_stream(self, evaluation: Evaluation, link: AsyncLink) -> GradwireError | None:
+        with call_span("EvaluateStream", target=self._options.target) as span:
+            error = await self._run_stream(evaluation, link, metadata=span.metadata)
+            span.note(error)
+        return error
+
+    async def _run_stream(
+        self, evaluation: Evaluation, link: AsyncLink, *, metadata: Metadata | None
+    ) -> GradwireError | None:
         ended = asyncio.Event()
-        stream = evaluation.start_stream(link.blocking, on_end=lambda: link.in_loop(ended.set))
+        stream = evaluation.start_stream(
+            link.blocking, metadata=metadata, on_end=lambda: link.in_loop(ended.set)
+        )
         try:
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -156,8 +168,9 @@ class AsyncClient:
         self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request
     ) -> Reply:
         call = UnaryCall(self._options, self._link().blocking)
+        name = method_of(request)
         while True:
-            reply = await self._ask(method, request, timeout_s=call.left_s)
+            reply = await self._ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
@@ -170,9 +183,30 @@ class AsyncClient:
         *,
         timeout_s: float,
         request_id: str | None = None,
+        name: str = "",
+    ) -> Reply | GradwireError:
+        with call_span(name, target=self._options.target) as span:
+            reply = await self._send(
+                method,
+                request,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                metadata=span.metadata,
+            )
+            span.note(reply)
+        return reply
+
+    async def _send(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply],
+        request: Request,
+        *,
+        timeout_s: float,
+        request_id: str | None,
+        metadata: Metadata | None,
     ) -> Reply | GradwireError:
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             return from_rpc_error(error, request_id=request_id)
         except grpc.aio.UsageError as error:

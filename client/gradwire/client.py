@@ -20,6 +20,7 @@ from gradwire._options import (
     TIMEOUT_S,
     Options,
 )
+from gradwire._tracing import Metadata, call_span, method_of
 from gradwire.errors import CallCancelledError, GradwireError
 from gradwire.retries import RetryPolicy
 
@@ -145,6 +146,7 @@ class Client:
             request,
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
+            name="Evaluate",
         )
         if isinstance(reply, GradwireError):
             return reply
@@ -152,7 +154,15 @@ class Client:
         return None
 
     def _try_stream(self, evaluation: Evaluation, link: Link) -> GradwireError | None:
-        stream = evaluation.start_stream(link)
+        with call_span("EvaluateStream", target=self._options.target) as span:
+            error = self._run_stream(evaluation, link, metadata=span.metadata)
+            span.note(error)
+        return error
+
+    def _run_stream(
+        self, evaluation: Evaluation, link: Link, *, metadata: Metadata | None
+    ) -> GradwireError | None:
+        stream = evaluation.start_stream(link, metadata=metadata)
         try:
             while not stream.ended.wait(evaluation.next_look_s()):
                 evaluation.look()
@@ -166,8 +176,9 @@ class Client:
         self, method: grpc.UnaryUnaryMultiCallable[Request, Reply], request: Request
     ) -> Reply:
         call = UnaryCall(self._options, self._link.get())
+        name = method_of(request)
         while True:
-            reply = self._ask(method, request, timeout_s=call.left_s)
+            reply = self._ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
@@ -180,9 +191,30 @@ class Client:
         *,
         timeout_s: float,
         request_id: str | None = None,
+        name: str = "",
+    ) -> Reply | GradwireError:
+        with call_span(name, target=self._options.target) as span:
+            reply = self._send(
+                method,
+                request,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                metadata=span.metadata,
+            )
+            span.note(reply)
+        return reply
+
+    def _send(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        request: Request,
+        *,
+        timeout_s: float,
+        request_id: str | None,
+        metadata: Metadata | None,
     ) -> Reply | GradwireError:
         try:
-            return method(request, timeout=timeout_s)
+            return method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             return from_rpc_error(error, request_id=request_id)
         except ValueError as error:
