@@ -14,7 +14,7 @@ PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 
 .PHONY: help demo test lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load-smoke load-kills bench bench-compute full image install constraints clean
+	load-smoke load-kills monitoring bench bench-compute full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,9 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
+
+monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
+	.ci/monitoring $(BIN)/python
 
 bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
 	mkdir -p out

@@ -20,6 +20,7 @@ from gradwire._job import prepare
 from gradwire._options import MAX_TIMEOUT_S, Options, is_timeout
 from gradwire._progress import INTERVAL_S, Progress
 from gradwire._streams import StreamTry
+from gradwire._tracing import Context
 from gradwire.chunks import Transfer
 from gradwire.errors import (
     DeadlineExceededError,
@@ -131,7 +132,13 @@ class Evaluation:
         """Decode the answer to Evaluate."""
         self._result = self._job.unary_result(response)
 
-    def start_stream(self, link: Link, *, on_end: Callable[[], None] | None = None) -> StreamTry:
+    def start_stream(
+        self,
+        link: Link,
+        *,
+        metadata: Context | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> StreamTry:
         """Start a try of EvaluateStream; on_end is called in another thread when it has ended."""
         left_s = self.left_s
         if not left_s:
@@ -145,6 +152,7 @@ class Evaluation:
             # After a failure caution: an error is lost more easily to a sender that is ahead.
             eager=self._stream is None,
             timeout_s=None if math.isinf(left_s) else left_s,
+            metadata=metadata,
             on_end=on_end,
         )
         return self._stream

@@ -17,6 +17,7 @@ from gradwire import v1
 from gradwire._channel import Link, from_rpc_error
 from gradwire._framing import chunk_frame, read_chunk
 from gradwire._statuses import from_in_band
+from gradwire._tracing import Context
 from gradwire.chunks import Transfer
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.retries import is_retryable
@@ -33,6 +34,7 @@ class StreamTry:
     chunk_bytes  most bytes to send in one chunk
     eager        whether to send before the server has answered, where its limits are known
     timeout_s    seconds until the deadline; None where there is none
+    metadata     what the call sends besides; None for nothing
     on_end       called in another thread after `ended` is set
     """
 
@@ -45,6 +47,7 @@ class StreamTry:
         chunk_bytes: int,
         eager: bool,
         timeout_s: float | None,
+        metadata: Context | None,
         on_end: Callable[[], None] | None,
     ) -> None:
         self._link = link
@@ -59,7 +62,7 @@ class StreamTry:
         self.error: BaseException | None = None
         self._seat, line = link.streams.take()
         try:
-            self._call = line.stream(self._sender.messages(), timeout=timeout_s)
+            self._call = line.stream(self._sender.messages(), timeout=timeout_s, metadata=metadata)
         except ValueError as error:
             # What grpc says of a channel that is closed.
             self._sender.stop()

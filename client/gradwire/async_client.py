@@ -23,6 +23,7 @@ from gradwire._options import (
     Options,
 )
 from gradwire._targets import read_target
+from gradwire._tracing import Context, call_span, method_of
 from gradwire.errors import CallCancelledError, GradwireError
 from gradwire.retries import RetryPolicy, is_retryable
 from gradwire.timing import Metadata, Timing
@@ -138,6 +139,7 @@ class AsyncClient:
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
             on_trailers=evaluation.on_trailers,
+            name="Evaluate",
         )
         if isinstance(reply, GradwireError):
             return reply
@@ -145,8 +147,18 @@ class AsyncClient:
         return None
 
     async def _try_stream(self, evaluation: Evaluation, link: AsyncLink) -> GradwireError | None:
+        with call_span("EvaluateStream", target=",".join(self._options.target)) as span:
+            error = await self._run_stream(evaluation, link, metadata=span.metadata)
+            span.note(error)
+        return error
+
+    async def _run_stream(
+        self, evaluation: Evaluation, link: AsyncLink, *, metadata: Context | None
+    ) -> GradwireError | None:
         ended = asyncio.Event()
-        stream = evaluation.start_stream(link.blocking, on_end=lambda: link.in_loop(ended.set))
+        stream = evaluation.start_stream(
+            link.blocking, metadata=metadata, on_end=lambda: link.in_loop(ended.set)
+        )
         try:
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -162,8 +174,9 @@ class AsyncClient:
 
     async def _call(self, method: _Method[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link().blocking)
+        name = method_of(request)
         while True:
-            reply = await self._ask(method, request, timeout_s=call.left_s)
+            reply = await self._ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
@@ -177,12 +190,35 @@ class AsyncClient:
         timeout_s: float,
         request_id: str | None = None,
         on_trailers: Callable[[Metadata], None] | None = None,
+        name: str = "",
+    ) -> Reply | GradwireError:
+        with call_span(name, target=",".join(self._options.target)) as span:
+            reply = await self._send(
+                method,
+                request,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                on_trailers=on_trailers,
+                metadata=span.metadata,
+            )
+            span.note(reply)
+        return reply
+
+    async def _send(
+        self,
+        method: _Method[Request, Reply],
+        request: Request,
+        *,
+        timeout_s: float,
+        request_id: str | None,
+        on_trailers: Callable[[Metadata], None] | None,
+        metadata: Context | None,
     ) -> Reply | GradwireError:
         pool = self._link().unary
         seat, line = pool.take()
         failed = False
         try:
-            call = method(line)(request, timeout=timeout_s)
+            call = method(line)(request, timeout=timeout_s, metadata=metadata)
             reply = await call
             if on_trailers is not None:
                 on_trailers(await call.trailing_metadata())

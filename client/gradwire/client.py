@@ -22,6 +22,7 @@ from gradwire._options import (
     Options,
 )
 from gradwire._targets import read_target
+from gradwire._tracing import Context, call_span, method_of
 from gradwire.errors import CallCancelledError, GradwireError
 from gradwire.retries import RetryPolicy, is_retryable
 from gradwire.timing import Metadata, Timing
@@ -161,6 +162,7 @@ class Client:
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
             on_trailers=evaluation.on_trailers,
+            name="Evaluate",
         )
         if isinstance(reply, GradwireError):
             return reply
@@ -168,7 +170,15 @@ class Client:
         return None
 
     def _try_stream(self, evaluation: Evaluation, link: Link) -> GradwireError | None:
-        stream = evaluation.start_stream(link)
+        with call_span("EvaluateStream", target=",".join(self._options.target)) as span:
+            error = self._run_stream(evaluation, link, metadata=span.metadata)
+            span.note(error)
+        return error
+
+    def _run_stream(
+        self, evaluation: Evaluation, link: Link, *, metadata: Context | None
+    ) -> GradwireError | None:
+        stream = evaluation.start_stream(link, metadata=metadata)
         try:
             while not stream.ended.wait(evaluation.next_look_s()):
                 evaluation.look()
@@ -180,8 +190,9 @@ class Client:
 
     def _call(self, method: _Method[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link.get())
+        name = method_of(request)
         while True:
-            reply = self._ask(method, request, timeout_s=call.left_s)
+            reply = self._ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
@@ -195,14 +206,37 @@ class Client:
         timeout_s: float,
         request_id: str | None = None,
         on_trailers: Callable[[Metadata], None] | None = None,
+        name: str = "",
+    ) -> Reply | GradwireError:
+        with call_span(name, target=",".join(self._options.target)) as span:
+            reply = self._send(
+                method,
+                request,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                on_trailers=on_trailers,
+                metadata=span.metadata,
+            )
+            span.note(reply)
+        return reply
+
+    def _send(
+        self,
+        method: _Method[Request, Reply],
+        request: Request,
+        *,
+        timeout_s: float,
+        request_id: str | None,
+        on_trailers: Callable[[Metadata], None] | None,
+        metadata: Context | None,
     ) -> Reply | GradwireError:
         pool = self._link.get().unary
         seat, line = pool.take()
         failed = False
         try:
             if on_trailers is None:
-                return method(line)(request, timeout=timeout_s)
-            reply, call = method(line).with_call(request, timeout=timeout_s)
+                return method(line)(request, timeout=timeout_s, metadata=metadata)
+            reply, call = method(line).with_call(request, timeout=timeout_s, metadata=metadata)
             on_trailers(call.trailing_metadata() or ())
         except grpc.RpcError as error:
             failure = from_rpc_error(error, request_id=request_id)

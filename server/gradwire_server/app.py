@@ -23,6 +23,7 @@ from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.instruments import Instruments
 from gradwire_server.rehearsal import rehearse
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
@@ -39,16 +40,25 @@ class Server:
 
     backend       what computes; None takes the one that settings choose
     shares_port   whether other processes listen on the address too
+    cells         file descriptor of a supervisor's memory for the metrics; None where it has none
+    instruments   what measures it
     """
 
     def __init__(
-        self, settings: Settings, *, backend: Backend | None = None, shares_port: bool = False
+        self,
+        settings: Settings,
+        *,
+        backend: Backend | None = None,
+        shares_port: bool = False,
+        cells: int | None = None,
     ) -> None:
         self.settings = settings
         self._shares_port = shares_port
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="gradwire-compute")
         self._health = health.aio.HealthServicer()
-        self._workshop = _workshop(settings, self._pool, backend)
+        self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
+        active = ActiveCalls(self.instruments.observer)
+        self._workshop = _workshop(settings, self._pool, backend, active)
         self._server = self._build()
         self._warm_up_s: float | None = None
         self.port = 0
@@ -96,6 +106,7 @@ class Server:
             self.port = self._server.add_secure_port(settings.address, _credentials(settings))
         else:
             self.port = self._server.add_insecure_port(settings.address)
+        self.instruments.start(self._workshop, address=self.bound)
         await self._tell_health(serving=False)
         await self._server.start()
 
@@ -105,8 +116,10 @@ class Server:
             await self._warm_up()
         except BaseException:
             await self._server.stop(None)
+            await self.instruments.stop()
             raise
         self._workshop.ready.set()
+        self.instruments.note_serving(serves=True)
         await self._tell_health(serving=True)
         facts = {
             "address": self.bound,
@@ -145,6 +158,7 @@ class Server:
     async def turn_away(self, delay_s: float) -> None:
         """Turn NOT_SERVING, and take calls as long as those who route to this server may need."""
         _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
+        self.instruments.note_serving(serves=False)
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(delay_s)
 
@@ -166,6 +180,7 @@ class Server:
         await self._server.stop(None)
         await stopped
         self._pool.shutdown(wait=False, cancel_futures=True)
+        await self.instruments.stop()
         _log.info("stopped")
 
     @property
@@ -201,7 +216,9 @@ def _connection_options(max_age_s: float) -> list[tuple[str, Any]]:
     return options
 
 
-def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | None) -> Workshop:
+def _workshop(
+    settings: Settings, pool: ThreadPoolExecutor, given: Backend | None, active: ActiveCalls
+) -> Workshop:
     if given is None:
         backend, reason = backends.choose(
             settings.backend, threads=settings.threads, cache_dir=settings.compile_cache
@@ -219,7 +236,7 @@ def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | Non
             retry_after_s=settings.retry_after_s,
         ),
         pool=pool,
-        active=ActiveCalls(),
+        active=active,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
         building=asyncio.Lock(),
@@ -243,7 +260,11 @@ def _pem(settings: Settings, name: str) -> bytes:
 
 
 async def serve(
-    settings: Settings, *, worker: int | None = None, backend: Backend | None = None
+    settings: Settings,
+    *,
+    worker: int | None = None,
+    backend: Backend | None = None,
+    cells: int | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully.
 
@@ -251,10 +272,11 @@ async def serve(
              a second signal ends at once. One among several leaves on SIGUSR2, as if it had never
              been there; one alone ignores that
     backend  what computes; None takes the one that settings choose
+    cells    file descriptor of the memory for the metrics of a worker, if they are wanted
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
-    server = Server(settings, backend=backend, shares_port=worker is not None)
+    server = Server(settings, backend=backend, shares_port=worker is not None, cells=cells)
     asked, relieved = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:

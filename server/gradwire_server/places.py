@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradwire_server.shares import Job
+from gradwire_server.telemetry import Ledger
 from gradwire_server.worker_process import WorkerProcess
 
 _log = logging.getLogger("gradwire_server")
@@ -41,12 +42,19 @@ class Place:
     ready  set once a first process has served
 
     any_serves  tells whether any worker of the server serves
+    ledger      what adds up the metrics of its processes
     """
 
     def __init__(
-        self, job: Job, *, stopping: asyncio.Event, any_serves: Callable[[], bool]
+        self,
+        job: Job,
+        *,
+        stopping: asyncio.Event,
+        any_serves: Callable[[], bool],
+        ledger: Ledger,
     ) -> None:
         self._job = job
+        self._ledger = ledger
         self._stopping = stopping
         self._any_serves = any_serves
         self._changing = asyncio.Lock()
@@ -118,21 +126,27 @@ class Place:
             worker.send(number)
 
     async def _start(self, turn: asyncio.Event) -> WorkerProcess:
-        worker = await WorkerProcess.start(self._job)
-        self._alive[worker] = asyncio.create_task(self._watch(worker, turn))
+        with contextlib.ExitStack() as starting:
+            running = starting.enter_context(self._ledger.process())
+            worker = await WorkerProcess.start(self._job, running)
+            counting = starting.pop_all()
+        self._alive[worker] = asyncio.create_task(self._watch(worker, turn, counting))
         if self._stopping.is_set():
             worker.send(signal.SIGTERM)
         return worker
 
-    async def _watch(self, worker: WorkerProcess, turn: asyncio.Event) -> None:
-        await turn.wait()
-        worker.go()
-        if await worker.came_to_serve():
-            self._failed_starts = 0
-            self._log(logging.INFO, "worker serves", worker)
-            self.ready.set()
-        await worker.ended()
-        del self._alive[worker]
+    async def _watch(
+        self, worker: WorkerProcess, turn: asyncio.Event, counting: contextlib.ExitStack
+    ) -> None:
+        with counting:
+            await turn.wait()
+            worker.go()
+            if await worker.came_to_serve():
+                self._failed_starts = 0
+                self._log(logging.INFO, "worker serves", worker)
+                self.ready.set()
+            await worker.ended()
+            del self._alive[worker]
 
     async def _recover(self, worker: WorkerProcess, status: int) -> bool:
         """Wait before a replacement, the longer the more often; return whether there is to be one.
@@ -147,6 +161,7 @@ class Place:
         if self._quick_deaths:
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._quick_deaths - 1), _LONGEST_PAUSE_S)
         self._restarts += 1
+        self._ledger.note_restart()
         facts = {"status": status, "restarts": self._restarts, "pause_s": pause_s}
         self._log(logging.WARNING, "worker ended", worker, **facts)
         with contextlib.suppress(TimeoutError):

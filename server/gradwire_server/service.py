@@ -95,6 +95,7 @@ class GradientService:
         memory = self._workshop.admission.memory(evaluation.memory_bytes)
         with memory, call.phases.spending("compute"):
             data = await self._compute(evaluation, np.frombuffer(request.data, np.uint8))
+        call.sent_bytes = len(data)
         return v1.EvaluateResponse(
             request_id=call.request_id, output=wire.write_descriptor(output), data=data
         )
@@ -105,6 +106,8 @@ class GradientService:
         call.request_id = wire.read_request_id(request.request_id) or call.request_id
         decoded = wire.read_request(request)
         call.facts |= {"operator": decoded.operator, "sizes": decoded.input.sizes}
+        call.operator, call.dtype = decoded.operator, decoded.input.dtype
+        call.received_bytes = len(request.data)
         self._refuse_bulk("input", decoded.input.wire_bytes)
         _, output = decoded.resolved()
         self._refuse_bulk("output", output.wire_bytes)

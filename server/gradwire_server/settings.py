@@ -112,6 +112,19 @@ class Settings:
     log_level: str = _setting(
         "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
     )
+    metrics_address: str = _setting(
+        "",
+        "HOST:PORT of the Prometheus endpoint, plain HTTP; port 0 takes a free one, which the log "
+        "tells. Empty means none.",
+    )
+    metrics_insecure: bool = _setting(
+        default=False, text="Serve metrics on an address that is not loopback."
+    )
+    otlp_endpoint: str = _setting(
+        "",
+        "URL of an OpenTelemetry collector for traces and metrics, such as "
+        "http://127.0.0.1:4318; empty leaves it to the variables OTEL_*.",
+    )
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -124,9 +137,7 @@ class Settings:
             most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, _MOST_INT)
             if value > most:
                 raise ValueError(f"{one.name} is {value}; at most {most} is possible")
-        host, _, port = self.address.rpartition(":")
-        port_fits = port.isascii() and port.isdecimal() and int(port) < 1 << 16
-        if not self.address.startswith("unix:") and not (host and port_fits):
+        if not self.address.startswith("unix:") and not _is_host_and_port(self.address):
             raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
         if self.workers > 1 and self.address.startswith("unix:"):
             raise ValueError(
@@ -134,6 +145,7 @@ class Settings:
                 "worker; give HOST:PORT, or workers 1"
             )
         self._check_exposure()
+        self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
@@ -150,14 +162,26 @@ class Settings:
             raise ValueError("address is unix: without a path")
         if self.insecure or self.tls_certificate or self.address.startswith("unix:"):
             return
-        host = self.address.rpartition(":")[0].strip("[]")
-        with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(host).is_loopback:
-                return
-        if host != "localhost":
+        if not _is_loopback(self.address):
             raise ValueError(
                 f"address is {self.address}, which is not loopback: give tls_certificate and "
                 "tls_key, or insecure to serve in the clear"
+            )
+
+    def _check_telemetry(self) -> None:
+        """Refuse addresses that are none, and to tell metrics to others unless told to."""
+        address = self.metrics_address
+        if address and not _is_host_and_port(address):
+            raise ValueError(f"metrics_address is {address}; HOST:PORT is needed, or nothing")
+        if address and not (self.metrics_insecure or _is_loopback(address)):
+            raise ValueError(
+                f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
+                "let others read the metrics"
+            )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(
+                f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
+                "needed, or nothing"
             )
 
     @property
@@ -178,6 +202,18 @@ class Settings:
             else getattr(self, one.name)
             for one in fields(self)
         }
+
+
+def _is_host_and_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and int(port) < 1 << 16
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 # What messages and grpc can carry; in seconds some thirty years.

@@ -101,6 +101,8 @@ class _Stream:
                 header = await self._read_open()
                 with self._call.phases.spending("queue"):
                     evaluation = await workshop.prepare(wire.read_request(header))
+                self._call.operator = evaluation.request.operator
+                self._call.dtype = evaluation.input.dtype
                 self._call.facts |= {
                     "operator": evaluation.request.operator,
                     "sizes": evaluation.input.sizes,
@@ -151,6 +153,7 @@ class _Stream:
             await self._steps.put(ready)
         while (message := await self._next()) is not None:
             data = self._check_chunk(message, assembler.position, total)
+            self._call.received_bytes += len(data)
             for ready in assembler.feed(data):
                 await self._steps.put(ready)
         if not assembler.complete:
@@ -195,6 +198,7 @@ class _Stream:
                     await self._do(partial(run, step, data, result), inline=inline)
             self._busy = False
             self._progress = time.monotonic()
+            self._call.note_step(len(data) + len(result))
             skipped = max(0, resume_from - offset)
             if len(result) > skipped:
                 await self._results.put((offset + skipped, result[skipped:]))
@@ -212,6 +216,7 @@ class _Stream:
             for first in range(0, len(result), chunk_bytes):
                 data = result[first : first + chunk_bytes]
                 await self._send(encoding.chunk_response(offset + first, data))
+                self._call.sent_bytes += len(data)
 
     async def _next(self) -> v1.EvaluateStreamRequest | None:
         with self._call.phases.spending("receive"):

@@ -16,10 +16,11 @@ import logging
 import os
 import signal
 
-from gradwire_server import addresses, logs
+from gradwire_server import addresses, logs, telemetry
 from gradwire_server.places import Place, Standing
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
+from gradwire_server.telemetry import Ledgers
 
 _log = logging.getLogger("gradwire_server")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -36,14 +37,17 @@ async def supervise(settings: Settings) -> None:
     Raises RuntimeError where workers do not start, or no one does any more.
     """
     logs.configure(settings.log_format, settings.log_level)
-    with addresses.held(settings.address) as address:
-        await Crew(settings, address).run()
+    with (
+        addresses.held(settings.address) as address,
+        telemetry.collecting(settings) as ledgers,
+    ):
+        await Crew(settings, address, ledgers).run()
 
 
 class Crew:
     """All workers, and what they are told together."""
 
-    def __init__(self, settings: Settings, address: str) -> None:
+    def __init__(self, settings: Settings, address: str, ledgers: Ledgers) -> None:
         self._address = address
         self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
         self._stopping = asyncio.Event()
@@ -56,6 +60,7 @@ class Crew:
                 Job(number, os.getpid(), own if settings.pin_workers else (), shared),
                 stopping=self._stopping,
                 any_serves=lambda: any(one.serves for one in self.standings),
+                ledger=ledgers.all[number],
             )
             for number, own in enumerate(cores)
         ]

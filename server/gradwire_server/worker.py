@@ -32,7 +32,7 @@ def main() -> None:
     if job is None or os.getppid() != job.parent:
         sys.exit("gradwire-server: the process that watches the workers has ended")
     try:
-        asyncio.run(app.serve(job.settings, worker=job.number))
+        asyncio.run(app.serve(job.settings, worker=job.number, cells=job.cells))
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"Error: {error}")
 

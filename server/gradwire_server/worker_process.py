@@ -7,10 +7,12 @@ import contextlib
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from gradwire_server.shares import Job
+from gradwire_server.telemetry import Running
 
 _WORKER = "gradwire_server.worker"
 
@@ -30,7 +32,7 @@ class WorkerProcess:
         self.served_s = 0.0
 
     @classmethod
-    async def start(cls, job: Job) -> Self:
+    async def start(cls, job: Job, running: Running) -> Self:
         """Start one; it prepares for its job and begins with it after go()."""
         # A session of its own: Ctrl-C reaches its parent only, which then stops all in order.
         process = await asyncio.create_subprocess_exec(
@@ -38,7 +40,10 @@ class WorkerProcess:
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
+            pass_fds=running.fds,
         )
+        job = replace(job, cells=running.fd)
+        running.note_start(process.pid)
         assert process.stdin is not None  # noqa: S101 - it is a pipe
         process.stdin.write(job.dump() + b"\n")
         return cls(process)

@@ -27,6 +27,7 @@ from gradwire_server.places import Standing
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
 from gradwire_server.supervisor import Crew
+from gradwire_server.telemetry import Ledgers
 from processes import Command, environment, run_command, running_command
 from raw_calls import (
     PATIENCE_S,
@@ -124,7 +125,7 @@ def test_the_standing_of_each_worker_is_known_to_their_parent(
 
     async def watch() -> None:
         with held("127.0.0.1:0") as address:
-            crew = Crew(Settings(workers=2, backend="numpy_cpu"), address)
+            crew = Crew(Settings(workers=2, backend="numpy_cpu"), address, Ledgers(2, wanted=False))
             running = asyncio.create_task(crew.run())
             assert crew.standings == (Standing(serves=False, restarts=0),) * 2
             await until(lambda: crew.standings == (Standing(serves=True, restarts=0),) * 2)

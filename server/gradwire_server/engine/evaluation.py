@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,6 +207,12 @@ class Preparer:
         evaluation = Evaluation(request, output, plan, walk_over(layout, plan, slab))
         self._check_memory(evaluation)
         return evaluation
+
+    def lookups(self, cache: Literal["evaluations", "plans"]) -> tuple[int, int]:
+        """How often a cache had what was looked for, and how often not; plans come second."""
+        if cache == "plans":
+            return self._plans.lookups
+        return self._recent.hits, self._recent.misses
 
     def is_quick(self, request: EvaluationRequest) -> bool:
         """Whether prepare() takes about a millisecond: the plan is kept, or its axes are short."""
