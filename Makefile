@@ -68,6 +68,7 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
+	PYTHONPATH=tests $(BIN)/python -m bench.telemetry --json out/telemetry.json
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python

@@ -4,8 +4,9 @@
 
 Alone: the hooks of a tiny unary call, beginning and end, in microseconds. In a server: CPU time of
 the server's process and latency of a tiny Evaluate, with what is measured turned on and off, each
-in a server of its own, in turn. A scrape is of a server that has seen every operator with every
-data type.
+in a server of its own, in turn; two measure nothing, whose difference is the noise. A scrape is of
+a server that has seen every operator with every data type; then it is scraped ten times a second
+while calls are made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -40,6 +42,8 @@ from processes import Command, running_command
 from raw_calls import RawClient, published_request
 
 _REPEATS = 20_000
+_SCRAPED_CALLS = 3000
+_SCRAPE_EVERY_S = 0.1
 # Nobody listens there: what spans cost the server is all but the sending.
 _NO_COLLECTOR = "http://127.0.0.1:1"
 _OPERATORS = (
@@ -52,6 +56,7 @@ _OPERATORS = (
 )
 SERVERS = {
     "nothing": (),
+    "nothing, again": (),
     "metrics": ("--metrics-address", "127.0.0.1:0"),
     "traces": ("--otlp-endpoint", _NO_COLLECTOR),
 }
@@ -169,10 +174,10 @@ def _compared(one: Contestant, plain: Contestant) -> Mapping[str, float]:
     }
 
 
-def scrapes() -> dict[str, float]:
-    """Return what a scrape takes and how large it is."""
+def scrapes(workers: int) -> dict[str, float]:
+    """Return what a scrape takes, how large it is, and calls' latencies with and without."""
     with TemporaryDirectory() as folder:
-        flags = ("--backend", "numpy_cpu", "--log-level", "info", *SERVERS["metrics"])
+        flags = ("--backend", "numpy_cpu", "--workers", str(workers), *SERVERS["metrics"])
         with (
             running_command(*flags, log=Path(folder) / "log") as command,
             Client(command.address) as client,
@@ -181,16 +186,49 @@ def scrapes() -> dict[str, float]:
             for dtype, operator in product(DTYPES.values(), _OPERATORS):
                 array = np.ones((1, 1, 4, 4), dtype)
                 client.evaluate(operator, array, output_shape=(1, 1, 4, 4))
-            connection = http.client.HTTPConnection(address)
-            times: list[float] = []
-            size = 0
-            for _ in range(30):
-                started = time.perf_counter()
-                connection.request("GET", "/metrics")
-                size = len(connection.getresponse().read())
-                times.append(time.perf_counter() - started)
-            connection.close()
-    return {"ms": round(statistics.median(times) * 1e3, 1), "bytes": size}
+            took, size = _scrape(address, times=30)
+            over = threading.Event()
+            scraping = threading.Thread(target=_scrape_until, args=(address, over))
+            quiet = _latencies_us(command.address)
+            scraping.start()
+            scraped = _latencies_us(command.address)
+            over.set()
+            scraping.join()
+    return {
+        "ms": round(statistics.median(took) * 1e3, 1),
+        "bytes": size,
+        **{f"calls_p{p}_us": round(float(np.percentile(quiet, p)), 1) for p in (50, 99)},
+        **{f"calls_p{p}_us_scraped": round(float(np.percentile(scraped, p)), 1) for p in (50, 99)},
+    }
+
+
+def _scrape_until(address: str, over: threading.Event) -> None:
+    while not over.wait(_SCRAPE_EVERY_S):
+        _scrape(address, times=1)
+
+
+def _scrape(address: str, *, times: int) -> tuple[list[float], int]:
+    connection = http.client.HTTPConnection(address)
+    took: list[float] = []
+    size = 0
+    for _ in range(times):
+        started = time.perf_counter()
+        connection.request("GET", "/metrics")
+        size = len(connection.getresponse().read())
+        took.append(time.perf_counter() - started)
+    connection.close()
+    return took, size
+
+
+def _latencies_us(address: str) -> list[float]:
+    took: list[float] = []
+    request = published_request()
+    with RawClient(address) as client:
+        for _ in range(_SCRAPED_CALLS):
+            started = time.perf_counter()
+            client.stub.Evaluate(request)
+            took.append((time.perf_counter() - started) * 1e6)
+    return took
 
 
 def main() -> None:
@@ -198,8 +236,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found = {
@@ -207,7 +245,7 @@ def main() -> None:
         "grpcio": grpc.__version__,
         "hooks_us": hooks_us(),
         "servers": servers(arguments.rounds, arguments.calls),
-        "scrape": scrapes(),
+        "scrape": {f"workers={workers}": scrapes(workers) for workers in (1, 2)},
     }
     text = json.dumps(found, indent=2)
     if arguments.json:
