@@ -12,6 +12,8 @@ here protobuf reads alike, provided that it reads the header.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gradwire import v1
 
 Buffer = bytes | bytearray | memoryview
@@ -107,8 +109,9 @@ def _named(request_id: bytes) -> bytes:
     return b"\x0a%b%b" % (varint(len(request_id)), request_id)
 
 
+@lru_cache
 def varint(number: int) -> bytes:
-    """Encode a number, at least 0."""
+    """Encode a number, at least 0; of lengths few are different."""
     encoded = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - seven bits to a byte
         encoded.append(number & 0x7F | 0x80)

@@ -14,17 +14,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 
 import grpc
-import numpy as np
 
 from gradwire import v1
 from gradwire._many_framing import result_frame
 from gradwire_server import many_items, wire
-from gradwire_server.backends import Backend
 from gradwire_server.calls import Call, Context
 from gradwire_server.encoding import Bytes
 from gradwire_server.errors import (
@@ -35,7 +32,7 @@ from gradwire_server.errors import (
     StartingError,
 )
 from gradwire_server.failures import Failure, failure
-from gradwire_server.many_items import Item, Recipes
+from gradwire_server.many_items import Item, NoMessageError, Recipes
 from gradwire_server.service import Workshop
 
 _log = logging.getLogger("gradwire_server")
@@ -73,6 +70,9 @@ class _Stream:
         self._recipes = recipes
         self._reader: asyncio.Task[None] | None = None
         self._answerer: asyncio.Task[None] | None = None
+        # Requests that wait for a thread, how many threads there are at work, and for what.
+        self._large: list[Item] = []
+        self._busy = 0
         self._threads: set[asyncio.Task[None]] = set()
         # Names that no other request may have, until their answers are written.
         self._names: set[bytes] = set()
@@ -110,17 +110,16 @@ class _Stream:
         self._stopped = True
         self._news.set()
         self._room.set()
-        if self._answerer is None or self._reader is None:
-            return
         try:
             async with asyncio.timeout(_LAST_WORD_S):
-                # A write is not cut off: no other could follow it.
-                await asyncio.wait({self._answerer})
+                if self._answerer is not None:
+                    # A write is not cut off: no other could follow it.
+                    await asyncio.wait({self._answerer})
                 response = v1.EvaluateManyResponse(error=failed.in_band())
                 await self._context.write(response.SerializeToString())
         except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
-        if self._workshop.draining.is_set():
+        if self._workshop.draining.is_set() and self._reader is not None:
             # A connection that is closed while bytes wait to be read is reset, and a reset takes
             # back what the caller has not read yet: the error.
             await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
@@ -161,7 +160,7 @@ class _Stream:
             recipe = await self._recipes.find(header)
             many_items.check_length(recipe, data)
             memory = await self._admit(recipe.evaluation.memory_bytes)
-        except StartingError:
+        except (NoMessageError, StartingError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's alone
             self._refuse(name, error)
@@ -191,8 +190,10 @@ class _Stream:
         while not self._stopped:
             self._news.clear()
             arrived, self._arrived = self._arrived, []
-            for items in _alike(arrived):
-                self._start(items)
+            self._large += [each for each in arrived if not each.recipe.inline]
+            self._start_threads()
+            for items in many_items.alike([each for each in arrived if each.recipe.inline]):
+                self._compute(items)
                 await self._write_answers()
             await self._write_answers()
             if self._input_ended and not self._in_flight:
@@ -200,43 +201,36 @@ class _Stream:
             if not (self._arrived or self._answers):
                 await self._news.wait()
 
-    def _start(self, items: Sequence[Item]) -> None:
-        """Compute requests that are alike: now where that is quick, else in a thread."""
-        recipe = items[0].recipe
-        if recipe.batch is not None and recipe.inline:
-            try:
-                with self._call.phases.spending("compute"):
-                    results = recipe.batch.run([each.data for each in items], self._backend)
-            except Exception as error:  # noqa: BLE001 - the callers of these requests get it
-                self._fail(items, error)
-            else:
-                self._finish(items, results)
-            return
-        task = asyncio.ensure_future(self._compute_in_thread(items))
-        self._threads.add(task)
-        task.add_done_callback(self._threads.discard)
+    def _start_threads(self) -> None:
+        """Give free threads work: all that waits and is like what has waited longest."""
+        while self._large and self._busy < self._workshop.settings.threads:
+            items = next(many_items.alike(self._large))
+            started = set(items)
+            self._large = [each for each in self._large if each not in started]
+            self._busy += 1
+            task = asyncio.ensure_future(self._compute_in_thread(items))
+            self._threads.add(task)
+            task.add_done_callback(self._threads.discard)
 
     async def _compute_in_thread(self, items: Sequence[Item]) -> None:
         try:
-            results = await self._results_from_thread(items)
+            with self._call.phases.spending("compute"):
+                results = await many_items.compute_in_thread(items, self._workshop)
+        except Exception as error:  # noqa: BLE001 - the callers of these requests get it
+            self._busy -= 1
+            self._fail(items, error)
+        else:
+            self._busy -= 1
+            self._finish(items, results)
+
+    def _compute(self, items: Sequence[Item]) -> None:
+        try:
+            with self._call.phases.spending("compute"):
+                results = many_items.compute(items, self._workshop.backend)
         except Exception as error:  # noqa: BLE001 - likewise
             self._fail(items, error)
         else:
             self._finish(items, results)
-
-    async def _results_from_thread(self, items: Sequence[Item]) -> Bytes:
-        recipe, off_loop = items[0].recipe, self._workshop.off_loop
-        inputs = [each.data for each in items]
-        with self._call.phases.spending("compute"):
-            if recipe.batch is not None:
-                return await off_loop(partial(recipe.batch.run, inputs, self._backend))
-            # Numbers lie where the message had them; kernels want them aligned.
-            data = np.frombuffer(bytes(inputs[0]), np.uint8)
-            result = np.empty((1, recipe.evaluation.output.wire_bytes), np.uint8)
-            steps = recipe.evaluation.run_into(result[0], data, self._backend)
-            while await off_loop(partial(next, steps, None)) is not None:
-                pass
-            return result
 
     def _finish(self, items: Sequence[Item], results: Bytes) -> None:
         length = results.shape[1]
@@ -280,7 +274,7 @@ class _Stream:
     async def _watch(self) -> None:
         timeout = self._workshop.settings.stall_timeout_s
         while not self._workshop.draining.is_set():
-            idle = 0.0 if self._threads else time.monotonic() - self._progress
+            idle = 0.0 if self._busy else time.monotonic() - self._progress
             if idle >= timeout:
                 raise StalledError(
                     f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
@@ -289,19 +283,3 @@ class _Stream:
             await asyncio.wait({waiting}, timeout=timeout - idle)
             waiting.cancel()
         raise DrainingError("the server is shutting down; send what is unanswered to another one")
-
-    @property
-    def _backend(self) -> Backend:
-        return self._workshop.backend
-
-
-def _alike(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Group requests that can be computed at once."""
-    groups: dict[int, list[Item]] = {}
-    for item in items:
-        groups.setdefault(id(item.recipe), []).append(item)
-    for group in groups.values():
-        batch = group[0].recipe.batch
-        most = 1 if batch is None else batch.most
-        for first in range(0, len(group), most):
-            yield group[first : first + most]

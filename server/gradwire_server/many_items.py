@@ -1,13 +1,19 @@
-"""One request of EvaluateMany: from the bytes of its message to what there is to compute."""
+"""The requests of EvaluateMany: from the bytes of a message to those of its result."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
 
 from gradwire import v1
 from gradwire._many_framing import Parts, read_request
 from gradwire_server import encoding, wire
+from gradwire_server.backends import Backend
 from gradwire_server.engine import Batch, Evaluation, Recent
 from gradwire_server.errors import InvalidDataError, UseStreamError
 from gradwire_server.service import Workshop
@@ -15,6 +21,15 @@ from gradwire_server.service import Workshop
 # Recipes that are kept, and the table entries of all of them.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
+
+
+class NoMessageError(InvalidDataError):
+    """The bytes of a message are none, so that its stream makes no sense from here on."""
+
+    def __init__(self, message: bytes, kind: type[Message]) -> None:
+        super().__init__(
+            "message", f"{len(message)} bytes came that are no {kind.DESCRIPTOR.full_name}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +72,8 @@ class Recipes:
     async def find(self, header: bytes) -> Recipe:
         """Return the recipe of a request's header, the fields but its request_id and data.
 
-        Raises EvaluationError where the request cannot be evaluated here.
+        Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it
+        is none.
         """
         recipe = self._recent.get(header)
         if recipe is None:
@@ -67,7 +83,11 @@ class Recipes:
 
     async def _prepare(self, header: bytes) -> Recipe:
         settings = self._workshop.settings
-        decoded = wire.read_request(v1.EvaluateRequest.FromString(header))
+        try:
+            request = v1.EvaluateRequest.FromString(header)
+        except DecodeError as error:
+            raise NoMessageError(header, v1.EvaluateRequest) from error
+        decoded = wire.read_request(request)
         _, output = decoded.resolved()
         for name, spec in (("input", decoded.input), ("output", output)):
             if spec.wire_bytes > settings.max_unary_bytes:
@@ -106,9 +126,46 @@ def check_length(recipe: Recipe, data: memoryview) -> None:
         raise InvalidDataError("data", f"{len(data)} bytes; input's descriptor takes {needed}")
 
 
+def alike(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Group what can be computed at once; the groups are in the order of their first items."""
+    groups: dict[Recipe, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.recipe, []).append(item)
+    for recipe, group in groups.items():
+        most = 1 if recipe.batch is None else recipe.batch.most
+        for first in range(0, len(group), most):
+            yield group[first : first + most]
+
+
+def compute(items: Sequence[Item], backend: Backend) -> encoding.Bytes:
+    """Return the results of such a group, [item, byte]; all of them have a batch."""
+    batch = items[0].recipe.batch
+    if batch is None:
+        raise AssertionError("what takes several steps is left to threads")
+    return batch.run([each.data for each in items], backend)
+
+
+async def compute_in_thread(items: Sequence[Item], workshop: Workshop) -> encoding.Bytes:
+    """Do the same in a thread, whether there is a batch or not."""
+    recipe, backend = items[0].recipe, workshop.backend
+    if recipe.batch is not None:
+        return await workshop.off_loop(partial(compute, items, backend))
+    # Kernels want numbers aligned, wherever they lie in the message.
+    data = np.frombuffer(bytes(items[0].data), np.uint8)
+    result = np.empty((1, recipe.evaluation.output.wire_bytes), np.uint8)
+    steps = recipe.evaluation.run_into(result[0], data, backend)
+    # One hop per step, so that the work of a stream that is over stops.
+    while await workshop.off_loop(partial(next, steps, None)) is not None:
+        pass
+    return result
+
+
 def _parse(message: bytes) -> Parts:
     """Read a message that protobuf wrote in another way than most."""
-    request = encoding.sound(encoding.parse_many(message))
+    try:
+        request = v1.EvaluateManyRequest.FromString(message)
+    except DecodeError as error:
+        raise NoMessageError(message, v1.EvaluateManyRequest) from error
     wire.refuse_unknown_fields(request, "")
     if not request.HasField("evaluation"):
         raise InvalidDataError("evaluation", "not set; every message holds one")
