@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import grpc
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
 from gradwire._channel import AsyncLine, AsyncLink, PerProcess, from_rpc_error
+from gradwire._many import Exchange
+from gradwire._many_async import AsyncResults
+from gradwire._many_items import Item, Templates
 from gradwire._options import (
     CHUNK_BYTES,
     CONNECTIONS,
@@ -61,6 +64,7 @@ class AsyncClient:
             retry=retry,
         )
         self._links = PerProcess(lambda: AsyncLink(self._options))
+        self._templates = Templates()
 
     async def evaluate(
         self,
@@ -92,6 +96,61 @@ class AsyncClient:
         while (error := await self._try(evaluation)) is not None:
             await self._pause(error, evaluation.recover)
         return evaluation.result()
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[True] = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> AsyncResults[NDArray[Any]]: ...
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[False],
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> AsyncResults[tuple[int, NDArray[Any]]]: ...
+
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        *,
+        ordered: bool = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> AsyncResults[Any]:
+        """Evaluate many items over one stream, as Client.evaluate_many does.
+
+        Not itself awaited: it returns an asynchronous iterator. items may be asynchronous too; they
+        are taken by a task of this event loop, as soon as there is room.
+        """
+        exchange = Exchange(
+            options=self._options,
+            templates=self._templates,
+            budget=self._link().blocking.budget,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
+        return AsyncResults(
+            items,
+            exchange,
+            self._links,
+            ordered=ordered,
+            evaluate=lambda item: self.evaluate(
+                item.op,
+                item.array,
+                output_shape=item.output_shape,
+                out=item.out,
+                timeout_s=timeout_s,
+            ),
+        )
 
     async def operators(self) -> tuple[v1.OperatorInfo, ...]:
         """Return what the server tells of each of its operators."""

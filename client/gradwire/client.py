@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import grpc
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
 from gradwire._channel import Line, Link, PerProcess, from_rpc_error
+from gradwire._many import Exchange
+from gradwire._many_items import Item, Templates
+from gradwire._many_results import Results
 from gradwire._options import (
     CHUNK_BYTES,
     CONNECTIONS,
@@ -78,6 +81,7 @@ class Client:
             retry=retry,
         )
         self._link = PerProcess(lambda: Link(self._options))
+        self._templates = Templates()
 
     def evaluate(
         self,
@@ -123,6 +127,72 @@ class Client:
         while (error := self._try(evaluation)) is not None:
             self._pause(error, evaluation.recover)
         return evaluation.result()
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[True] = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> Results[NDArray[Any]]: ...
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[False],
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> Results[tuple[int, NDArray[Any]]]: ...
+
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: bool = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> Results[Any]:
+        """Evaluate many items over one stream; return an iterator over their results.
+
+        items          gradwire.Item(op, array, output_shape, out), or tuples of the same, as
+                       evaluate() takes them. They are taken in this thread when results are asked
+                       for, and small arrays may be used anew when the next item is
+        ordered        True for results in the order of the items; False for (index, result) as they
+                       come
+        max_in_flight  items that may be taken before their results are handed over
+        timeout_s      seconds without an answer after which what is in flight ends with
+                       DeadlineExceededError; by default the client's
+
+        An item that fails raises in its place, and the iterator goes on when it is asked again.
+        What a broken stream left without an answer is sent again, as evaluate() is tried again.
+        Items with large tensors go by evaluate()'s streams, one at a time.
+        """
+        link = self._link.get()
+        exchange = Exchange(
+            options=self._options,
+            templates=self._templates,
+            budget=link.budget,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
+        return Results(
+            items,
+            exchange,
+            self._link,
+            ordered=ordered,
+            evaluate=lambda item: self.evaluate(
+                item.op,
+                item.array,
+                output_shape=item.output_shape,
+                out=item.out,
+                timeout_s=timeout_s,
+            ),
+        )
 
     def operators(self) -> tuple[v1.OperatorInfo, ...]:
         """Return what the server tells of each of its operators."""

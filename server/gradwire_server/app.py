@@ -24,6 +24,7 @@ from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.instruments import Instruments
+from gradwire_server.many import ManyService
 from gradwire_server.rehearsal import rehearse
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
@@ -79,7 +80,10 @@ class Server:
         ]
         server = grpc.aio.server(options=options)
         streams = StreamService(self._workshop)
-        handlers = service.handlers(GradientService(self._workshop), streams.evaluate_stream)
+        many = ManyService(self._workshop)
+        handlers = service.handlers(
+            GradientService(self._workshop), streams.evaluate_stream, many.evaluate_many
+        )
         server.add_generic_rpc_handlers((handlers,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)

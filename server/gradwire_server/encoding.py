@@ -52,6 +52,8 @@ EVALUATE_STREAM = (
     _reader(v1.EvaluateStreamRequest),
     v1.EvaluateStreamResponse.SerializeToString,
 )
+# many_items.py reads and many.py writes them, by hand.
+EVALUATE_MANY = (None, None)
 LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.SerializeToString)
 GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.SerializeToString)
 

@@ -69,7 +69,7 @@ class Workshop:
 
 
 class GradientService:
-    """Answers gradwire.v1.GradientService, but for the stream, which streams.py does."""
+    """Answers gradwire.v1.GradientService, but for the streams, which streams.py and many.py do."""
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
@@ -176,7 +176,9 @@ def _limits(settings: Settings) -> v1.Limits:
     return limits
 
 
-def handlers(service: GradientService, evaluate_stream: Any) -> grpc.GenericRpcHandler:
+def handlers(
+    service: GradientService, evaluate_stream: Any, evaluate_many: Any
+) -> grpc.GenericRpcHandler:
     """Register every RPC with its serializers."""
     unary = grpc.unary_unary_rpc_method_handler
     return grpc.method_handlers_generic_handler(
@@ -185,6 +187,9 @@ def handlers(service: GradientService, evaluate_stream: Any) -> grpc.GenericRpcH
             "Evaluate": unary(service.evaluate, *encoding.EVALUATE),
             "EvaluateStream": grpc.stream_stream_rpc_method_handler(
                 evaluate_stream, *encoding.EVALUATE_STREAM
+            ),
+            "EvaluateMany": grpc.stream_stream_rpc_method_handler(
+                evaluate_many, *encoding.EVALUATE_MANY
             ),
             "ListOperators": unary(service.list_operators, *encoding.LIST_OPERATORS),
             "GetServerInfo": unary(service.get_server_info, *encoding.GET_SERVER_INFO),

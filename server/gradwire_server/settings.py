@@ -88,6 +88,9 @@ class Settings:
         16 << 20, "Largest message read at all; larger ones end in RESOURCE_EXHAUSTED unread."
     )
     max_streams: int = _setting(64, "Most streams open at once; workers divide them.")
+    max_in_flight: int = _setting(
+        256, "Most requests of one EvaluateMany stream in work; the others wait unread."
+    )
     retry_after_s: float = _setting(
         0.25,
         "Seconds after which a caller who came when the server was full or starting may retry.",
