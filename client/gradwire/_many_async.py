@@ -169,11 +169,11 @@ class _Work:
         exchange = self._exchange
         while True:
             self._news.clear()
-            while exchange.alone:
-                await self._evaluate_alone(exchange.alone.popleft())
             error, self._error = self._error, None
             if error is not None:
                 await self._recover(error)
+            while exchange.alone:
+                await self._evaluate_alone(exchange.alone.popleft())
             for request in exchange.due():
                 self._send(request)
             with contextlib.suppress(TimeoutError):

@@ -38,6 +38,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import EvaluationError
 from gradwire_server.failures import failure
+from gradwire_server.local_many import EvaluatesMany
 
 _PLAN_CACHE_ENTRIES = 1 << 22
 
@@ -95,7 +96,7 @@ class _Call:
         return np.ndarray(spec.sizes, spec.dtype, strides=self.strides)
 
 
-class LocalClient:
+class LocalClient(EvaluatesMany):
     """Evaluates operators in process, for embedding, benchmarks and checks. Thread-safe.
 
     backend  as the server's setting: "auto" or the name of one
