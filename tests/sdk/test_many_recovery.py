@@ -33,7 +33,11 @@ from relay import Relay, relaying
 from serving import ServerThread, serving, serving_process
 
 COPY = ops.DmlResample(interpolation_mode="linear")
-PROMPT = {"retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)}
+# One connection, so that the relay sees every one there is.
+PROMPT: dict[str, Any] = {
+    "connections": 1,
+    "retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40),
+}
 BRISK = {"retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)}
 
 
