@@ -24,7 +24,7 @@ from gradwire import v1
 from gradwire_server.addresses import held
 from gradwire_server.places import Standing
 from gradwire_server.settings import Settings
-from gradwire_server.shares import Job, divide, share
+from gradwire_server.shares import divide
 from gradwire_server.supervisor import Crew
 from processes import Command, environment, run_command, running_command
 from raw_calls import (
@@ -278,29 +278,3 @@ def test_pinned_workers_have_cores_of_their_own(tmp_path: Path) -> None:
         seen = [sorted(os.sched_getaffinity(pid)) for _, pid in sorted(command.workers.items())]
     assert seen == [list(cores) for cores in divide(CORES, 2)]
     assert len(CORES) == 1 or not set(seen[0]) & set(seen[1])
-
-
-@pytest.mark.parametrize("workers", range(1, 9))
-@pytest.mark.parametrize("count", range(1, 9))
-def test_cores_are_divided_evenly_and_none_is_left_out(count: int, workers: int) -> None:
-    cores = [3 * number for number in range(count)]
-    shares = divide(cores, workers)
-    assert len(shares) == workers
-    assert set(cores[:workers]) <= {core for own in shares for core in own} <= set(cores)
-    if count >= workers:
-        assert [core for own in shares for core in own] == cores
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        assert all(len(own) == 1 for own in shares)
-        assert {core for own in shares for core in own} == set(cores)
-
-
-def test_a_share_is_never_nothing() -> None:
-    settings = Settings(workers=5, max_streams=3, max_memory_bytes=2, compute_threads=7)
-    shared = share(settings, "127.0.0.1:7")
-    assert (shared.max_streams, shared.max_memory_bytes, shared.threads) == (1, 1, 7)
-
-
-def test_a_job_arrives_as_it_was_sent() -> None:
-    job = Job(2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
-    assert Job.load(job.dump()) == job
