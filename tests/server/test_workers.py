@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from gradwire import v1
 from gradwire_server.addresses import held
 from gradwire_server.places import Standing
 from gradwire_server.settings import Settings
-from gradwire_server.shares import Job, divide, share
+from gradwire_server.shares import divide
 from gradwire_server.supervisor import Crew
 from gradwire_server.telemetry import Ledgers
 from processes import Command, environment, run_command, running_command
@@ -236,49 +235,6 @@ def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
         wait_until(lambda: not any(is_running(pid) for pid in workers.values()))
 
 
-def refused(address: str) -> str:
-    """Run a server with workers on an address that it cannot have; return why."""
-    done = run_command(*FLAGS, "--insecure", "--address", address)
-    assert done.returncode == 1
-    assert not done.stdout
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("Error: ")
-    return line
-
-
-def test_a_port_of_other_workers_is_refused(command: Command) -> None:
-    assert command.address in refused(command.address)
-
-
-@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
-@pytest.mark.parametrize("listening", [False, True], ids=["bound", "listening"])
-def test_a_port_of_another_program_is_refused(*, sharing: bool, listening: bool) -> None:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sharing))
-        taken.bind(("127.0.0.1", 0))
-        if listening:
-            taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert address in refused(address)
-
-
-def test_a_single_server_is_refused_the_port_of_workers(command: Command) -> None:
-    done = run_command("--address", command.address)
-    assert done.returncode == 1
-    assert command.address in done.stderr
-
-
-def test_an_address_that_is_not_there_is_refused() -> None:
-    assert "no.such.host.invalid:1" in refused("no.such.host.invalid:1")
-
-
-def test_a_name_with_several_addresses_is_served_by_workers(tmp_path: Path) -> None:
-    with running_command(*FLAGS, "--address", "localhost:0", log=tmp_path / "log") as command:
-        assert command.address.startswith("localhost:")
-        with RawClient(command.address) as client:
-            client.check_alive()
-
-
 def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.pem")
     flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
@@ -323,29 +279,3 @@ def test_pinned_workers_have_cores_of_their_own(tmp_path: Path) -> None:
         seen = [sorted(os.sched_getaffinity(pid)) for _, pid in sorted(command.workers.items())]
     assert seen == [list(cores) for cores in divide(CORES, 2)]
     assert len(CORES) == 1 or not set(seen[0]) & set(seen[1])
-
-
-@pytest.mark.parametrize("workers", range(1, 9))
-@pytest.mark.parametrize("count", range(1, 9))
-def test_cores_are_divided_evenly_and_none_is_left_out(count: int, workers: int) -> None:
-    cores = [3 * number for number in range(count)]
-    shares = divide(cores, workers)
-    assert len(shares) == workers
-    assert set(cores[:workers]) <= {core for own in shares for core in own} <= set(cores)
-    if count >= workers:
-        assert [core for own in shares for core in own] == cores
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        assert all(len(own) == 1 for own in shares)
-        assert {core for own in shares for core in own} == set(cores)
-
-
-def test_a_share_is_never_nothing() -> None:
-    settings = Settings(workers=5, max_streams=3, max_memory_bytes=2, compute_threads=7)
-    shared = share(settings, "127.0.0.1:7")
-    assert (shared.max_streams, shared.max_memory_bytes, shared.threads) == (1, 1, 7)
-
-
-def test_a_job_arrives_as_it_was_sent() -> None:
-    job = Job(2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
-    assert Job.load(job.dump()) == job
