@@ -12,6 +12,7 @@ from opentelemetry import propagate, trace
 
 from gradwire._conventions import Conventions, of_address, span_name
 from gradwire._tracing import Context, status_of
+from gradwire.errors import DeadlineExceededError
 
 
 @dataclass(slots=True)
@@ -36,10 +37,14 @@ def client_span(method: str, *, target: str) -> Generator[_ClientSpan]:
     # Keys of gRPC's metadata are lower case.
     metadata = tuple((key.lower(), value) for key, value in carrier.items())
     call = _ClientSpan(metadata or None)
+    # As where the caller is interrupted.
     status = "CANCELLED"
     try:
         yield call
         status = status_of(call.answer)
+    except DeadlineExceededError:
+        status = "DEADLINE_EXCEEDED"
+        raise
     finally:
         failed = status != "OK"
         span.set_attributes(conventions.of_status(status, failed=failed))

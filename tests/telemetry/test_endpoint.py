@@ -75,6 +75,7 @@ def test_readers_that_say_nothing_hold_up_no_call_and_no_stop() -> None:
         host, port = server.server.instruments.address.split(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(3)]
         scrape(f"{host}:{port}")
+        silent += [socket.create_connection((host, int(port))) for _ in range(3)]
         with RawClient(server.address) as client:
             client.check_alive()
     for each in silent:

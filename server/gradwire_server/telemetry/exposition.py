@@ -28,13 +28,14 @@ from gradwire_server.telemetry.ledger import Ledgers
 from gradwire_server.telemetry.processes import Processes
 
 # A reader that takes longer is no scraper.
-_PATIENCE_S = 10.0
+_PATIENCE_S = 5.0
 # While it writes an answer this thread holds the interpreter, and the event loop would wait for the
 # switch interval of 5 ms again and again: it pauses after so many lines, for so long.
 _LINES = 40
 _PAUSE_S = 50e-6
-# Answers under way at once; who comes then waits in the socket's queue.
+# Answers under way at once; who comes then waits a moment and is sent away.
 _AT_ONCE = 4
+_MOMENT_S = 0.5
 
 
 class Endpoint:
@@ -84,8 +85,10 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._free.acquire()
-        super().process_request(request, client_address)
+        if self._free.acquire(timeout=_MOMENT_S):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
