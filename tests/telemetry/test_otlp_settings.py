@@ -49,7 +49,9 @@ def test_the_protocol_of_a_signal_counts_more_than_that_of_all(signal: Signal) -
 def test_without_the_extra_who_asks_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    for name in {"opentelemetry", *sys.modules}:
+        if name.partition(".")[0] == "opentelemetry":
+            monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(logging.getLogger("gradwire_server"), "propagate", True)
     monkeypatch.delenv(ALL, raising=False)
     asked = Settings(otlp_endpoint=URL)
