@@ -24,6 +24,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._cpu: dict[tuple[str, int], float] = {}
+        self._cpu_of_ended: dict[str, float] = defaultdict(float)
 
     def read(self, workers: Sequence[Worker]) -> list[Family]:
         """Return the metrics of the workers' processes, and of this one if it is none of them."""
@@ -34,13 +35,16 @@ class Processes:
         for name, pid in pids:
             for metric, value in _figures(pid).items():
                 if metric == _CPU:
-                    self._cpu[name, pid] = value
+                    self._note_cpu(name, pid, value)
                     continue
                 # Two while one takes over from another.
                 before = found[metric].get(name, 0.0)
                 found[metric][name] = max(before, value) if metric == _START else before + value
-        for (name, _), seconds in self._cpu.items():
-            found[_CPU][name] = found[_CPU].get(name, 0.0) + seconds
+        for gone in self._cpu.keys() - set(pids):
+            self._cpu_of_ended[gone[0]] += self._cpu.pop(gone)
+        for name in {name for name, _ in self._cpu} | self._cpu_of_ended.keys():
+            running = sum(seconds for (other, _), seconds in self._cpu.items() if other == name)
+            found[_CPU][name] = self._cpu_of_ended[name] + running
         return [
             Family(
                 metric,
@@ -48,6 +52,13 @@ class Processes:
             )
             for metric in PROCESSES
         ]
+
+    def _note_cpu(self, name: str, pid: int, seconds: float) -> None:
+        before = self._cpu.get((name, pid), 0.0)
+        if seconds < before:
+            # Another process of the same number.
+            self._cpu_of_ended[name] += before
+        self._cpu[name, pid] = seconds
 
 
 def _figures(pid: int) -> dict[str, float]:
