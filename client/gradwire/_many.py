@@ -12,19 +12,15 @@ import copy
 import random
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from gradwire import v1
 from gradwire._calls import check_timeout
 from gradwire._many_framing import read_request, read_result
-from gradwire._many_items import Item, Template, Templates, as_item
+from gradwire._many_items import Item, Slot, Templates, as_item, parse_answer
 from gradwire._options import Options
-from gradwire._statuses import from_in_band
 from gradwire.errors import (
     DeadlineExceededError,
     GradwireError,
@@ -37,35 +33,6 @@ from gradwire.retries import RetryBudget, Tries, is_retryable
 # What a stream of its own can do.
 _TOO_LARGE = frozenset({"USE_STREAM", "LAYOUT_NOT_STREAMABLE"})
 _NOTHING = memoryview(b"")
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One item and what becomes of it.
-
-    index    its place in the iterable
-    name     of its request
-    frame    the request; empty where it does not go by the common stream
-    alone    the item where it goes by a call of its own
-    settled  whether there is an outcome: an error, else the result
-    """
-
-    index: int
-    name: bytes
-    template: Template | None = None
-    frame: bytes = b""
-    alone: Item | None = None
-    settled: bool = False
-    result: NDArray[Any] | None = None
-    error: BaseException | None = None
-    tries: Tries | None = None
-
-    @property
-    def item(self) -> Item:
-        """The item of a slot that goes alone."""
-        if self.alone is None:
-            raise AssertionError("it goes by the common stream")
-        return self.alone
 
 
 class Exchange:
@@ -186,11 +153,17 @@ class Exchange:
     def take(self, message: bytes) -> None:
         """Take a message of the stream; raise the error that ends it where it is one."""
         parts = read_result(message)
-        if parts is None:
-            self._take_parsed(message)
+        if parts is not None:
+            name, header, data = parts
+            self._receive(self._answered(name), header, data)
             return
-        name, header, data = parts
-        self._receive(self._answered(name), header, data)
+        name, outcome = parse_answer(message)
+        if not isinstance(outcome, GradwireError):
+            self._receive(self._answered(name), *outcome)
+        elif name:
+            self._refuse(self._answered(name), outcome)
+        else:
+            raise outcome
 
     def outcome(self) -> Slot | None:
         """Hand over the next outcome, if it is there."""
@@ -229,18 +202,12 @@ class Exchange:
                 self._leave_alone(slot)
             return 0.0
         # A caller that was slow to read is no fault of the request's.
+        pause_s = None
         if is_retryable(error, streamed=True) or error.reason == "STALLED":
-            try:
-                return self._tries.pause_s(
-                    error,
-                    progressed=self._progressed,
-                    left_s=self.timeout_s,
-                    draw=random.random(),  # noqa: S311 - jitter
-                )
-            except GradwireError:
-                pass
-        self.give_up(error)
-        return 0.0
+            pause_s = self._pause_s(self._tries, error, progressed=self._progressed)
+        if pause_s is None:
+            self.give_up(error)
+        return pause_s or 0.0
 
     def stalled(self) -> DeadlineExceededError:
         """Return the error of a stream on which no answer came for too long."""
@@ -287,26 +254,6 @@ class Exchange:
         self._budget.succeed()
         return slot
 
-    def _take_parsed(self, message: bytes) -> None:
-        try:
-            response = v1.EvaluateManyResponse.FromString(message)
-        except DecodeError as error:
-            raise ServerError(
-                f"the server sent {len(message)} bytes that are no message"
-            ) from error
-        name, result = response.request_id, response.result
-        match response.WhichOneof("outcome"):
-            case "result":
-                header = v1.EvaluateResponse(output=result.output).SerializeToString()
-                self._receive(self._answered(name.encode()), header, memoryview(result.data))
-            case "error":
-                failed = from_in_band(response.error, request_id=name or None)
-                if not name:
-                    raise failed
-                self._refuse(self._answered(name.encode()), failed)
-            case None:
-                raise ServerError(f"the server answered {name or 'nothing'} with nothing")
-
     def _receive(self, slot: Slot, header: bytes, data: memoryview) -> None:
         if slot.template is None:
             raise AssertionError("what is in flight has a template")
@@ -319,18 +266,19 @@ class Exchange:
         if error.reason in _TOO_LARGE:
             self._leave_alone(slot)
             return
+        pause_s = None
         if is_retryable(error, streamed=False):
             slot.tries = slot.tries or Tries(self._options.retry, self._budget)
-            try:
-                pause_s = slot.tries.pause_s(
-                    error,
-                    progressed=False,
-                    left_s=self.timeout_s,
-                    draw=random.random(),  # noqa: S311 - jitter
-                )
-            except GradwireError:
-                pass
-            else:
-                self._later.append((time.monotonic() + pause_s, slot))
-                return
-        self.settle(slot, error=error)
+            pause_s = self._pause_s(slot.tries, error, progressed=False)
+        if pause_s is None:
+            self.settle(slot, error=error)
+        else:
+            self._later.append((time.monotonic() + pause_s, slot))
+
+    def _pause_s(self, tries: Tries, error: GradwireError, *, progressed: bool) -> float | None:
+        """Return the seconds to wait before the next try; None where there is none."""
+        draw = random.random()  # noqa: S311 - jitter
+        try:
+            return tries.pause_s(error, progressed=progressed, left_s=self.timeout_s, draw=draw)
+        except GradwireError:
+            return None

@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar, cast
 from numpy.typing import NDArray
 
 from gradwire._channel import AsyncLink, PerProcess
-from gradwire._many import Exchange, Slot
-from gradwire._many_items import Item
+from gradwire._many import Exchange
+from gradwire._many_items import Item, Slot
 from gradwire._many_stream import ManyStream
 from gradwire.errors import GradwireError
 

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from gradwire import ops, tensors, v1
 from gradwire._job import Job, prepare
 from gradwire._many_framing import request_frame
-from gradwire.errors import ServerError
+from gradwire._statuses import from_in_band
+from gradwire.errors import GradwireError, ServerError
+from gradwire.retries import Tries
 
 # Templates that are kept.
 _MOST_TEMPLATES = 256
@@ -144,6 +146,56 @@ class Templates:
                 self._known.clear()
             self._known[key] = template
         return template, array
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One item and what becomes of it.
+
+    index    its place in the iterable
+    name     of its request
+    frame    the request; empty where it does not go by the common stream
+    alone    the item where it goes by a call of its own
+    settled  whether there is an outcome: an error, else the result
+    """
+
+    index: int
+    name: bytes
+    template: Template | None = None
+    frame: bytes = b""
+    alone: Item | None = None
+    settled: bool = False
+    result: NDArray[Any] | None = None
+    error: BaseException | None = None
+    tries: Tries | None = None
+
+    @property
+    def item(self) -> Item:
+        """The item of a slot that goes alone."""
+        if self.alone is None:
+            raise AssertionError("it goes by the common stream")
+        return self.alone
+
+
+def parse_answer(message: bytes) -> tuple[bytes, tuple[bytes, memoryview] | GradwireError]:
+    """Read an answer of any kind: its name, and header and data of the result, or the error.
+
+    The name is empty where the error ends the stream. Raises ServerError where it is none of them.
+    """
+    try:
+        response = v1.EvaluateManyResponse.FromString(message)
+    except DecodeError as error:
+        raise ServerError(f"the server sent {len(message)} bytes that are no message") from error
+    name = response.request_id
+    match response.WhichOneof("outcome"):
+        case "result":
+            header = v1.EvaluateResponse(output=response.result.output)
+            data = memoryview(response.result.data)
+            return name.encode(), (header.SerializeToString(), data)
+        case "error":
+            return name.encode(), from_in_band(response.error, request_id=name or None)
+        case None:
+            raise ServerError(f"the server answered {name or 'nothing'} with nothing")
 
 
 def _key(item: Item, array: NDArray[Any]) -> Hashable | None:
