@@ -24,6 +24,7 @@ T = TypeVar("T")
 # A reply of Evaluate and a chunk are far smaller; a strange server may not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
 _CLOSING_S = 1.0
+_EVALUATE_METHOD = "/gradwire.v1.GradientService/Evaluate"
 _STREAM_METHOD = "/gradwire.v1.GradientService/EvaluateStream"
 
 
@@ -60,13 +61,17 @@ def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -
 class Link:
     """A client's connection in one process, and what it has learned of its server.
 
-    stream           EvaluateStream on serialized messages
+    evaluate         Evaluate on serialized messages
+    stream           EvaluateStream likewise
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     """
 
     def __init__(self, options: Options) -> None:
         self.channel = open_channel(options.target, options.credentials)
         self.stub = v1.GradientServiceStub(self.channel)
+        self.evaluate: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            _EVALUATE_METHOD
+        )
         self.stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(
             _STREAM_METHOD
         )
@@ -88,6 +93,7 @@ class AsyncLink:
     """The connection of a client of asyncio in one process.
 
     loop      the event loop it belongs to
+    evaluate  Evaluate on serialized messages
     blocking  carries streams
     """
 
@@ -95,6 +101,9 @@ class AsyncLink:
         self.loop = asyncio.get_running_loop()
         self.channel = open_aio_channel(options.target, options.credentials)
         self.stub = v1.GradientServiceStub(self.channel)
+        self.evaluate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            _EVALUATE_METHOD
+        )
         self.blocking = Link(options)
 
     def in_loop(self, action: Callable[[], None]) -> None:

@@ -126,7 +126,7 @@ class AsyncClient:
             return await self._try_stream(evaluation, link)
         request = evaluation.unary_request()
         reply = await self._ask(
-            link.stub.Evaluate,
+            link.evaluate,
             request,
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,

@@ -141,7 +141,7 @@ class Client:
             return self._try_stream(evaluation, link)
         request = evaluation.unary_request()
         reply = self._ask(
-            link.stub.Evaluate,
+            link.evaluate,
             request,
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
