@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gradwire import ops, v1
+from gradwire import ops
 from gradwire._channel import Link
 from gradwire._job import prepare
 from gradwire._options import MAX_TIMEOUT_S, Options, is_timeout
@@ -113,7 +113,7 @@ class Evaluation:
         still_since = self._moving.moved_at
         return max(0.0, still_since + self._options.timeout_s - time.monotonic())
 
-    def unary_request(self) -> v1.EvaluateRequest:
+    def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         if not self.left_s:
             raise self._too_late()
@@ -128,7 +128,7 @@ class Evaluation:
     def _keep_trailers(self, trailers: Metadata) -> None:
         self._trailers = trailers
 
-    def take(self, response: v1.EvaluateResponse) -> None:
+    def take(self, response: bytes) -> None:
         """Decode the answer to Evaluate."""
         self._result = self._job.unary_result(response)
 

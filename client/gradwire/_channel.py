@@ -27,6 +27,7 @@ T = TypeVar("T")
 # A reply of Evaluate and a chunk are far smaller; a strange server may not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
 _CLOSING_S = 1.0
+_EVALUATE_METHOD = "/gradwire.v1.GradientService/Evaluate"
 _STREAM_METHOD = "/gradwire.v1.GradientService/EvaluateStream"
 
 
@@ -74,23 +75,33 @@ def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -
 class Line:
     """One channel and what is called on it.
 
-    stream  EvaluateStream on serialized messages
+    evaluate  Evaluate on serialized messages
+    stream    EvaluateStream likewise
     """
 
     def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.channel = open_channel(target, credentials)
         self.stub = v1.GradientServiceStub(self.channel)
+        self.evaluate: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            _EVALUATE_METHOD
+        )
         self.stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(
             _STREAM_METHOD
         )
 
 
 class AsyncLine:
-    """One channel of asyncio and what is called on it."""
+    """One channel of asyncio and what is called on it.
+
+    evaluate  Evaluate on serialized messages
+    """
 
     def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.channel = open_aio_channel(target, credentials)
         self.stub = v1.GradientServiceStub(self.channel)
+        self.evaluate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            _EVALUATE_METHOD
+        )
 
 
 def _pool(options: Options, kind: Callable[[str, grpc.ChannelCredentials | None], T]) -> Pool[T]:

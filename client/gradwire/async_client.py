@@ -193,7 +193,7 @@ class AsyncClient:
         if evaluation.streams:
             return await self._try_stream(evaluation, self._link())
         reply = await self._ask(
-            lambda line: line.stub.Evaluate,
+            lambda line: line.evaluate,
             evaluation.unary_request(),
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,

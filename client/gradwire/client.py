@@ -227,7 +227,7 @@ class Client:
         if evaluation.streams:
             return self._try_stream(evaluation, self._link.get())
         reply = self._ask(
-            lambda line: line.stub.Evaluate,
+            lambda line: line.evaluate,
             evaluation.unary_request(),
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,

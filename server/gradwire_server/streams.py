@@ -118,6 +118,8 @@ class _Stream:
         if message is None:
             await asyncio.sleep(_CANCELLATION_S)
             raise InvalidDataError("open", "half-close came first; a stream starts with open")
+        if isinstance(message, encoding.Chunk):
+            raise InvalidDataError("open", "chunk came first; a stream starts with open")
         wire.refuse_unknown_fields(message, "")
         if message.WhichOneof("message") != "open":
             came = message.WhichOneof("message") or "an empty message"
@@ -164,19 +166,13 @@ class _Stream:
         await self._steps.put(None)
 
     def _check_chunk(
-        self, message: v1.EvaluateStreamRequest, position: int, total: int
+        self, message: encoding.StreamRequest, position: int, total: int
     ) -> encoding.Bytes:
-        came = message.WhichOneof("message")
-        if came != "chunk":
-            wire.refuse_unknown_fields(message, "")
-            raise InvalidDataError(
-                "chunk", f"{came or 'an empty message'} came; only chunks follow open"
-            )
-        wire.refuse_unknown_fields(message.chunk, "chunk")
-        data = encoding.chunk_bytes(message.chunk)
+        chunk = message if isinstance(message, encoding.Chunk) else _read_chunk(message)
+        data = chunk.data
         limit = self._workshop.settings.max_chunk_bytes
-        if message.chunk.offset != position:
-            raise InvalidDataError("chunk.offset", f"{message.chunk.offset}; {position} comes next")
+        if chunk.offset != position:
+            raise InvalidDataError("chunk.offset", f"{chunk.offset}; {position} comes next")
         if not 1 <= len(data) <= limit:
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
@@ -218,7 +214,7 @@ class _Stream:
                 await self._send(encoding.chunk_response(offset + first, data))
                 self._call.sent_bytes += len(data)
 
-    async def _next(self) -> v1.EvaluateStreamRequest | None:
+    async def _next(self) -> encoding.StreamRequest | None:
         with self._call.phases.spending("receive"):
             message = await self._receive()
         self._progress = time.monotonic()
@@ -233,7 +229,7 @@ class _Stream:
         self._read = None
         return message
 
-    async def _send(self, message: v1.EvaluateStreamResponse) -> None:
+    async def _send(self, message: bytes | v1.EvaluateStreamResponse) -> None:
         # A write outlives the task that started it, so that no second one runs into it.
         self._write = asyncio.ensure_future(self._context.write(message))
         self._write.add_done_callback(_note_error)
@@ -257,7 +253,19 @@ class _Stream:
             _cancel(waits)
 
 
-_NOTHING = encoding.chunk_bytes(v1.Chunk())
+_NOTHING = np.empty(0, np.uint8)
+
+
+def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:
+    """Take a chunk out of a message that is not written as most are."""
+    came = message.WhichOneof("message")
+    if came != "chunk":
+        wire.refuse_unknown_fields(message, "")
+        raise InvalidDataError(
+            "chunk", f"{came or 'an empty message'} came; only chunks follow open"
+        )
+    wire.refuse_unknown_fields(message.chunk, "chunk")
+    return encoding.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
 
 
 def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:

@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gradwire import v1
-from gradwire._framing import chunk_frame, read_chunk
+from gradwire._framing import chunk_frame, evaluation_frame, read_chunk, read_evaluation
 from gradwire._many_framing import read_request, read_result, request_frame, result_frame
 from gradwire_server import encoding
 from raw_calls import published_request
@@ -297,8 +297,7 @@ def test_chunks_framed_by_hand_have_the_bytes_of_messages(
     assert message.SerializeToString() == framed
     assert chunk_frame(offset, data) == framed
     assert read_chunk(framed) == (offset, memoryview(data))
-    _, serialize = encoding.EVALUATE_STREAM
-    assert serialize(encoding.chunk_response(offset, np.frombuffer(data, np.uint8))) == framed
+    assert encoding.chunk_response(offset, np.frombuffer(data, np.uint8)) == framed
 
 
 NAMES = {b"a": "0a 01 61", b"b" * 128: f"0a 80 01 {'62' * 128}"}
@@ -336,3 +335,26 @@ def _length(number: int) -> bytes:
     if more:
         return bytes((low | 0x80, high | 0x80, more))
     return bytes((low | 0x80, high)) if high else bytes((low,))
+
+
+EVALUATIONS = ["EvaluateRequest", "EvaluateRequest published", "EvaluateResponse"]
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> None:
+    framed = _bytes(GOLDEN[name][1])
+    parts = read_evaluation(framed)
+    assert parts is not None
+    request_id, header, data = parts
+    assert header == framed[2 + len(request_id) : framed.index(header) + len(header)]
+    message = GOLDEN[name][0]
+    assert isinstance(message, v1.EvaluateRequest | v1.EvaluateResponse)
+    assert (message.request_id, message.data) == (request_id.decode(), data.tobytes())
+    assert evaluation_frame(request_id, header, data) == framed
+
+
+def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:
+    header = encoding.response_header(TENSOR)
+    assert header == _bytes(f"12 0b {TENSOR_HEX}")
+    framed = encoding.response("a", header, np.zeros(200, np.uint8))
+    assert framed == _bytes(GOLDEN["EvaluateResponse"][1])
