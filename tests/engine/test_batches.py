@@ -97,7 +97,7 @@ def test_batches_of_real_operators_have_equal_bits_wherever_their_bytes_lie(
     moved = [memoryview(bytes(shift) + each.tobytes())[shift:] for each in inputs]
     results = batch.run(moved, backend)
     assert [each.tobytes() for each in results] == [
-        evaluation.run_whole(each, BACKEND) for each in inputs
+        evaluation.run_whole(each, BACKEND).tobytes() for each in inputs
     ]
 
 
