@@ -55,7 +55,7 @@ from gradwire_server.backends.numba_cpu.vectors import part
 # How long a thread looks for what it waits for before it sleeps: as long as it takes to wake one
 # up, 50 to 150 us on virtual machines.
 _PATIENCE_NS = 100_000
-# Looks in a row, before others may have the processor.
+# Looks in a row, between two at the clock.
 _LOOKS = 16
 # Steps that a share is taken in: who comes late to the last one delays the others by so much.
 _STEPS = 16
@@ -93,7 +93,6 @@ def _look(place, wanted):
         if atomic_load(place) == wanted:
             return
         pause()
-    sched_yield()
 
 
 @part
@@ -229,6 +228,7 @@ def serve(mailbox):
             since = nanoseconds()
         elif nanoseconds() - since < _PATIENCE_NS:
             _look(mailbox + at.STATE, POSTED)
+            sched_yield()
         else:
             _sleep(mailbox)
             since = nanoseconds()
