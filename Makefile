@@ -14,7 +14,7 @@ PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 
 .PHONY: help demo test lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load-smoke bench bench-compute full image install constraints clean
+	load-smoke load-kills monitoring bench bench-compute full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,10 @@ generate: $(GENERATE_VENV)/.installed  ## Write client/gradwire/v1 anew from pro
 load-smoke: $(VENV)/.installed  ## Load a server for 30 s; prints latencies, rates and errors as JSON
 	$(BIN)/python tests/load/smoke.py
 
+load-kills: $(VENV)/.installed  ## Kill, renew and stop workers under load; fails if a call is lost or wrong
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m load.kills --json out/kills.json
+
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out
 	$(BIN)/python tests/bench/hop.py
@@ -64,6 +68,10 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
+	PYTHONPATH=tests $(BIN)/python -m bench.telemetry --json out/telemetry.json
+
+monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
+	.ci/monitoring $(BIN)/python
 
 bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
 	mkdir -p out
@@ -73,7 +81,7 @@ bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; 
 	PYTHONPATH=tests $(BIN)/python -m bench.compute_plot out/compute.json out/scaling.json out/compute.png
 	-PYTHONPATH=tests $(BIN)/python -m bench.compute_targets out/compute.json
 
-full: $(VENV)/.full lint schema test bench load-smoke  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
+full: $(VENV)/.full lint schema test bench load-smoke load-kills  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .

@@ -33,11 +33,12 @@ class GuardedMemory:
         self._memory = mmap.mmap(-1, self._size + 2 * page)
         self._first = page
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         for place in (self._start, self._start + page + self._size):
-            if libc.mprotect(place, page, _PROT_NONE):
-                raise OSError(ctypes.get_errno(), "mprotect")
+            _forbid(place, page)
+
+    def shut(self) -> None:
+        """Let nobody touch any of it from now on."""
+        _forbid(self._start, self._first + self._size)
 
     def array(
         self, shape: Sequence[int], dtype: npt.DTypeLike, *, at_end: bool
@@ -58,6 +59,13 @@ class GuardedMemory:
         """Read a byte so far beyond the end."""
         end = self._start + self._first + self._size
         return ctypes.string_at(end + beyond, 1)
+
+
+def _forbid(place: int, size: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if libc.mprotect(place, size, _PROT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect")
 
 
 class GuardedScratch:

@@ -77,6 +77,8 @@ def cases() -> list[Case]:
         *_steady_ends(),
         *_rows_and_pixels(),
         *_several_axes(),
+        *_windows(),
+        *_plain_rows(),
         *_empty_bands(),
         *_chains(),
     ]
@@ -231,6 +233,57 @@ _LONG = maps.linear(1100, 2200).adjoint()
 _THIRD = maps.linear(3, 2)
 _ROWS = maps.corners(40, 37)
 _PIXELS = maps.linear(90, 61)
+
+
+def _windows() -> list[Case]:
+    """Move one axis to three where every weight is 1."""
+    rng = np.random.default_rng(6)
+    rows = {
+        "halved": (maps.nearest(75, 150).adjoint(), 1),
+        "halved in tiles": (maps.nearest(2600, 5200).adjoint(), 1),
+        "narrowed": (maps.nearest(97, 150).adjoint(), 1),
+        "narrowed in tiles": (maps.nearest(3100, 4700).adjoint(), 1),
+        "narrowed by more": (maps.nearest(100, 225).adjoint(), 1),
+        "of pixels": (maps.nearest(61, 90).adjoint(), 3),
+        "of wide pixels": (maps.nearest(31, 50).adjoint(), 53),
+        "of wide pixels in tiles": (maps.nearest(90, 150).adjoint(), 130),
+        "with gaps": (maps.nearest(150, 97).adjoint(), 1),
+        "of wide pixels with gaps": (maps.nearest(50, 31).adjoint(), 20),
+        "backwards": (maps.backwards(maps.nearest(61, 90).adjoint()), 1),
+    }
+    height = maps.thinned(maps.nearest(7, 18).adjoint(), np.arange(7) == 3)
+    depth = maps.thinned(maps.scattered(rng, 5, 4, widest=3), np.arange(4) == 1)
+    depth = maps.reweighted(depth, 1.0)
+    found = list[Case]()
+    for name, (along, channels) in rows.items():
+        line = (along.inputs, channels)
+        shapes = {
+            "one axis": ((37, *line), {1: along}),
+            "two axes": ((2, 18, *line), {1: height, 2: along}),
+            "three axes": ((2, 5, 6, *line), {1: depth, 2: maps.nearest(6, 4), 3: along}),
+        }
+        for axes, (shape, moving) in shapes.items():
+            if along.inputs < 1000 or axes != "three axes":
+                found.append(_case(f"windows of {axes}, {name}", shape, moving, 0.0))
+    return found
+
+
+def _plain_rows() -> list[Case]:
+    """Move rows whose weights are 1 together with another axis whose weights are not."""
+    rows = {
+        "doubled": (maps.nearest(130, 260), 1),
+        "halved": (maps.nearest(130, 260).adjoint(), 1),
+        "narrowed": (maps.nearest(97, 150).adjoint(), 1),
+        "by eight": (maps.nearest(50, 400).adjoint(), 1),
+        "of wide pixels": (maps.nearest(31, 50).adjoint(), 53),
+    }
+    return [
+        _case(f"plain rows, {name}", (9, along.inputs, channels), {0: _UNEVEN, 1: along}, 0.0)
+        for name, (along, channels) in rows.items()
+    ]
+
+
+_UNEVEN = maps.linear(9, 5)
 
 
 def _empty_bands() -> list[Case]:

@@ -25,6 +25,7 @@ class Way:
     compute  type that is computed in
     plain    whether all weights along the rows are 1
     tiled    whether rows are cut into several tiles
+    axes     that move
     chunked  whether a band of the last axis is longer than what is held of a row
     jobs     of the plan
     """
@@ -34,6 +35,7 @@ class Way:
     compute: str
     plain: bool
     tiled: bool
+    axes: int
     chunked: bool
     jobs: int
 
@@ -45,11 +47,18 @@ def listed_ways() -> set[Way]:
 
 def methods() -> set[int]:
     """Return all methods of the width stage that this processor has."""
+    return _named("NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE", picking="PERMUTE")
+
+
+def window_methods() -> set[int]:
+    """Return all methods that take every axis at once, where weights are 1."""
+    return _named("WINDOW_CHANNELS", "WINDOW_HALVE", picking="WINDOW_PERMUTE")
+
+
+def _named(*names: str, picking: str) -> set[int]:
     records = import_module(f"{_PACKAGE}.records")
-    names = ["NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE"]
-    if import_module(f"{_PACKAGE}.shuffles").CAN_PICK:
-        names.append("PERMUTE")
-    return {getattr(records, name) for name in names}
+    can_pick = import_module(f"{_PACKAGE}.shuffles").CAN_PICK
+    return {getattr(records, name) for name in (*names, *[picking] * can_pick)}
 
 
 def _ways(case: Case, formats: Formats) -> Iterator[Way]:
@@ -69,6 +78,7 @@ def _ways(case: Case, formats: Formats) -> Iterator[Way]:
             compute=str(compute),
             plain=bool(record["width"]["plain"]),
             tiled=bool(record["tiles"] > 1),
+            axes=sum(int(record[axis]["moves"]) for axis in ("depth", "height", "width")),
             chunked=bool(record["chunk"] < longest),
             jobs=len(jobs),
         )

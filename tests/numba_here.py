@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,16 @@ from processes import environment
 
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
-# Numbers that are worth waking another thread for: made few, small tensors are shared, too.
-WORK_OF_A_THREAD = "gradwire_server.backends.numba_cpu.backend._WORK_OF_A_THREAD"
+_MODULE = "gradwire_server.backends.numba_cpu.backend"
+
+
+@contextmanager
+def small_shares() -> Generator[None]:
+    """Let threads share tensors of the sizes that tests have time for, and wake up for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{_MODULE}._WORK_OF_A_THREAD", 1 << 10)
+        patch.setattr(f"{_MODULE}._WAKING", 0)
+        yield
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -65,6 +66,12 @@ class Command:
     def log(self) -> str:
         """What it has logged so far."""
         return self._log.read_text()
+
+    @property
+    def workers(self) -> dict[int, int]:
+        """The process of each of several workers, as the log tells them."""
+        serving = re.findall(r" worker serves worker=(\d+) pid=(\d+)", self.log)
+        return {int(number): int(pid) for number, pid in serving}
 
     def wait_for_log(self, text: str, *, times: int = 1) -> None:
         """Wait until the log holds a text so many times; a failure shows what it holds instead."""

@@ -67,6 +67,7 @@ class ServerThread:
             return
         self._started.set_result(None)
         await self._stop.wait()
+        await server.turn_away(0)
         await server.stop(self._grace_s)
 
     def stop(self, *, grace_s: float = 0.0) -> None:

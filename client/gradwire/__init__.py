@@ -8,6 +8,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from gradwire import ops, v1
+from gradwire._many_async import AsyncResults
+from gradwire._many_items import Item
+from gradwire._many_results import Results
 from gradwire.async_client import AsyncClient
 from gradwire.client import Client
 from gradwire.errors import (
@@ -25,22 +28,27 @@ from gradwire.errors import (
     UseStreamError,
 )
 from gradwire.retries import RetryPolicy
+from gradwire.timing import Timing
 
 __version__ = version("gradwire")
 
 __all__ = [
     "AsyncClient",
+    "AsyncResults",
     "CallCancelledError",
     "Client",
     "DeadlineExceededError",
     "EvaluationChangedError",
     "GradwireError",
     "InvalidRequestError",
+    "Item",
     "LimitExceededError",
     "OutOfMemoryError",
     "OverloadedError",
+    "Results",
     "RetryPolicy",
     "ServerError",
+    "Timing",
     "UnavailableError",
     "UnsupportedOperatorError",
     "UseStreamError",

@@ -39,9 +39,10 @@ def to_array(values: object) -> NDArray[Any]:
 
 
 def _is_masked(values: object) -> bool:
-    # Only who has imported it can have one, and importing it takes longer than most calls.
-    masked = sys.modules.get("numpy.ma")
-    return masked is not None and isinstance(values, masked.MaskedArray)
+    # Only who has imported it can have one, and importing it takes longer than most calls. While
+    # another thread imports it the class is not there yet.
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return kind is not None and isinstance(values, kind)
 
 
 def share_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:

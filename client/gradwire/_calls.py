@@ -14,12 +14,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gradwire import ops, v1
+from gradwire import ops
 from gradwire._channel import Link
 from gradwire._job import prepare
 from gradwire._options import MAX_TIMEOUT_S, Options, is_timeout
 from gradwire._progress import INTERVAL_S, Progress
 from gradwire._streams import StreamTry
+from gradwire._tracing import Context
 from gradwire.chunks import Transfer
 from gradwire.errors import (
     DeadlineExceededError,
@@ -29,6 +30,7 @@ from gradwire.errors import (
     LimitExceededError,
 )
 from gradwire.retries import Tries, is_retryable
+from gradwire.timing import Metadata, Timing, read_timing
 
 
 class UnaryCall:
@@ -74,6 +76,7 @@ class Evaluation:
         out: NDArray[Any] | None,
         timeout_s: float | None,
         on_progress: Callable[[int, int], object] | None,
+        on_timing: Callable[[Timing], object] | None,
         options: Options,
         link: Link,
     ) -> None:
@@ -82,6 +85,9 @@ class Evaluation:
         self._timeout_s = check_timeout(timeout_s)
         self._options = options
         self._progress = Progress(on_progress)
+        self._on_timing = on_timing
+        self._tried = 0
+        self._trailers: Metadata = ()
         self._tries = Tries(options.retry, link.budget)
         self._transfer: Transfer | None = None
         self._stream: StreamTry | None = None
@@ -107,21 +113,37 @@ class Evaluation:
         still_since = self._moving.moved_at
         return max(0.0, still_since + self._options.timeout_s - time.monotonic())
 
-    def unary_request(self) -> v1.EvaluateRequest:
+    def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         if not self.left_s:
             raise self._too_late()
+        self._tried += 1
         return self._job.unary_request()
 
-    def take(self, response: v1.EvaluateResponse) -> None:
+    @property
+    def on_trailers(self) -> Callable[[Metadata], None] | None:
+        """What to give the trailing metadata of Evaluate's answer; None where nobody asks."""
+        return None if self._on_timing is None else self._keep_trailers
+
+    def _keep_trailers(self, trailers: Metadata) -> None:
+        self._trailers = trailers
+
+    def take(self, response: bytes) -> None:
         """Decode the answer to Evaluate."""
         self._result = self._job.unary_result(response)
 
-    def start_stream(self, link: Link, *, on_end: Callable[[], None] | None = None) -> StreamTry:
+    def start_stream(
+        self,
+        link: Link,
+        *,
+        metadata: Context | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> StreamTry:
         """Start a try of EvaluateStream; on_end is called in another thread when it has ended."""
         left_s = self.left_s
         if not left_s:
             raise self._too_late()
+        self._tried += 1
         self._stream = StreamTry(
             link,
             self._moving,
@@ -130,6 +152,7 @@ class Evaluation:
             # After a failure caution: an error is lost more easily to a sender that is ahead.
             eager=self._stream is None,
             timeout_s=None if math.isinf(left_s) else left_s,
+            metadata=metadata,
             on_end=on_end,
         )
         return self._stream
@@ -193,7 +216,16 @@ class Evaluation:
             raise AssertionError("a try without a result fails")
         self._tries.succeed()
         self._progress.finish(self._job.input_bytes, result.nbytes)
+        if self._on_timing is not None:
+            self._on_timing(self._timing())
         return result
+
+    def _timing(self) -> Timing:
+        trailers = self._trailers
+        if self.streams and self._stream is not None:
+            trailers = self._stream.trailers()
+        total_s = time.monotonic() - self._started_at
+        return read_timing(trailers, total_s=total_s, tries=self._tried)
 
     @property
     def _moving(self) -> Transfer:

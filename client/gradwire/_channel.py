@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
@@ -15,7 +16,9 @@ import grpc
 
 from gradwire import v1
 from gradwire._options import Options
+from gradwire._pool import Pool
 from gradwire._statuses import STATUS_DETAILS_KEY, from_status
+from gradwire._targets import channel_targets, goes_round
 from gradwire.errors import GradwireError
 from gradwire.retries import RetryBudget
 
@@ -24,78 +27,142 @@ T = TypeVar("T")
 # A reply of Evaluate and a chunk are far smaller; a strange server may not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
 _CLOSING_S = 1.0
+_EVALUATE_METHOD = "/gradwire.v1.GradientService/Evaluate"
 _STREAM_METHOD = "/gradwire.v1.GradientService/EvaluateStream"
 
 
-def channel_options() -> list[tuple[str, Any]]:
-    """Return the options of every channel."""
-    return [
+def channel_options(target: str) -> list[tuple[str, Any]]:
+    """Return the options of a channel."""
+    options: list[tuple[str, Any]] = [
         ("grpc.primary_user_agent", f"gradwire/{version('gradwire')}"),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", -1),
-        # Retries are this package's own: they resume streams and keep a budget.
+        # Retries are this package's own: they resume streams, keep a budget, heed RetryInfo, and
+        # may take another connection. Nothing is ever sent twice at once.
         ("grpc.enable_retries", 0),
-        # Connections of a parent process are dead in its forked child, and may not be found there.
+        # Connections of a parent process are dead in its forked child, and may not be found there;
+        # and channels to one server would share a connection.
         ("grpc.use_local_subchannel_pool", 1),
         # While a channel waits to reconnect, calls fail at once: retries pause longer than that.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
+        # A call whose server vanishes without a word ends; connections without calls are let be.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
     ]
+    if goes_round(target):
+        options.append(("grpc.lb_policy_name", "round_robin"))
+    scheme, _, several = target.partition(":")
+    if scheme in {"ipv4", "ipv6"}:
+        options.append(("grpc.default_authority", several.partition(",")[0]))
+    return options
 
 
 def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
     """Open a channel; it connects with the first call."""
     if credentials is None:
-        return grpc.insecure_channel(target, options=channel_options())
-    return grpc.secure_channel(target, credentials, options=channel_options())
+        return grpc.insecure_channel(target, options=channel_options(target))
+    return grpc.secure_channel(target, credentials, options=channel_options(target))
 
 
 def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
     """Open a channel that belongs to the running event loop."""
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options=channel_options())
-    return grpc.aio.secure_channel(target, credentials, options=channel_options())
+        return grpc.aio.insecure_channel(target, options=channel_options(target))
+    return grpc.aio.secure_channel(target, credentials, options=channel_options(target))
+
+
+class Line:
+    """One channel and what is called on it.
+
+    evaluate  Evaluate on serialized messages
+    stream    EvaluateStream likewise
+    """
+
+    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.channel = open_channel(target, credentials)
+        self.stub = v1.GradientServiceStub(self.channel)
+        self.evaluate: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            _EVALUATE_METHOD
+        )
+        self.stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(
+            _STREAM_METHOD
+        )
+
+
+class AsyncLine:
+    """One channel of asyncio and what is called on it.
+
+    evaluate  Evaluate on serialized messages
+    """
+
+    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.channel = open_aio_channel(target, credentials)
+        self.stub = v1.GradientServiceStub(self.channel)
+        self.evaluate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            _EVALUATE_METHOD
+        )
+
+
+def _pool(options: Options, kind: Callable[[str, grpc.ChannelCredentials | None], T]) -> Pool[T]:
+    secure = options.credentials is not None
+    return Pool(
+        channel_targets(options.target, secure=secure),
+        lambda target: kind(target, options.credentials),
+        connections=options.connections,
+    )
 
 
 class Link:
-    """A client's connection in one process, and what it has learned of its server.
+    """A client's connections in one process, and what it has learned of its servers.
 
-    stream           EvaluateStream on serialized messages
+    unary            for calls of one message each way
+    streams          for streams: what is small need not wait behind what is large in one connection
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     """
 
     def __init__(self, options: Options) -> None:
-        self.channel = open_channel(options.target, options.credentials)
-        self.stub = v1.GradientServiceStub(self.channel)
-        self.stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(
-            _STREAM_METHOD
-        )
+        self.unary: Pool[Line] = _pool(options, Line)
+        self.streams = self.unary if options.connections == 1 else _pool(options, Line)
         self.budget = RetryBudget()
         self.max_chunk_bytes: int | None = None
 
     def close(self) -> None:
-        """Close the channel and cancel its calls.
+        """Close the channels and cancel their calls.
 
         grpc waits for a peer to read what is on its way to it. One that does not may hold up a
         thread of no importance, but not the caller.
         """
-        closing = threading.Thread(target=self.channel.close, name="gradwire-closing", daemon=True)
-        closing.start()
-        closing.join(_CLOSING_S)
+        lines = {line for pool in (self.unary, self.streams) for line in pool.close()}
+        threads = [
+            threading.Thread(target=line.channel.close, name="gradwire-closing", daemon=True)
+            for line in lines
+        ]
+        for closing in threads:
+            closing.start()
+        until = time.monotonic() + _CLOSING_S
+        for closing in threads:
+            closing.join(max(0.0, until - time.monotonic()))
 
 
 class AsyncLink:
-    """The connection of a client of asyncio in one process.
+    """The connections of a client of asyncio in one process.
 
-    loop      the event loop it belongs to
+    loop      the event loop they belong to
+    unary     for calls of one message each way
     blocking  carries streams
     """
 
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
-        self.channel = open_aio_channel(options.target, options.credentials)
-        self.stub = v1.GradientServiceStub(self.channel)
+        self.unary: Pool[AsyncLine] = _pool(options, AsyncLine)
         self.blocking = Link(options)
+
+    async def close(self) -> None:
+        """Close the channels and cancel their calls."""
+        for line in self.unary.close():
+            await line.channel.close()
+        await asyncio.to_thread(self.blocking.close)
 
     def in_loop(self, action: Callable[[], None]) -> None:
         """Do something in the loop's thread, from another one."""

@@ -1,16 +1,26 @@
-"""Chunks to and from the bytes of their message, without copying them through protobuf.
+"""Messages to and from bytes, without copying their bulk bytes through protobuf.
 
-EvaluateStreamRequest and EvaluateStreamResponse hold their chunk in the same field, and a chunk its
-bytes in the last one, so one frame serves both ways:
+Bulk bytes are the last field of their message and its number is 15, so that they end the message:
 
-    12 <length> [08 <offset>] 7a <length> <bytes>
+    EvaluateRequest, EvaluateResponse  [0a <length> <request_id>] <header> 7a <length> <bytes>
+    a stream's chunk                   12 <length> [08 <offset>] 7a <length> <bytes>
 
-These are the very bytes that protobuf writes.
+The header is what stands between: of a request fields 2 to 5, of a response its descriptor, field
+2. EvaluateStreamRequest and EvaluateStreamResponse hold their chunk in the same field, so one frame
+serves both ways.
+
+What is written here are the very bytes that protobuf writes. Messages written in another way are
+legal too, and left to protobuf: what is read here protobuf reads alike, provided that it reads the
+header.
 """
 
 from __future__ import annotations
 
 from gradwire import v1
+
+Buffer = bytes | bytearray | memoryview
+# request_id, header and bulk bytes; the last by reference
+Parts = tuple[bytes, bytes, memoryview]
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 
@@ -19,20 +29,64 @@ def _tag(number: int, wire_type: int) -> int:
     return number << 3 | wire_type
 
 
+_REQUEST_ID = _tag(v1.EvaluateRequest.REQUEST_ID_FIELD_NUMBER, _LENGTH_DELIMITED)
+_HEADER = frozenset(
+    _tag(number, _LENGTH_DELIMITED)
+    for number in (
+        v1.EvaluateRequest.OPERATOR_FIELD_NUMBER,
+        v1.EvaluateRequest.INPUT_FIELD_NUMBER,
+        v1.EvaluateRequest.OUTPUT_FIELD_NUMBER,
+        v1.EvaluateRequest.OPTIONS_FIELD_NUMBER,
+        v1.EvaluateResponse.OUTPUT_FIELD_NUMBER,
+    )
+)
+_BULK = _tag(v1.EvaluateRequest.DATA_FIELD_NUMBER, _LENGTH_DELIMITED)
 _CHUNK = _tag(v1.EvaluateStreamResponse.CHUNK_FIELD_NUMBER, _LENGTH_DELIMITED)
 _OFFSET = _tag(v1.Chunk.OFFSET_FIELD_NUMBER, _VARINT)
-_DATA = _tag(v1.Chunk.DATA_FIELD_NUMBER, _LENGTH_DELIMITED)
+
+# Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
+_LENGTH_BYTES, _OFFSET_BYTES = 4, 9
 
 
-def chunk_frame(offset: int, data: bytes | memoryview) -> bytes:
+def evaluation_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode an EvaluateRequest or EvaluateResponse; its data has at least one byte."""
+    named = b"\x0a%b%b" % (varint(len(request_id)), request_id) if request_id else b""
+    return b"".join((named, header, b"\x7a", varint(len(data)), data))
+
+
+def read_evaluation(message: bytes) -> Parts | None:
+    """Return the parts of an EvaluateRequest or EvaluateResponse.
+
+    None where it is for protobuf to read: not in this form, or with a request_id that is not ASCII.
+    """
+    try:
+        request_id, start = _read_request_id(message)
+        at = start
+        while message[at] in _HEADER:
+            length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+            at += length
+        stop = at
+        length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    except IndexError:
+        return None
+    if message[stop] != _BULK or at + length != len(message) or not request_id.isascii():
+        return None
+    return request_id, message[start:stop], memoryview(message)[at:]
+
+
+def _read_request_id(message: bytes) -> tuple[bytes, int]:
+    """Return the request_id, empty where there is none, and where the next thing starts."""
+    if message[0] != _REQUEST_ID:
+        return b"", 0
+    length, at = _read_varint(message, 1, _LENGTH_BYTES)
+    return message[at : at + length], at + length
+
+
+def chunk_frame(offset: int, data: Buffer) -> bytes:
     """Encode a stream's message that carries these bytes from this offset on."""
-    header = bytearray()
-    if offset:
-        header.append(_OFFSET)
-        header += _varint(offset)
-    header.append(_DATA)
-    header += _varint(len(data))
-    return b"".join((bytes((_CHUNK,)), _varint(len(header) + len(data)), header, data))
+    place = b"\x08%b" % varint(offset) if offset else b""
+    header = b"%b\x7a%b" % (place, varint(len(data)))
+    return b"".join((b"\x12", varint(len(header) + len(data)), header, data))
 
 
 def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
@@ -49,34 +103,42 @@ def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
 def _read_chunk(message: bytes) -> tuple[int, memoryview] | None:
     if message[0] != _CHUNK:
         return None
-    length, at = _read_varint(message, 1)
+    length, at = _read_varint(message, 1, _LENGTH_BYTES)
     if at + length != len(message):
         return None
     offset = 0
     if message[at] == _OFFSET:
-        offset, at = _read_varint(message, at + 1)
-    if message[at] != _DATA:
+        offset, at = _read_varint(message, at + 1, _OFFSET_BYTES)
+    if message[at] != _BULK:
         return None
-    length, at = _read_varint(message, at + 1)
-    if at + length != len(message) or offset >= 1 << 63:
+    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    if at + length != len(message):
         return None
     return offset, memoryview(message)[at:]
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Encode a number, at least 0, in seven bits to a byte."""
     encoded = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits to a byte
+    while number > 0x7F:  # noqa: PLR2004 - seven bits
         encoded.append(number & 0x7F | 0x80)
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
 
 
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number that starts at this byte, and where the next thing starts."""
-    number = shift = 0
-    while message[at] & 0x80:
-        number |= (message[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-    return number | message[at] << shift, at + 1
+def _read_varint(message: bytes, at: int, most: int) -> tuple[int, int]:
+    """Return the number that starts at this byte, and where the next thing starts.
+
+    Raises IndexError where it takes more bytes than `most`, or than are there.
+    """
+    number = message[at]
+    if number < 0x80:  # noqa: PLR2004 - a byte without the bit that says that more follow
+        return number, at + 1
+    number &= 0x7F
+    for index in range(1, most):
+        byte = message[at + index]
+        number |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:  # noqa: PLR2004
+            return number, at + index + 1
+    raise IndexError(at)

@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
+from gradwire._framing import Parts, evaluation_frame, read_evaluation
+from gradwire._templates import Template, Templates, key_of
 from gradwire.errors import ServerError
+
+_TEMPLATES = Templates()
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One evaluation.
 
+    template    what is computed, and how both tensors travel
     source      the input, any strides
-    input       how its elements travel
-    output      how those of the result do; None where the server infers it from the attributes
     out         where the result is stored; None where an array is made for it
-    request_id  its name in the server's log, the same for every try
+    request_id  its name in the server's log, the same for every try; ASCII
     """
 
-    operator: v1.Operator
+    template: Template
     source: NDArray[Any]
-    input: v1.TensorDescriptor
-    output: v1.TensorDescriptor | None
     out: NDArray[Any] | None
     request_id: str
 
     @property
+    def operator(self) -> v1.Operator:
+        """What is computed."""
+        return self.template.operator
+
+    @property
+    def input(self) -> v1.TensorDescriptor:
+        """How the input's elements travel."""
+        return self.template.input
+
+    @property
+    def output(self) -> v1.TensorDescriptor | None:
+        """How those of the result do; None where the server infers it from the attributes."""
+        return self.template.output
+
+    @property
     def input_bytes(self) -> int:
         """Bytes of the input on the wire."""
-        return tensors.wire_bytes(self.input)
+        return self.template.input_bytes
 
     @property
     def bulk_bytes(self) -> int:
         """Bytes on the wire of the input or of the result, whichever is larger."""
-        output_bytes = 0 if self.output is None else tensors.wire_bytes(self.output)
-        return max(self.input_bytes, output_bytes)
+        return self.template.bulk_bytes
 
     def reordered(self) -> Job | None:
         """Return the job with the input's axes nesting as the result's do, none of them broadcast.
@@ -54,41 +70,32 @@ class Job:
             data_type=self.input.data_type, sizes=self.input.sizes
         )
         reordered = tensors.result_descriptor(nesting, self.input.sizes)
-        return None if reordered == self.input else replace(self, input=reordered)
+        if reordered == self.input:
+            return None
+        return replace(self, template=replace(self.template, input=reordered))
 
-    def unary_request(self) -> v1.EvaluateRequest:
+    def unary_request(self) -> bytes:
         """Encode the whole job as one message."""
-        view = tensors.WireView(self.source, self.input)
-        return v1.EvaluateRequest(
-            request_id=self.request_id,
-            operator=self.operator,
-            input=self.input,
-            output=self.output,
-            data=bytes(view.read(0, view.nbytes)),
-        )
+        template = self.template
+        name = self.request_id.encode("ascii")
+        return evaluation_frame(name, template.header, template.data(self.source))
 
-    def unary_result(self, response: v1.EvaluateResponse) -> NDArray[Any]:
+    def unary_result(self, response: bytes) -> NDArray[Any]:
         """Decode the answer."""
-        result = self.result_as(response.output)
-        view = tensors.WireView(result, response.output)
-        if len(response.data) != view.nbytes:
-            raise ServerError(
-                f"the server sent {len(response.data)} result bytes and announced {view.nbytes}",
-                request_id=self.request_id,
-            )
-        view.write(0, response.data)
-        return result
+        try:
+            _, header, data = read_evaluation(response) or _parse(response)
+            return self.template.result(header, data, out=self.out)
+        except ServerError as error:
+            error.request_id = self.request_id
+            raise
 
     def result_as(self, output: v1.TensorDescriptor) -> NDArray[Any]:
         """Return the array for a result that the server describes so."""
-        wanted = self.output or output
-        sound = len(output.strides) in {0, len(output.sizes)} and min(output.sizes, default=0) >= 1
-        if not sound or output.data_type != self.input.data_type or not _alike(output, wanted):
-            raise ServerError(
-                f"the server announced the result as {_words(output)}; "
-                f"{_words(self.output or self.input)} was asked for",
-                request_id=self.request_id,
-            )
+        try:
+            self.template.check_result(output)
+        except ServerError as error:
+            error.request_id = self.request_id
+            raise
         return self.out if self.out is not None else tensors.empty_result(output)
 
 
@@ -104,17 +111,49 @@ def prepare(
     Without out, the result's axes nest as the input's do: that can be streamed at any size.
     """
     checked = check_operator(operator)
-    source = tensors.as_array(array)
-    described = tensors.describe(source)
-    output = None
+    key = key_of(checked, array, output_shape) if out is None else None
+    template = None if key is None else _TEMPLATES.get(key, checked)
+    if template is None:
+        source = tensors.as_array(array)
+        described = tensors.describe(source)
+        output = _described_output(source, described, output_shape=output_shape, out=out)
+        template = Template(checked, ops.to_message(checked), described, output)
+        if key is not None:
+            _TEMPLATES.keep(key, template)
+    else:
+        source = np.asarray(array)
+    return Job(template, source, out, new_request_id())
+
+
+def new_request_id() -> str:
+    """Make a name for a request. It is no secret, so that it need not be hard to guess."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def _described_output(
+    source: NDArray[Any],
+    described: v1.TensorDescriptor,
+    *,
+    output_shape: Sequence[int] | None,
+    out: NDArray[Any] | None,
+) -> v1.TensorDescriptor | None:
     if out is not None:
         shape = np.shape(out) if output_shape is None else output_shape
         dtype = tensors.DTYPES[described.data_type]
         shape = tensors.check_sizes("output", shape)
-        output = tensors.describe(tensors.check_out(out, dtype=dtype, shape=shape, source=source))
-    elif output_shape is not None:
-        output = tensors.result_descriptor(described, output_shape)
-    return Job(ops.to_message(checked), source, described, output, out, uuid4().hex)
+        return tensors.describe(tensors.check_out(out, dtype=dtype, shape=shape, source=source))
+    return None if output_shape is None else tensors.result_descriptor(described, output_shape)
+
+
+def _parse(response: bytes) -> Parts:
+    """Read a response that is written in another way than protobuf's."""
+    try:
+        message = v1.EvaluateResponse.FromString(response)
+    except DecodeError as error:
+        raise ServerError(f"the server sent {len(response)} bytes that are no message") from error
+    data = memoryview(message.data)
+    message.ClearField("data")
+    return b"", message.SerializeToString(), data
 
 
 def check_operator(operator: object) -> ops.Operator:
@@ -122,13 +161,3 @@ def check_operator(operator: object) -> ops.Operator:
     if not isinstance(operator, ops.Operator):
         raise TypeError(f"op is a {type(operator).__name__}; give an operator of gradwire.ops")
     return operator
-
-
-def _alike(one: v1.TensorDescriptor, other: v1.TensorDescriptor) -> bool:
-    """Whether two sound descriptors mean the same bytes."""
-    return one.sizes == other.sizes and tensors.wire_axes(one) == tensors.wire_axes(other)
-
-
-def _words(descriptor: v1.TensorDescriptor) -> str:
-    sizes, strides = list(descriptor.sizes), list(descriptor.strides)
-    return f"data type {descriptor.data_type}, sizes {sizes}, strides {strides}"

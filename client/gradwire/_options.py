@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import grpc
 
 from gradwire.retries import RetryPolicy
 
+CONNECTIONS = 2
 TIMEOUT_S = 60.0
 STREAM_THRESHOLD_BYTES = 256 << 10
 CHUNK_BYTES = 1 << 20
@@ -20,23 +22,26 @@ MAX_TIMEOUT_S = 365 * 24 * 3600
 
 # Below the longest message a channel takes.
 _MAX_CHUNK_BYTES = 32 << 20
+# Far beyond what helps: each is a socket at both ends.
+_MAX_CONNECTIONS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The arguments of Client and AsyncClient, checked; see Client for what they mean."""
 
-    target: str
+    target: Sequence[str]
     credentials: grpc.ChannelCredentials | None
+    connections: int
     timeout_s: float
     stream_threshold_bytes: int
     chunk_bytes: int
     retry: RetryPolicy
 
     def __post_init__(self) -> None:
-        if not _is_text(self.target):
+        if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
             raise ValueError(
-                f'target is {self.target!r}; give a server\'s address, such as "127.0.0.1:50051"'
+                f"connections is {self.connections!r}; give 1 to {_MAX_CONNECTIONS} for each server"
             )
         if not is_timeout(self.timeout_s):
             raise ValueError(
@@ -61,10 +66,6 @@ class Options:
 def is_timeout(value: object) -> bool:
     """Whether a value is a number of seconds that a call can take."""
     return isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
 
 
 def _is_count(value: object) -> bool:

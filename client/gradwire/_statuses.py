@@ -139,6 +139,12 @@ def _facts_of_status(code: str, message: str, details: bytes | None) -> _Facts:
 
 
 def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
+    error = _without_status(facts, request_id)
+    error.status = facts.code
+    return error
+
+
+def _without_status(facts: _Facts, request_id: str | None) -> GradwireError:
     kind = BY_REASON.get(facts.reason) or BY_CODE.get(facts.code, ServerError)
     if kind is OverloadedError and facts.retry_after_s is None:
         kind = LimitExceededError

@@ -17,9 +17,11 @@ from gradwire import v1
 from gradwire._channel import Link, from_rpc_error
 from gradwire._framing import chunk_frame, read_chunk
 from gradwire._statuses import from_in_band
+from gradwire._tracing import Context
 from gradwire.chunks import Transfer
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.retries import is_retryable
+from gradwire.timing import Metadata
 
 
 class StreamTry:
@@ -32,6 +34,7 @@ class StreamTry:
     chunk_bytes  most bytes to send in one chunk
     eager        whether to send before the server has answered, where its limits are known
     timeout_s    seconds until the deadline; None where there is none
+    metadata     what the call sends besides; None for nothing
     on_end       called in another thread after `ended` is set
     """
 
@@ -44,22 +47,26 @@ class StreamTry:
         chunk_bytes: int,
         eager: bool,
         timeout_s: float | None,
+        metadata: Context | None,
         on_end: Callable[[], None] | None,
     ) -> None:
         self._link = link
         self._transfer = transfer
         self._request_id = request_id
         self._on_end = on_end
+        self._cancelled = False
         self._sender = _Sender(
             transfer, chunk_bytes=chunk_bytes, limit=link.max_chunk_bytes if eager else None
         )
         self.ended = threading.Event()
         self.error: BaseException | None = None
+        self._seat, line = link.streams.take()
         try:
-            self._call = link.stream(self._sender.messages(), timeout=timeout_s)
+            self._call = line.stream(self._sender.messages(), timeout=timeout_s, metadata=metadata)
         except ValueError as error:
             # What grpc says of a channel that is closed.
             self._sender.stop()
+            link.streams.give_back(self._seat, failed=False)
             raise CallCancelledError(str(error), request_id=request_id) from error
         threading.Thread(target=self._receive, name="gradwire-receiver", daemon=True).start()
 
@@ -71,7 +78,12 @@ class StreamTry:
 
     def cancel(self) -> None:
         """End the try at once; what it stored stays."""
+        self._cancelled = True
         self._call.cancel()
+
+    def trailers(self) -> Metadata:
+        """Return the trailing metadata of a try that has succeeded."""
+        return self._call.trailing_metadata() or ()
 
     def outcome(self) -> GradwireError | None:
         """Return what the try failed with, if anything; raise what is no GradwireError."""
@@ -91,7 +103,9 @@ class StreamTry:
         self._call.cancel()
         self._sender.stop()
         self.error = self._sender.error or self.error
-        if self._transfer.complete and _is_broken(self.error):
+        broken = _is_broken(self.error)
+        self._link.streams.give_back(self._seat, failed=broken and not self._cancelled)
+        if self._transfer.complete and broken:
             self.error = None
         self.ended.set()
         if self._on_end is not None:

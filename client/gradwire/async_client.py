@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
-from gradwire._channel import AsyncLink, PerProcess, from_rpc_error
+from gradwire._channel import AsyncLine, AsyncLink, PerProcess, from_rpc_error
+from gradwire._many import Exchange
+from gradwire._many_async import AsyncResults
+from gradwire._many_items import Item, Templates
 from gradwire._options import (
     CHUNK_BYTES,
+    CONNECTIONS,
     RETRY,
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
 )
+from gradwire._targets import read_target
+from gradwire._tracing import Context, call_span, method_of
 from gradwire.errors import CallCancelledError, GradwireError
-from gradwire.retries import RetryPolicy
+from gradwire.retries import RetryPolicy, is_retryable
+from gradwire.timing import Metadata, Timing
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+_Method: TypeAlias = Callable[[AsyncLine], "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]"]
 
 
 class AsyncClient:
-    """A connection to one gradwire server, for one event loop: that in which it is first used.
+    """Connections to a gradwire server, for one event loop: that in which it is first used.
 
     The arguments and errors are those of Client; any number of tasks may use it. Another event loop
     is refused with RuntimeError. Cancelling a task ends its call at once.
@@ -37,23 +45,26 @@ class AsyncClient:
 
     def __init__(
         self,
-        target: str,
+        target: str | Sequence[str] | None = None,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        connections: int = CONNECTIONS,
         timeout_s: float = TIMEOUT_S,
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         retry: RetryPolicy = RETRY,
     ) -> None:
         self._options = Options(
-            target=target,
+            target=read_target(target),
             credentials=credentials,
+            connections=connections,
             timeout_s=timeout_s,
             stream_threshold_bytes=stream_threshold_bytes,
             chunk_bytes=chunk_bytes,
             retry=retry,
         )
         self._links = PerProcess(lambda: AsyncLink(self._options))
+        self._templates = Templates()
 
     async def evaluate(
         self,
@@ -64,11 +75,12 @@ class AsyncClient:
         out: NDArray[Any] | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
+        on_timing: Callable[[Timing], object] | None = None,
     ) -> NDArray[Any]:
         """Return the operator applied to an array, as Client.evaluate does.
 
-        on_progress is called in the event loop's thread. array and out belong to the call until
-        this returns.
+        on_progress and on_timing are called in the event loop's thread. array and out belong to the
+        call until this returns.
         """
         evaluation = Evaluation(
             op,
@@ -77,6 +89,7 @@ class AsyncClient:
             out=out,
             timeout_s=timeout_s,
             on_progress=on_progress,
+            on_timing=on_timing,
             options=self._options,
             link=self._link().blocking,
         )
@@ -84,19 +97,76 @@ class AsyncClient:
             await self._pause(error, evaluation.recover)
         return evaluation.result()
 
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[True] = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> AsyncResults[NDArray[Any]]: ...
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[False],
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> AsyncResults[tuple[int, NDArray[Any]]]: ...
+
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        *,
+        ordered: bool = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> AsyncResults[Any]:
+        """Evaluate many items over one stream, as Client.evaluate_many does.
+
+        Not itself awaited: it returns an asynchronous iterator. items may be asynchronous too; they
+        are taken by a task of this event loop, as soon as there is room.
+        """
+        exchange = Exchange(
+            options=self._options,
+            templates=self._templates,
+            budget=self._link().blocking.budget,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
+        return AsyncResults(
+            items,
+            exchange,
+            self._links,
+            ordered=ordered,
+            evaluate=lambda item: self.evaluate(
+                item.op,
+                item.array,
+                output_shape=item.output_shape,
+                out=item.out,
+                timeout_s=timeout_s,
+            ),
+        )
+
     async def operators(self) -> tuple[v1.OperatorInfo, ...]:
         """Return what the server tells of each of its operators."""
-        stub = self._link().stub
-        return tuple((await self._call(stub.ListOperators, v1.ListOperatorsRequest())).operators)
+        request = v1.ListOperatorsRequest()
+        return tuple((await self._call(lambda line: line.stub.ListOperators, request)).operators)
 
     async def server_info(self) -> v1.GetServerInfoResponse:
         """Return the server's version, backend and limits."""
-        return await self._call(self._link().stub.GetServerInfo, v1.GetServerInfoRequest())
+        return await self._call(lambda line: line.stub.GetServerInfo, v1.GetServerInfoRequest())
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time."""
-        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-        check = self._link().channel.unary_unary(health.METHOD)
+
+        def check(line: AsyncLine) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
+            return line.channel.unary_unary(health.METHOD)
+
         patience = health.Patience(timeout_s)
         while True:
             reply = await self._ask(check, health.check_request(), timeout_s=patience.check_s)
@@ -109,8 +179,7 @@ class AsyncClient:
         """Close the connection; calls of other tasks end with CallCancelledError."""
         link = self._links.close()
         if link is not None:
-            await link.channel.close()
-            await asyncio.to_thread(link.blocking.close)
+            await link.close()
 
     def _link(self) -> AsyncLink:
         link = self._links.get()
@@ -121,15 +190,15 @@ class AsyncClient:
         return link
 
     async def _try(self, evaluation: Evaluation) -> GradwireError | None:
-        link = self._link()
         if evaluation.streams:
-            return await self._try_stream(evaluation, link)
-        request = evaluation.unary_request()
+            return await self._try_stream(evaluation, self._link())
         reply = await self._ask(
-            link.stub.Evaluate,
-            request,
+            lambda line: line.evaluate,
+            evaluation.unary_request(),
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
+            on_trailers=evaluation.on_trailers,
+            name="Evaluate",
         )
         if isinstance(reply, GradwireError):
             return reply
@@ -137,8 +206,18 @@ class AsyncClient:
         return None
 
     async def _try_stream(self, evaluation: Evaluation, link: AsyncLink) -> GradwireError | None:
+        with call_span("EvaluateStream", target=",".join(self._options.target)) as span:
+            error = await self._run_stream(evaluation, link, metadata=span.metadata)
+            span.note(error)
+        return error
+
+    async def _run_stream(
+        self, evaluation: Evaluation, link: AsyncLink, *, metadata: Context | None
+    ) -> GradwireError | None:
         ended = asyncio.Event()
-        stream = evaluation.start_stream(link.blocking, on_end=lambda: link.in_loop(ended.set))
+        stream = evaluation.start_stream(
+            link.blocking, metadata=metadata, on_end=lambda: link.in_loop(ended.set)
+        )
         try:
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -152,12 +231,11 @@ class AsyncClient:
             raise
         return stream.outcome()
 
-    async def _call(
-        self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request
-    ) -> Reply:
+    async def _call(self, method: _Method[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link().blocking)
+        name = method_of(request)
         while True:
-            reply = await self._ask(method, request, timeout_s=call.left_s)
+            reply = await self._ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
@@ -165,16 +243,48 @@ class AsyncClient:
 
     async def _ask(
         self,
-        method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply],
+        method: _Method[Request, Reply],
         request: Request,
         *,
         timeout_s: float,
         request_id: str | None = None,
+        on_trailers: Callable[[Metadata], None] | None = None,
+        name: str = "",
     ) -> Reply | GradwireError:
+        with call_span(name, target=",".join(self._options.target)) as span:
+            reply = await self._send(
+                method,
+                request,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                on_trailers=on_trailers,
+                metadata=span.metadata,
+            )
+            span.note(reply)
+        return reply
+
+    async def _send(
+        self,
+        method: _Method[Request, Reply],
+        request: Request,
+        *,
+        timeout_s: float,
+        request_id: str | None,
+        on_trailers: Callable[[Metadata], None] | None,
+        metadata: Context | None,
+    ) -> Reply | GradwireError:
+        pool = self._link().unary
+        seat, line = pool.take()
+        failed = False
         try:
-            return await method(request, timeout=timeout_s)
+            call = method(line)(request, timeout=timeout_s, metadata=metadata)
+            reply = await call
+            if on_trailers is not None:
+                on_trailers(await call.trailing_metadata())
         except grpc.RpcError as error:
-            return from_rpc_error(error, request_id=request_id)
+            failure = from_rpc_error(error, request_id=request_id)
+            failed = is_retryable(failure, streamed=False)
+            return failure
         except grpc.aio.UsageError as error:
             # What grpc says of a channel that is closed.
             return CallCancelledError(str(error), request_id=request_id)
@@ -184,6 +294,10 @@ class AsyncClient:
             if self._links.closed and task is not None and not task.cancelling():
                 return CallCancelledError("the client was closed", request_id=request_id)
             raise
+        else:
+            return reply
+        finally:
+            pool.give_back(seat, failed=failed)
 
     async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._links.closed:

@@ -3,40 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
-from gradwire._channel import Link, PerProcess, from_rpc_error
+from gradwire._channel import Line, Link, PerProcess, from_rpc_error
+from gradwire._many import Exchange
+from gradwire._many_items import Item, Templates
+from gradwire._many_results import Results
 from gradwire._options import (
     CHUNK_BYTES,
+    CONNECTIONS,
     RETRY,
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
 )
+from gradwire._targets import read_target
+from gradwire._tracing import Context, call_span, method_of
 from gradwire.errors import CallCancelledError, GradwireError
-from gradwire.retries import RetryPolicy
+from gradwire.retries import RetryPolicy, is_retryable
+from gradwire.timing import Metadata, Timing
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+_Method: TypeAlias = Callable[[Line], "grpc.UnaryUnaryMultiCallable[Request, Reply]"]
 
 
 class Client:
-    """A connection to one gradwire server; any number of threads may use it.
+    """Connections to a gradwire server, or several alike; any number of threads may use it.
 
     It connects with the first call. In another process, pickled or forked, it connects anew. A
     process with grpc in it can be forked while no call is in flight, of this client or any other,
     unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc: start processes by spawn
     then.
 
-    target                  address of the server, such as "127.0.0.1:50051"; any gRPC target
+    target                  address of the server, such as "127.0.0.1:50051", or any gRPC target,
+                            such as "dns:///name:50051" for all addresses of a name. Several, with
+                            commas between or as a sequence, take turns. None means the environment
+                            variable GRADWIRE_TARGET, or else 127.0.0.1:50051
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text
+    connections             to each server, at most so many for small calls and as many for
+                            streams, opened when calls come at once. Each is served by one worker of
+                            a server with several. 1 means a single one for everything
     timeout_s               seconds a call may take, and a stream may go without progress
     stream_threshold_bytes  largest input or result that still travels in one message
     chunk_bytes             most bytes of one message of a stream; the server may ask for less
@@ -48,23 +62,26 @@ class Client:
 
     def __init__(
         self,
-        target: str,
+        target: str | Sequence[str] | None = None,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        connections: int = CONNECTIONS,
         timeout_s: float = TIMEOUT_S,
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         retry: RetryPolicy = RETRY,
     ) -> None:
         self._options = Options(
-            target=target,
+            target=read_target(target),
             credentials=credentials,
+            connections=connections,
             timeout_s=timeout_s,
             stream_threshold_bytes=stream_threshold_bytes,
             chunk_bytes=chunk_bytes,
             retry=retry,
         )
         self._link = PerProcess(lambda: Link(self._options))
+        self._templates = Templates()
 
     def evaluate(
         self,
@@ -75,6 +92,7 @@ class Client:
         out: NDArray[Any] | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
+        on_timing: Callable[[Timing], object] | None = None,
     ) -> NDArray[Any]:
         """Return the operator applied to an array, in the array's type; out where it is given.
 
@@ -88,6 +106,7 @@ class Client:
                       counts anew whenever something moves
         on_progress   called in this thread with (sent_bytes, received_bytes), both growing, at most
                       10 times a second and once at the end; what it raises ends the call
+        on_timing     called in this thread with a Timing, once there is a result
 
         Small tensors travel in one message, larger ones as a stream, which resumes where it broke.
 
@@ -101,6 +120,7 @@ class Client:
             out=out,
             timeout_s=timeout_s,
             on_progress=on_progress,
+            on_timing=on_timing,
             options=self._options,
             link=self._link.get(),
         )
@@ -108,19 +128,87 @@ class Client:
             self._pause(error, evaluation.recover)
         return evaluation.result()
 
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[True] = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> Results[NDArray[Any]]: ...
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[False],
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> Results[tuple[int, NDArray[Any]]]: ...
+
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: bool = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> Results[Any]:
+        """Evaluate many items over one stream; return an iterator over their results.
+
+        items          gradwire.Item(op, array, output_shape, out), or tuples of the same, as
+                       evaluate() takes them. They are taken in this thread when results are asked
+                       for, and small arrays may be used anew when the next item is
+        ordered        True for results in the order of the items; False for (index, result) as they
+                       come
+        max_in_flight  items that may be taken before their results are handed over
+        timeout_s      seconds without an answer after which what is in flight ends with
+                       DeadlineExceededError; by default the client's
+
+        An item that fails raises in its place, and the iterator goes on when it is asked again.
+        What a broken stream left without an answer is sent again, as evaluate() is tried again.
+        Items with large tensors go by evaluate()'s streams, one at a time.
+        """
+        link = self._link.get()
+        exchange = Exchange(
+            options=self._options,
+            templates=self._templates,
+            budget=link.budget,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
+        return Results(
+            items,
+            exchange,
+            self._link,
+            ordered=ordered,
+            evaluate=lambda item: self.evaluate(
+                item.op,
+                item.array,
+                output_shape=item.output_shape,
+                out=item.out,
+                timeout_s=timeout_s,
+            ),
+        )
+
     def operators(self) -> tuple[v1.OperatorInfo, ...]:
         """Return what the server tells of each of its operators."""
-        stub = self._link.get().stub
-        return tuple(self._call(stub.ListOperators, v1.ListOperatorsRequest()).operators)
+        request = v1.ListOperatorsRequest()
+        return tuple(self._call(lambda line: line.stub.ListOperators, request).operators)
 
     def server_info(self) -> v1.GetServerInfoResponse:
         """Return the server's version, backend and limits."""
-        return self._call(self._link.get().stub.GetServerInfo, v1.GetServerInfoRequest())
+        return self._call(lambda line: line.stub.GetServerInfo, v1.GetServerInfoRequest())
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time."""
-        check: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-        check = self._link.get().channel.unary_unary(health.METHOD)
+
+        def check(line: Line) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
+            return line.channel.unary_unary(health.METHOD)
+
         patience = health.Patience(timeout_s)
         while True:
             reply = self._ask(check, health.check_request(), timeout_s=patience.check_s)
@@ -136,15 +224,15 @@ class Client:
             link.close()
 
     def _try(self, evaluation: Evaluation) -> GradwireError | None:
-        link = self._link.get()
         if evaluation.streams:
-            return self._try_stream(evaluation, link)
-        request = evaluation.unary_request()
+            return self._try_stream(evaluation, self._link.get())
         reply = self._ask(
-            link.stub.Evaluate,
-            request,
+            lambda line: line.evaluate,
+            evaluation.unary_request(),
             timeout_s=evaluation.left_s,
             request_id=evaluation.request_id,
+            on_trailers=evaluation.on_trailers,
+            name="Evaluate",
         )
         if isinstance(reply, GradwireError):
             return reply
@@ -152,7 +240,15 @@ class Client:
         return None
 
     def _try_stream(self, evaluation: Evaluation, link: Link) -> GradwireError | None:
-        stream = evaluation.start_stream(link)
+        with call_span("EvaluateStream", target=",".join(self._options.target)) as span:
+            error = self._run_stream(evaluation, link, metadata=span.metadata)
+            span.note(error)
+        return error
+
+    def _run_stream(
+        self, evaluation: Evaluation, link: Link, *, metadata: Context | None
+    ) -> GradwireError | None:
+        stream = evaluation.start_stream(link, metadata=metadata)
         try:
             while not stream.ended.wait(evaluation.next_look_s()):
                 evaluation.look()
@@ -162,12 +258,11 @@ class Client:
             raise
         return stream.outcome()
 
-    def _call(
-        self, method: grpc.UnaryUnaryMultiCallable[Request, Reply], request: Request
-    ) -> Reply:
+    def _call(self, method: _Method[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link.get())
+        name = method_of(request)
         while True:
-            reply = self._ask(method, request, timeout_s=call.left_s)
+            reply = self._ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
@@ -175,19 +270,55 @@ class Client:
 
     def _ask(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        method: _Method[Request, Reply],
         request: Request,
         *,
         timeout_s: float,
         request_id: str | None = None,
+        on_trailers: Callable[[Metadata], None] | None = None,
+        name: str = "",
     ) -> Reply | GradwireError:
+        with call_span(name, target=",".join(self._options.target)) as span:
+            reply = self._send(
+                method,
+                request,
+                timeout_s=timeout_s,
+                request_id=request_id,
+                on_trailers=on_trailers,
+                metadata=span.metadata,
+            )
+            span.note(reply)
+        return reply
+
+    def _send(
+        self,
+        method: _Method[Request, Reply],
+        request: Request,
+        *,
+        timeout_s: float,
+        request_id: str | None,
+        on_trailers: Callable[[Metadata], None] | None,
+        metadata: Context | None,
+    ) -> Reply | GradwireError:
+        pool = self._link.get().unary
+        seat, line = pool.take()
+        failed = False
         try:
-            return method(request, timeout=timeout_s)
+            if on_trailers is None:
+                return method(line)(request, timeout=timeout_s, metadata=metadata)
+            reply, call = method(line).with_call(request, timeout=timeout_s, metadata=metadata)
+            on_trailers(call.trailing_metadata() or ())
         except grpc.RpcError as error:
-            return from_rpc_error(error, request_id=request_id)
+            failure = from_rpc_error(error, request_id=request_id)
+            failed = is_retryable(failure, streamed=False)
+            return failure
         except ValueError as error:
             # What grpc says of a channel that is closed.
             return CallCancelledError(str(error), request_id=request_id)
+        else:
+            return reply
+        finally:
+            pool.give_back(seat, failed=failed)
 
     def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._link.closed:

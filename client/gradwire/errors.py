@@ -30,9 +30,11 @@ class GradwireError(Exception):
                 status came without one, as from a proxy
     request_id  name of the request in the server's log; None where no request was sent or answered
     metadata    each variable part of the message, by name
+    status      name of the gRPC status code, such as "UNAVAILABLE"; empty where no call had one
     """
 
     default_reason = ""
+    status = ""
 
     def __init__(
         self,

@@ -7,11 +7,13 @@ which spares every user of the SDK a dependency.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
 
 from gradwire._channel import from_rpc_error, open_channel
+from gradwire._targets import channel_targets, read_target
 from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
 
 SERVING: Final = "SERVING"
@@ -28,7 +30,7 @@ _PAUSE_S: Final = 0.1
 
 
 def health(
-    target: str,
+    target: str | Sequence[str] | None = None,
     *,
     service: str = "",
     timeout_s: float = 5.0,
@@ -36,10 +38,27 @@ def health(
 ) -> str:
     """Return how a service does: "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN" or "UNKNOWN".
 
+    target   as for Client; of several servers the best tells
     service  its full name; by default the server as a whole
 
     Raises UnavailableError where no server answers, DeadlineExceededError where it takes too long.
     """
+    told, failure = "", None
+    for one in channel_targets(read_target(target), secure=credentials is not None):
+        try:
+            told = _health(one, service, timeout_s=timeout_s, credentials=credentials)
+        except GradwireError as error:
+            failure = error
+        if told == SERVING:
+            break
+    if not told and failure is not None:
+        raise failure
+    return told
+
+
+def _health(
+    target: str, service: str, *, timeout_s: float, credentials: grpc.ChannelCredentials | None
+) -> str:
     with open_channel(target, credentials) as channel:
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
         try:

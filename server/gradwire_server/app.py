@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
@@ -22,6 +23,8 @@ from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.instruments import Instruments
+from gradwire_server.many import ManyService
 from gradwire_server.rehearsal import rehearse
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
@@ -38,16 +41,25 @@ class Server:
 
     backend       what computes; None takes the one that settings choose
     shares_port   whether other processes listen on the address too
+    cells         file descriptor of a supervisor's memory for the metrics; None where it has none
+    instruments   what measures it
     """
 
     def __init__(
-        self, settings: Settings, *, backend: Backend | None = None, shares_port: bool = False
+        self,
+        settings: Settings,
+        *,
+        backend: Backend | None = None,
+        shares_port: bool = False,
+        cells: int | None = None,
     ) -> None:
         self.settings = settings
         self._shares_port = shares_port
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="gradwire-compute")
         self._health = health.aio.HealthServicer()
-        self._workshop = _workshop(settings, self._pool, backend)
+        self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
+        active = ActiveCalls(self.instruments.observer)
+        self._workshop = _workshop(settings, self._pool, backend, active)
         self._server = self._build()
         self._warm_up_s: float | None = None
         self.port = 0
@@ -64,10 +76,14 @@ class Server:
             ("grpc.max_send_message_length", limit),
             # Two servers on one port share its calls; not without anyone having asked for it.
             ("grpc.so_reuseport", int(self._shares_port)),
+            *_connection_options(self.settings.max_connection_age_s),
         ]
         server = grpc.aio.server(options=options)
         streams = StreamService(self._workshop)
-        handlers = service.handlers(GradientService(self._workshop), streams.evaluate_stream)
+        many = ManyService(self._workshop)
+        handlers = service.handlers(
+            GradientService(self._workshop), streams.evaluate_stream, many.evaluate_many
+        )
         server.add_generic_rpc_handlers((handlers,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -94,6 +110,7 @@ class Server:
             self.port = self._server.add_secure_port(settings.address, _credentials(settings))
         else:
             self.port = self._server.add_insecure_port(settings.address)
+        self.instruments.start(self._workshop, address=self.bound)
         await self._tell_health(serving=False)
         await self._server.start()
 
@@ -103,8 +120,10 @@ class Server:
             await self._warm_up()
         except BaseException:
             await self._server.stop(None)
+            await self.instruments.stop()
             raise
         self._workshop.ready.set()
+        self.instruments.note_serving(serves=True)
         await self._tell_health(serving=True)
         facts = {
             "address": self.bound,
@@ -140,10 +159,19 @@ class Server:
             return self.settings.address
         return f"{self.settings.address.rpartition(':')[0]}:{self.port}"
 
-    async def stop(self, grace_s: float) -> None:
-        """Turn NOT_SERVING, take no new calls, let running ones finish, then end what is left."""
-        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
+    async def turn_away(self, delay_s: float) -> None:
+        """Turn NOT_SERVING, and take calls as long as those who route to this server may need."""
+        _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
+        self.instruments.note_serving(serves=False)
         await self._health.enter_graceful_shutdown()
+        await asyncio.sleep(delay_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, let running ones finish, then end what is left.
+
+        Health stays what it is: where others serve the port, nobody is to be turned away.
+        """
+        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
         none_left = self._workshop.active.none_left
         with contextlib.suppress(TimeoutError):
@@ -156,6 +184,7 @@ class Server:
         await self._server.stop(None)
         await stopped
         self._pool.shutdown(wait=False, cancel_futures=True)
+        await self.instruments.stop()
         _log.info("stopped")
 
     @property
@@ -170,7 +199,30 @@ _LAST_WORDS_S = 12.0
 _LAST_STATUS_S = 2.0
 
 
-def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | None) -> Workshop:
+# A peer that is gone, or a connection that a network has forgotten, is noticed after so long.
+_KEEPALIVE_MS = 60_000
+_KEEPALIVE_TIMEOUT_MS = 20_000
+# Clients may ask so often whether the server is there while they wait for it.
+_LEAST_PING_INTERVAL_MS = 10_000
+
+
+def _connection_options(max_age_s: float) -> list[tuple[str, Any]]:
+    options: list[tuple[str, Any]] = [
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
+    ]
+    if max_age_s:
+        # Calls that run then may take any time: by default the grace has no end.
+        age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
+        options.append(("grpc.max_connection_age_ms", age_ms))
+    return options
+
+
+def _workshop(
+    settings: Settings, pool: ThreadPoolExecutor, given: Backend | None, active: ActiveCalls
+) -> Workshop:
     if given is None:
         backend, reason = backends.choose(
             settings.backend, threads=settings.threads, cache_dir=settings.compile_cache
@@ -188,7 +240,7 @@ def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | Non
             retry_after_s=settings.retry_after_s,
         ),
         pool=pool,
-        active=ActiveCalls(),
+        active=active,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
         building=asyncio.Lock(),
@@ -212,21 +264,28 @@ def _pem(settings: Settings, name: str) -> bytes:
 
 
 async def serve(
-    settings: Settings, *, worker: int | None = None, backend: Backend | None = None
+    settings: Settings,
+    *,
+    worker: int | None = None,
+    backend: Backend | None = None,
+    cells: int | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully.
 
     worker   number among the processes that serve the address together; None for one alone, which
-             a second signal ends at once
+             a second signal ends at once. One among several leaves on SIGUSR2, as if it had never
+             been there; one alone ignores that
     backend  what computes; None takes the one that settings choose
+    cells    file descriptor of the memory for the metrics of a worker, if they are wanted
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
-    server = Server(settings, backend=backend, shares_port=worker is not None)
-    asked = asyncio.Event()
+    server = Server(settings, backend=backend, shares_port=worker is not None, cells=cells)
+    asked, relieved = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, asked.set)
+    loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -241,4 +300,14 @@ async def serve(
     if worker is None:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+    if not relieved.is_set():
+        await server.turn_away(settings.drain_delay_s)
     await server.stop(settings.grace_s)
+
+
+def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:
+    if worker is None:
+        _log.warning("no rolling restart: that needs several workers")
+        return
+    relieved.set()
+    asked.set()

@@ -13,9 +13,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 import grpc
+import numpy as np
 
 from gradwire_server.failures import Failure, failure
-from gradwire_server.phases import Phases
+from gradwire_server.phases import PHASES, Phase, Phases
+from gradwire_server.telemetry import Observer
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Reply = TypeVar("Reply")
@@ -27,10 +29,16 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 class ActiveCalls:
-    """Counts the calls in flight, so that a server that stops knows when its work is done."""
+    """Counts the calls in flight, so that a server that stops knows when its work is done.
 
-    def __init__(self) -> None:
+    observer  told of each call's begin and end
+    in_phase  how many calls are in each phase
+    """
+
+    def __init__(self, observer: Observer | None = None) -> None:
         self._count = 0
+        self.observer = observer or Observer()
+        self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
         self.none_left = asyncio.Event()
         self.none_left.set()
 
@@ -56,6 +64,8 @@ class Call:
     traceparent  the caller's trace, or a new one
     facts        what its log line says besides
     phases       where its time goes
+    operator     its name, and dtype that of the tensors, once they are known
+    received_bytes, sent_bytes  of tensors so far
     """
 
     def __init__(self, method: str, context: Context, active: ActiveCalls) -> None:
@@ -64,9 +74,29 @@ class Call:
         self.request_id = uuid4().hex
         self.traceparent = _traceparent(context)
         self.facts: dict[str, object] = {}
-        self.phases = Phases()
+        self.phases = Phases(active.in_phase)
+        self.operator = ""
+        self.dtype: np.dtype[Any] | None = None
+        self.received_bytes = 0
+        self.sent_bytes = 0
         self._active = active
         self._started = time.monotonic()
+        self._begun = active.observer.begin(self)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What came with the call, as far as it is text."""
+        sent = self.context.invocation_metadata() or ()
+        return {key: value for key, value in sent if isinstance(value, str)}
+
+    @property
+    def peer(self) -> str:
+        """Address of the caller, as grpc has it."""
+        return self.context.peer()
+
+    def note_step(self, nbytes: int) -> None:
+        """Note a step of a stream, and how many bytes it read and wrote."""
+        self._active.observer.step(nbytes)
 
     async def answer(
         self,
@@ -103,7 +133,10 @@ class Call:
         fault = failed.code is grpc.StatusCode.INTERNAL
         self.facts |= {"reason": failed.reason_name, "error": failed.message}
         self._finish(
-            logging.ERROR if fault else logging.INFO, failed.code.name, error if fault else None
+            logging.ERROR if fault else logging.INFO,
+            failed.code.name,
+            error if fault else None,
+            failed=failed,
         )
         if in_band is not None:
             await in_band(failed)
@@ -115,18 +148,38 @@ class Call:
         self.context.set_trailing_metadata((*self._trailers(), details))
 
     def _trailers(self) -> tuple[tuple[str, str], ...]:
-        return (("gradwire-request-id", self.request_id), ("traceparent", self.traceparent))
+        return (
+            ("gradwire-request-id", self.request_id),
+            ("traceparent", self.traceparent),
+            ("gradwire-timing", self.phases.told()),
+        )
 
     def _set_trailers(self) -> None:
         self.context.set_trailing_metadata(self._trailers())
 
-    def _finish(self, level: int, status: str, error: Exception | None = None) -> None:
+    def _finish(
+        self,
+        level: int,
+        status: str,
+        error: Exception | None = None,
+        *,
+        failed: Failure | None = None,
+    ) -> None:
+        duration_s = time.monotonic() - self._started
+        self._active.observer.end(
+            self._begun,
+            self,
+            status=status,
+            duration_s=duration_s,
+            reason="" if failed is None else failed.reason_name,
+            limit="" if failed is None else failed.facts.get("limit", ""),
+        )
         if not _log.isEnabledFor(level):
             return
         facts = {
             "method": self.method,
             "status": status,
-            "duration_ms": round((time.monotonic() - self._started) * 1e3, 3),
+            "duration_ms": round(duration_s * 1e3, 3),
             "request_id": self.request_id,
             "traceparent": self.traceparent,
             **self.facts,

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from gradwire._targets import VARIABLE as CLIENTS_VARIABLE
 from gradwire_server import backends, supervisor
 from gradwire_server.settings import Settings
 from gradwire_server.version import VERSION
@@ -60,7 +61,7 @@ def gradwire_server(*, print_config: bool, compile_only: bool, **values: Any) ->
 
     Every flag can be given as an environment variable too; a flag wins. The server prints
     "gradwire-server listening on HOST:PORT" on stdout once it serves, and logs to stderr. SIGTERM
-    or SIGINT stops it gracefully.
+    or SIGINT stops it gracefully; SIGUSR2 renews several workers one by one.
     """
     try:
         settings = Settings(**values)
@@ -94,7 +95,7 @@ def _compile(settings: Settings) -> None:
 def _warn_of_unknown_variables() -> None:
     known = {f"{_PREFIX}_{one.name.upper()}" for one in fields(Settings)}
     for name in sorted(os.environ):
-        if name.startswith(f"{_PREFIX}_") and name not in known:
+        if name.startswith(f"{_PREFIX}_") and name not in {*known, CLIENTS_VARIABLE}:
             near = get_close_matches(name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             click.echo(f"Warning: {name} is no setting of this server{meant}", err=True)

@@ -1,4 +1,8 @@
-"""The seam between messages and bytes: grpc gets its serializers from here, and nowhere else."""
+"""The seam between messages and bytes: grpc gets its serializers from here, and nowhere else.
+
+Messages with bulk bytes are framed by hand, so that these are never copied through protobuf; what
+is read that is not in that form is left to protobuf.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from gradwire import v1
+from gradwire._framing import Parts, chunk_frame, evaluation_frame, read_chunk, read_evaluation
 from gradwire_server.errors import InvalidDataError
 
 Bytes = NDArray[np.uint8]
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,17 @@ class Malformed:
 
     length: int
     message_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk as it is written by protobuf and by hand; its bytes are those of its message."""
+
+    offset: int
+    data: Bytes
+
+
+StreamRequest = Chunk | v1.EvaluateStreamRequest
 
 
 def _reader(kind: type[M]) -> Callable[[bytes], M | Malformed]:
@@ -38,7 +55,36 @@ def _reader(kind: type[M]) -> Callable[[bytes], M | Malformed]:
     return read
 
 
-def sound(message: M | Malformed) -> M:
+_parse_request = _reader(v1.EvaluateRequest)
+_parse_stream_request = _reader(v1.EvaluateStreamRequest)
+
+
+def _read_request(message: bytes) -> Parts | Malformed:
+    parts = read_evaluation(message)
+    if parts is not None:
+        return parts
+    request = _parse_request(message)
+    if isinstance(request, Malformed):
+        return request
+    request_id, data = request.request_id.encode(), memoryview(request.data)
+    request.ClearField("request_id")
+    request.ClearField("data")
+    return request_id, request.SerializeToString(), data
+
+
+def _read_stream_request(message: bytes) -> StreamRequest | Malformed:
+    chunk = read_chunk(message)
+    if chunk is None:
+        return _parse_stream_request(message)
+    offset, data = chunk
+    return Chunk(offset, np.frombuffer(data, np.uint8))
+
+
+def _write_stream_response(response: bytes | v1.EvaluateStreamResponse) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
+
+
+def sound(message: T | Malformed) -> T:
     """Return the message, or raise InvalidDataError where the bytes were none."""
     if isinstance(message, Malformed):
         raise InvalidDataError(
@@ -47,20 +93,32 @@ def sound(message: M | Malformed) -> M:
     return message
 
 
-EVALUATE = (_reader(v1.EvaluateRequest), v1.EvaluateResponse.SerializeToString)
-EVALUATE_STREAM = (
-    _reader(v1.EvaluateStreamRequest),
-    v1.EvaluateStreamResponse.SerializeToString,
-)
+EVALUATE = (_read_request, None)
+EVALUATE_STREAM = (_read_stream_request, _write_stream_response)
+# many_items.py reads and many.py writes them, by hand.
+EVALUATE_MANY = (None, None)
 LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.SerializeToString)
 GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.SerializeToString)
 
 
-def chunk_bytes(chunk: v1.Chunk) -> Bytes:
-    """View the bytes of a chunk."""
-    return np.frombuffer(chunk.data, np.uint8)
+def request_header(header: bytes) -> v1.EvaluateRequest:
+    """Decode the header of a request.
+
+    Raises InvalidDataError where it is none.
+    """
+    return sound(_parse_request(header))
 
 
-def chunk_response(offset: int, data: Bytes) -> v1.EvaluateStreamResponse:
+def response_header(output: v1.TensorDescriptor) -> bytes:
+    """Encode the header of a response."""
+    return v1.EvaluateResponse(output=output).SerializeToString()
+
+
+def response(request_id: str, header: bytes, data: Bytes) -> bytes:
+    """Make the message that carries a result; request_id is ASCII."""
+    return evaluation_frame(request_id.encode("ascii"), header, data.data)
+
+
+def chunk_response(offset: int, data: Bytes) -> bytes:
     """Make the message that carries result bytes from offset on."""
-    return v1.EvaluateStreamResponse(chunk=v1.Chunk(offset=offset, data=data.tobytes()))
+    return chunk_frame(offset, data.data)

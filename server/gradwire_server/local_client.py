@@ -38,6 +38,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import EvaluationError
 from gradwire_server.failures import failure
+from gradwire_server.local_many import EvaluatesMany
 
 _PLAN_CACHE_ENTRIES = 1 << 22
 
@@ -95,7 +96,7 @@ class _Call:
         return np.ndarray(spec.sizes, spec.dtype, strides=self.strides)
 
 
-class LocalClient:
+class LocalClient(EvaluatesMany):
     """Evaluates operators in process, for embedding, benchmarks and checks. Thread-safe.
 
     backend  as the server's setting: "auto" or the name of one
@@ -114,6 +115,8 @@ class LocalClient:
         self._at_once = 1 if self._backend.splits_work else threads
         if limits is None:
             limits = Limits(slab_bytes=_LARGE_SLAB_BYTES) if self._backend.splits_work else Limits()
+        # What splits work needs no steps for its threads, only where memory does not do.
+        self._spare_bytes = limits.max_request_memory_bytes if self._backend.splits_work else 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradwire-local")
         self._closed = False
         self._preparer = Preparer(limits, PlanCache(max_entries=_PLAN_CACHE_ENTRIES))
@@ -166,7 +169,8 @@ class LocalClient:
         )
         output = wire.write_descriptor(evaluation.output)
         result = job.result_as(output)
-        whole = WholeRun.of(evaluation, source, np.asarray(result))
+        spare_bytes = self._spare_bytes
+        whole = WholeRun.of(evaluation, source, np.asarray(result), spare_bytes=spare_bytes)
         call = _Call(operator, evaluation, job.input, output, result.strides, whole)
         if key is not None:
             self._calls.keep(key, call, weight=evaluation.plan.table_entries)
@@ -185,7 +189,7 @@ class LocalClient:
     def _run(self, call: _Call, source: Array, result: Array, watch: _Watch) -> None:
         evaluation = call.evaluation
         sent, total = evaluation.input.wire_bytes, evaluation.output.wire_bytes
-        if call.whole is not None:
+        if call.whole is not None and call.whole.one_step:
             call.whole(source, result, self._backend)
             watch.report(sent, total, total=total)
         else:

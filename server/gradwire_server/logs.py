@@ -56,7 +56,9 @@ def configure(log_format: str, log_level: str, **always: object) -> None:
     """Send the server's log lines to stderr; each tells also the facts given here."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((_Json if log_format == "json" else _Text)(always))
-    logger = logging.getLogger("gradwire_server")
-    logger.handlers = [handler]
-    logger.setLevel(log_level.upper())
-    logger.propagate = False
+    # What exports traces has warnings of its own.
+    for name, level in (("gradwire_server", log_level.upper()), ("opentelemetry", "WARNING")):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False

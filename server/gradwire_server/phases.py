@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import MutableMapping
+from types import TracebackType
 from typing import Literal, get_args
 
 Phase = Literal["receive", "queue", "compute", "send"]
@@ -20,16 +20,47 @@ class Phases:
     send     encoding and writing the reply
 
     Those of a stream overlap: together they may be longer than the call.
+
+    bounds  when a phase began first and ended last, by time.perf_counter; none it has not had
+    at_once  calls that are in each phase at the moment, if anybody counts them
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: MutableMapping[Phase, int] | None = None) -> None:
         self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self.bounds: dict[Phase, tuple[float, float]] = {}
+        self.at_once = dict.fromkeys(PHASES, 0) if at_once is None else at_once
 
-    @contextmanager
-    def spending(self, phase: Phase) -> Generator[None]:
+    def told(self) -> str:
+        """Write them as the header Server-Timing does, in ms: "receive;dur=0.042, ..."."""
+        return ", ".join([f"{phase};dur={1e3 * s:.3f}" for phase, s in self.seconds.items()])
+
+    def spending(self, phase: Phase) -> _Spending:
         """Add what the block takes."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += time.perf_counter() - started
+        return _Spending(self, phase)
+
+
+class _Spending:
+    """One stay in a phase. A class, since a generator takes several times as long."""
+
+    __slots__ = ("_began", "_phase", "_phases")
+
+    def __init__(self, phases: Phases, phase: Phase) -> None:
+        self._phases = phases
+        self._phase: Phase = phase
+
+    def __enter__(self) -> None:
+        self._phases.at_once[self._phase] += 1
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ended = time.perf_counter()
+        phases, phase = self._phases, self._phase
+        phases.seconds[phase] += ended - self._began
+        first = phases.bounds.get(phase)
+        phases.bounds[phase] = (self._began if first is None else first[0], ended)
+        phases.at_once[phase] -= 1

@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from gradwire import ops, v1
+from gradwire._framing import Parts
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls, Call, Context
@@ -22,9 +23,9 @@ from gradwire_server.engine import (
     Evaluation,
     EvaluationRequest,
     Preparer,
-    TensorSpec,
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
+from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.settings import Settings
 from gradwire_server.version import VERSION
 
@@ -69,17 +70,16 @@ class Workshop:
 
 
 class GradientService:
-    """Answers gradwire.v1.GradientService, but for the stream, which streams.py does."""
+    """Answers gradwire.v1.GradientService, but for the streams, which streams.py and many.py do."""
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
+        self._recipes = Recipes()
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
 
-    async def evaluate(
-        self, request: v1.EvaluateRequest | encoding.Malformed, context: Context
-    ) -> v1.EvaluateResponse:
+    async def evaluate(self, request: Parts | encoding.Malformed, context: Context) -> bytes:
         """Evaluate one operator on one small tensor."""
         call = self._call("Evaluate", context)
         return await call.answer(lambda: self._evaluate(encoding.sound(request), call))
@@ -87,33 +87,35 @@ class GradientService:
     def _call(self, method: str, context: Context) -> Call:
         return Call(method, context, self._workshop.active)
 
-    async def _evaluate(self, request: v1.EvaluateRequest, call: Call) -> v1.EvaluateResponse:
-        with call.phases.spending("receive"):
-            decoded, output = self._decode(request, call)
-        with call.phases.spending("queue"):
-            evaluation = await self._workshop.prepare(decoded)
+    async def _evaluate(self, request: Parts, call: Call) -> bytes:
+        request_id, header, data = request
+        call.request_id = wire.read_request_id(request_id.decode()) or call.request_id
+        recipe = self._recipes.get(header)
+        if recipe is None:
+            recipe = await self._prepare(header, len(data), call)
+        else:
+            _note(call, recipe.evaluation.request, len(data))
+            _check_length(len(data), recipe.evaluation.request)
+        evaluation = recipe.evaluation
         memory = self._workshop.admission.memory(evaluation.memory_bytes)
         with memory, call.phases.spending("compute"):
-            data = await self._compute(evaluation, np.frombuffer(request.data, np.uint8))
-        return v1.EvaluateResponse(
-            request_id=call.request_id, output=wire.write_descriptor(output), data=data
-        )
+            result = await self._compute(evaluation, np.frombuffer(data, np.uint8))
+        with call.phases.spending("send"):
+            call.sent_bytes = len(result)
+            return encoding.response(call.request_id, recipe.header, result)
 
-    def _decode(
-        self, request: v1.EvaluateRequest, call: Call
-    ) -> tuple[EvaluationRequest, TensorSpec]:
-        call.request_id = wire.read_request_id(request.request_id) or call.request_id
-        decoded = wire.read_request(request)
-        call.facts |= {"operator": decoded.operator, "sizes": decoded.input.sizes}
-        self._refuse_bulk("input", decoded.input.wire_bytes)
-        _, output = decoded.resolved()
-        self._refuse_bulk("output", output.wire_bytes)
-        if len(request.data) != decoded.input.wire_bytes:
-            raise InvalidDataError(
-                "data",
-                f"{len(request.data)} bytes; input's descriptor takes {decoded.input.wire_bytes}",
-            )
-        return decoded, output
+    async def _prepare(self, header: bytes, length: int, call: Call) -> Recipe:
+        with call.phases.spending("receive"):
+            decoded = wire.read_request(encoding.request_header(header))
+            _note(call, decoded, length)
+            self._refuse_bulk("input", decoded.input.wire_bytes)
+            _, output = decoded.resolved()
+            self._refuse_bulk("output", output.wire_bytes)
+            _check_length(length, decoded)
+        with call.phases.spending("queue"):
+            recipe = Recipe.of(await self._workshop.prepare(decoded))
+        self._recipes.keep(header, recipe)
+        return recipe
 
     def _refuse_bulk(self, name: str, wire_bytes: int) -> None:
         allowed = self._workshop.settings.max_unary_bytes
@@ -125,7 +127,7 @@ class GradientService:
                 allowed=allowed,
             )
 
-    async def _compute(self, evaluation: Evaluation, data: encoding.Bytes) -> bytes:
+    async def _compute(self, evaluation: Evaluation, data: encoding.Bytes) -> encoding.Bytes:
         if evaluation.work <= self._workshop.settings.inline_work:
             return evaluation.run_whole(data, self._workshop.backend)
         result = np.empty(evaluation.output.wire_bytes, np.uint8)
@@ -133,7 +135,7 @@ class GradientService:
         # One hop per step, so that the work of a call that is over stops.
         while await self._workshop.off_loop(lambda: next(steps, None)) is not None:
             pass
-        return result.tobytes()
+        return result
 
     async def list_operators(
         self, request: v1.ListOperatorsRequest | encoding.Malformed, context: Context
@@ -162,6 +164,19 @@ class GradientService:
         )
 
 
+def _note(call: Call, request: EvaluationRequest, length: int) -> None:
+    """Tell the call what its log line and its metrics say of the request."""
+    call.facts |= {"operator": request.operator, "sizes": request.input.sizes}
+    call.operator, call.dtype = request.operator, request.input.dtype
+    call.received_bytes = length
+
+
+def _check_length(length: int, request: EvaluationRequest) -> None:
+    needed = request.input.wire_bytes
+    if length != needed:
+        raise InvalidDataError("data", f"{length} bytes; input's descriptor takes {needed}")
+
+
 def _limits(settings: Settings) -> v1.Limits:
     limits = v1.Limits()
     for name in limits.DESCRIPTOR.fields_by_name:
@@ -173,7 +188,9 @@ def _limits(settings: Settings) -> v1.Limits:
     return limits
 
 
-def handlers(service: GradientService, evaluate_stream: Any) -> grpc.GenericRpcHandler:
+def handlers(
+    service: GradientService, evaluate_stream: Any, evaluate_many: Any
+) -> grpc.GenericRpcHandler:
     """Register every RPC with its serializers."""
     unary = grpc.unary_unary_rpc_method_handler
     return grpc.method_handlers_generic_handler(
@@ -182,6 +199,9 @@ def handlers(service: GradientService, evaluate_stream: Any) -> grpc.GenericRpcH
             "Evaluate": unary(service.evaluate, *encoding.EVALUATE),
             "EvaluateStream": grpc.stream_stream_rpc_method_handler(
                 evaluate_stream, *encoding.EVALUATE_STREAM
+            ),
+            "EvaluateMany": grpc.stream_stream_rpc_method_handler(
+                evaluate_many, *encoding.EVALUATE_MANY
             ),
             "ListOperators": unary(service.list_operators, *encoding.LIST_OPERATORS),
             "GetServerInfo": unary(service.get_server_info, *encoding.GET_SERVER_INFO),

@@ -88,6 +88,9 @@ class Settings:
         16 << 20, "Largest message read at all; larger ones end in RESOURCE_EXHAUSTED unread."
     )
     max_streams: int = _setting(64, "Most streams open at once; workers divide them.")
+    max_in_flight: int = _setting(
+        256, "Most requests of one EvaluateMany stream in work; the others wait unread."
+    )
     retry_after_s: float = _setting(
         0.25,
         "Seconds after which a caller who came when the server was full or starting may retry.",
@@ -95,14 +98,35 @@ class Settings:
     stall_timeout_s: float = _setting(
         60.0, "Seconds without progress after which a stream is ended."
     )
-    grace_s: float = _setting(
-        30.0, "Seconds that running calls have to finish after SIGTERM or SIGINT."
+    drain_delay_s: float = _setting(
+        0.0,
+        "Seconds after SIGTERM or SIGINT in which the server is NOT_SERVING and still takes calls: "
+        "as long as those who route to it need to notice.",
+    )
+    grace_s: float = _setting(30.0, "Seconds that running calls have to finish after that.")
+    max_connection_age_s: float = _setting(
+        300.0,
+        "Seconds, give or take a tenth, after which a connection takes no new calls, so that "
+        "clients find new servers; running calls finish. 0 means never.",
     )
     log_format: Literal["text", "json"] = _setting(
         "text", "Format of log lines on stderr.", choices=("text", "json")
     )
     log_level: str = _setting(
         "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
+    )
+    metrics_address: str = _setting(
+        "",
+        "HOST:PORT of the Prometheus endpoint, plain HTTP; port 0 takes a free one, which the log "
+        "tells. Empty means none.",
+    )
+    metrics_insecure: bool = _setting(
+        default=False, text="Serve metrics on an address that is not loopback."
+    )
+    otlp_endpoint: str = _setting(
+        "",
+        "URL of an OpenTelemetry collector for traces and metrics, such as "
+        "http://127.0.0.1:4318; empty leaves it to the variables OTEL_*.",
     )
 
     def __post_init__(self) -> None:
@@ -116,9 +140,7 @@ class Settings:
             most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, _MOST_INT)
             if value > most:
                 raise ValueError(f"{one.name} is {value}; at most {most} is possible")
-        host, _, port = self.address.rpartition(":")
-        port_fits = port.isascii() and port.isdecimal() and int(port) < 1 << 16
-        if not self.address.startswith("unix:") and not (host and port_fits):
+        if not self.address.startswith("unix:") and not _is_host_and_port(self.address):
             raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
         if self.workers > 1 and self.address.startswith("unix:"):
             raise ValueError(
@@ -126,6 +148,7 @@ class Settings:
                 "worker; give HOST:PORT, or workers 1"
             )
         self._check_exposure()
+        self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
@@ -142,14 +165,26 @@ class Settings:
             raise ValueError("address is unix: without a path")
         if self.insecure or self.tls_certificate or self.address.startswith("unix:"):
             return
-        host = self.address.rpartition(":")[0].strip("[]")
-        with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(host).is_loopback:
-                return
-        if host != "localhost":
+        if not _is_loopback(self.address):
             raise ValueError(
                 f"address is {self.address}, which is not loopback: give tls_certificate and "
                 "tls_key, or insecure to serve in the clear"
+            )
+
+    def _check_telemetry(self) -> None:
+        """Refuse addresses that are none, and to tell metrics to others unless told to."""
+        address = self.metrics_address
+        if address and not _is_host_and_port(address):
+            raise ValueError(f"metrics_address is {address}; HOST:PORT is needed, or nothing")
+        if address and not (self.metrics_insecure or _is_loopback(address)):
+            raise ValueError(
+                f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
+                "let others read the metrics"
+            )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(
+                f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
+                "needed, or nothing"
             )
 
     @property
@@ -172,10 +207,29 @@ class Settings:
         }
 
 
+def _is_host_and_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and int(port) < 1 << 16
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
 # What messages and grpc can carry; in seconds some thirty years.
 _MOST = {"max_rank": _LIMITS.max_rank, "max_message_bytes": 2**31 - 1}
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
-_MAY_BE_ZERO = {"compute_threads", "inline_work", "plan_cache_entries", "grace_s"}
+_MAY_BE_ZERO = {
+    "compute_threads",
+    "drain_delay_s",
+    "grace_s",
+    "inline_work",
+    "max_connection_age_s",
+    "plan_cache_entries",
+}
 # Everything of a message but the tensor's bytes.
 _HEADER_BYTES = 64 << 10

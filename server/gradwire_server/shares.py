@@ -14,15 +14,17 @@ from gradwire_server.settings import Settings
 class Job:
     """What a worker is told when it starts, on its standard input.
 
-    number  of the worker, from 0
-    parent  process that watches it
-    cores   it may run on; none for any
+    number   of the worker, from 0
+    parent   process that watches it
+    cores    it may run on; none for any
+    cells    file descriptor of the memory for its metrics, if they are wanted
     """
 
     number: int
     parent: int
     cores: tuple[int, ...]
     settings: Settings
+    cells: int | None = None
 
     def dump(self) -> bytes:
         """Encode it."""
@@ -33,7 +35,11 @@ class Job:
         """Decode it."""
         told = json.loads(dumped)
         return cls(
-            told["number"], told["parent"], tuple(told["cores"]), Settings(**told["settings"])
+            told["number"],
+            told["parent"],
+            tuple(told["cores"]),
+            Settings(**told["settings"]),
+            told["cells"],
         )
 
 

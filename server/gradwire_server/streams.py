@@ -101,6 +101,8 @@ class _Stream:
                 header = await self._read_open()
                 with self._call.phases.spending("queue"):
                     evaluation = await workshop.prepare(wire.read_request(header))
+                self._call.operator = evaluation.request.operator
+                self._call.dtype = evaluation.input.dtype
                 self._call.facts |= {
                     "operator": evaluation.request.operator,
                     "sizes": evaluation.input.sizes,
@@ -116,6 +118,8 @@ class _Stream:
         if message is None:
             await asyncio.sleep(_CANCELLATION_S)
             raise InvalidDataError("open", "half-close came first; a stream starts with open")
+        if isinstance(message, encoding.Chunk):
+            raise InvalidDataError("open", "chunk came first; a stream starts with open")
         wire.refuse_unknown_fields(message, "")
         if message.WhichOneof("message") != "open":
             came = message.WhichOneof("message") or "an empty message"
@@ -151,6 +155,7 @@ class _Stream:
             await self._steps.put(ready)
         while (message := await self._next()) is not None:
             data = self._check_chunk(message, assembler.position, total)
+            self._call.received_bytes += len(data)
             for ready in assembler.feed(data):
                 await self._steps.put(ready)
         if not assembler.complete:
@@ -161,19 +166,13 @@ class _Stream:
         await self._steps.put(None)
 
     def _check_chunk(
-        self, message: v1.EvaluateStreamRequest, position: int, total: int
+        self, message: encoding.StreamRequest, position: int, total: int
     ) -> encoding.Bytes:
-        came = message.WhichOneof("message")
-        if came != "chunk":
-            wire.refuse_unknown_fields(message, "")
-            raise InvalidDataError(
-                "chunk", f"{came or 'an empty message'} came; only chunks follow open"
-            )
-        wire.refuse_unknown_fields(message.chunk, "chunk")
-        data = encoding.chunk_bytes(message.chunk)
+        chunk = message if isinstance(message, encoding.Chunk) else _read_chunk(message)
+        data = chunk.data
         limit = self._workshop.settings.max_chunk_bytes
-        if message.chunk.offset != position:
-            raise InvalidDataError("chunk.offset", f"{message.chunk.offset}; {position} comes next")
+        if chunk.offset != position:
+            raise InvalidDataError("chunk.offset", f"{chunk.offset}; {position} comes next")
         if not 1 <= len(data) <= limit:
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
@@ -195,6 +194,7 @@ class _Stream:
                     await self._do(partial(run, step, data, result), inline=inline)
             self._busy = False
             self._progress = time.monotonic()
+            self._call.note_step(len(data) + len(result))
             skipped = max(0, resume_from - offset)
             if len(result) > skipped:
                 await self._results.put((offset + skipped, result[skipped:]))
@@ -212,8 +212,9 @@ class _Stream:
             for first in range(0, len(result), chunk_bytes):
                 data = result[first : first + chunk_bytes]
                 await self._send(encoding.chunk_response(offset + first, data))
+                self._call.sent_bytes += len(data)
 
-    async def _next(self) -> v1.EvaluateStreamRequest | None:
+    async def _next(self) -> encoding.StreamRequest | None:
         with self._call.phases.spending("receive"):
             message = await self._receive()
         self._progress = time.monotonic()
@@ -228,7 +229,7 @@ class _Stream:
         self._read = None
         return message
 
-    async def _send(self, message: v1.EvaluateStreamResponse) -> None:
+    async def _send(self, message: bytes | v1.EvaluateStreamResponse) -> None:
         # A write outlives the task that started it, so that no second one runs into it.
         self._write = asyncio.ensure_future(self._context.write(message))
         self._write.add_done_callback(_note_error)
@@ -252,7 +253,19 @@ class _Stream:
             _cancel(waits)
 
 
-_NOTHING = encoding.chunk_bytes(v1.Chunk())
+_NOTHING = np.empty(0, np.uint8)
+
+
+def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:
+    """Take a chunk out of a message that is not written as most are."""
+    came = message.WhichOneof("message")
+    if came != "chunk":
+        wire.refuse_unknown_fields(message, "")
+        raise InvalidDataError(
+            "chunk", f"{came or 'an empty message'} came; only chunks follow open"
+        )
+    wire.refuse_unknown_fields(message.chunk, "chunk")
+    return encoding.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
 
 
 def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:

@@ -1,194 +1,136 @@
-"""Runs several workers on one port and replaces those that die.
+"""Runs several workers on one port, replaces those that die, and renews them one by one.
 
 Workers are fresh processes: neither grpc nor a GPU's driver survives a fork, and what breaks one
 worker for good goes with it. All of them listen on the port (SO_REUSEPORT) and the kernel spreads
 connections among them; this process only holds the port and watches, and makes no grpc object.
+
+A rolling restart renews one worker after the other: a new process starts, serves beside the old
+one, and only then the old one finishes its calls and goes. The port is served all the while, so
+health stays SERVING. A new process that does not come to serve stops the restart.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import sys
-import time
-from asyncio.subprocess import PIPE, Process
-from pathlib import Path
-from typing import Any
 
-from gradwire_server import addresses, logs
+from gradwire_server import addresses, logs, telemetry
+from gradwire_server.places import Place, Standing
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
+from gradwire_server.telemetry import Ledgers
 
 _log = logging.getLogger("gradwire_server")
-_WORKER = "gradwire_server.worker"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-# A worker that dies sooner after it was ready, or never was, died quickly.
-_QUICK_S = 10.0
-# As many quick deaths in a row end the server: what kills the next one at once is no accident.
-_MOST_QUICK_DEATHS = 6
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
-# What a worker may take to stop beyond its grace period.
+# What a worker may take to stop beyond its drain delay and grace period.
 _STOP_S = 20.0
 
 
 async def supervise(settings: Settings) -> None:
     """Serve with several workers until SIGTERM or SIGINT; a second signal ends them at once.
 
-    Raises RuntimeError where workers do not start, or die again and again.
+    SIGUSR2 renews the workers.
+
+    Raises RuntimeError where workers do not start, or no one does any more.
     """
     logs.configure(settings.log_format, settings.log_level)
-    with addresses.held(settings.address) as address:
-        await _Crew(settings, address).run()
+    with (
+        addresses.held(settings.address) as address,
+        telemetry.collecting(settings) as ledgers,
+    ):
+        await Crew(settings, address, ledgers).run()
 
 
-class _Place:
-    """The place of one worker, which one process after another takes.
-
-    ready    set once a first process has served
-    process  the one there is now, if any
-    """
-
-    def __init__(self, job: Job, stopping: asyncio.Event) -> None:
-        self._job = job
-        self._stopping = stopping
-        self._restarts = 0
-        self.ready = asyncio.Event()
-        self.process: Process | None = None
-
-    async def keep(self) -> None:
-        """Run a worker, and another one whenever it dies, until told to stop.
-
-        Raises RuntimeError where that makes no sense any more.
-        """
-        quick = 0
-        while True:
-            served_s, status = await self._live()
-            if self._stopping.is_set():
-                # One that had not served yet knows no other way to stop.
-                if status not in (0, -signal.SIGTERM):
-                    raise RuntimeError(f"{self._name} ended with status {status}, told to stop")
-                return
-            quick = quick + 1 if served_s < _QUICK_S else 0
-            self._check(status, quick)
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (quick - 1), _LONGEST_PAUSE_S) if quick else 0.0
-            self._restarts += 1
-            self._log(
-                logging.WARNING,
-                "worker ended",
-                status=status,
-                restarts=self._restarts,
-                pause_s=pause_s,
-            )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
-            if self._stopping.is_set():
-                return
-
-    async def _live(self) -> tuple[float, int]:
-        """Run one process; return how many seconds it served, and its exit status."""
-        # A session of its own: Ctrl-C reaches this process only, which then stops all in order.
-        process = self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *_as_safe(), "-m", _WORKER),
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,
-        )
-        if self._stopping.is_set():
-            self.send(signal.SIGTERM)
-        assert process.stdin is not None  # noqa: S101 - they are pipes
-        assert process.stdout is not None  # noqa: S101
-        process.stdin.write(self._job.dump())
-        process.stdin.close()
-        served = bool(await process.stdout.readline())
-        began = time.monotonic()
-        if served:
-            self._log(logging.INFO, "worker serves")
-            self.ready.set()
-        status = await process.wait()
-        return (time.monotonic() - began if served else 0.0), status
-
-    def _check(self, status: int, quick: int) -> None:
-        if status > 0 and not self.ready.is_set():
-            raise RuntimeError(f"{self._name} could not start: it ended with status {status}")
-        if quick == _MOST_QUICK_DEATHS:
-            raise RuntimeError(
-                f"{self._name} ended {quick} times in a row within {_QUICK_S:g} s of its start, "
-                f"at last with status {status}"
-            )
-
-    @property
-    def _name(self) -> str:
-        return f"worker {self._job.number}"
-
-    def _log(self, level: int, event: str, **facts: object) -> None:
-        pid = None if self.process is None else self.process.pid
-        _log.log(level, event, extra={"facts": {"worker": self._job.number, "pid": pid, **facts}})
-
-    def send(self, number: int) -> None:
-        """Send the process a signal, if there is one."""
-        with contextlib.suppress(ProcessLookupError):
-            if self.process is not None:
-                self.process.send_signal(number)
-
-
-class _Crew:
+class Crew:
     """All workers, and what they are told together."""
 
-    def __init__(self, settings: Settings, address: str) -> None:
+    def __init__(self, settings: Settings, address: str, ledgers: Ledgers) -> None:
         self._address = address
-        self._stop_s = settings.grace_s + _STOP_S
+        self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
         self._stopping = asyncio.Event()
+        self._renewal_wanted = asyncio.Event()
         self._signals: list[int] = []
         shared = share(settings, address)
         cores = divide(sorted(os.sched_getaffinity(0)), settings.workers)
         self._places = [
-            _Place(
+            Place(
                 Job(number, os.getpid(), own if settings.pin_workers else (), shared),
-                self._stopping,
+                stopping=self._stopping,
+                any_serves=lambda: any(one.serves for one in self.standings),
+                ledger=ledgers.all[number],
             )
             for number, own in enumerate(cores)
         ]
 
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """How each worker stands now, by number."""
+        return tuple(place.standing for place in self._places)
+
     async def run(self) -> None:
         """Keep every place taken until told to stop, or one cannot be."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._signal, number)
+        loop.add_signal_handler(signal.SIGUSR2, self._renewal_wanted.set)
         keeping = await self._start()
+        renewing = asyncio.create_task(self._renew_when_asked())
         if not self._stopping.is_set():
             # Parents that start a server on port 0 read this line.
             print(f"gradwire-server listening on {self._address}", flush=True)  # noqa: T201
             await asyncio.wait(keeping, return_when=asyncio.FIRST_COMPLETED)
         self._stop()
-        await asyncio.wait(keeping)
-        for number in _SIGNALS:
+        await asyncio.wait([renewing, *keeping])
+        for number in (*_STOP_SIGNALS, signal.SIGUSR2):
             loop.remove_signal_handler(number)
         if len(self._signals) > 1:
             signal.raise_signal(self._signals[-1])
-        for each in keeping:
+        for each in (*keeping, renewing):
             await each
         _log.info("all workers stopped")
 
     async def _start(self) -> list[asyncio.Task[None]]:
         """Start all workers and wait until they serve, unless one ends for good."""
-        keeping: list[asyncio.Task[None]] = []
-        # What keeps the first from starting keeps all; what it compiles the others find.
-        for places in (self._places[:1], self._places[1:]):
-            keeping += [asyncio.create_task(place.keep()) for place in places]
-            ready = asyncio.gather(*(place.ready.wait() for place in places))
-            waits: list[asyncio.Future[Any]] = [ready, *keeping]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        # What keeps the first from starting keeps all, and what it compiles the others find: they
+        # wait for it with all the rest done.
+        turns = [asyncio.Event() for _ in self._places]
+        keeping = [
+            asyncio.create_task(place.keep(turn))
+            for place, turn in zip(self._places, turns, strict=True)
+        ]
+        for first, stop in ((0, 1), (1, len(turns))):
+            for turn in turns[first:stop]:
+                turn.set()
+            ready = asyncio.create_task(_all_ready(self._places[first:stop]))
+            await asyncio.wait([ready, *keeping], return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 ready.cancel()
-                await asyncio.wait({ready})
                 self._stop()
                 break
+        for turn in turns:
+            turn.set()
         return keeping
+
+    async def _renew_when_asked(self) -> None:
+        while not self._stopping.is_set():
+            await self._renewal_wanted.wait()
+            self._renewal_wanted.clear()
+            if not self._stopping.is_set():
+                await self._renew()
+
+    async def _renew(self) -> None:
+        _log.info("rolling restart")
+        for place in self._places:
+            renewed = await place.renew(self._stop_s)
+            if self._stopping.is_set():
+                return
+            if not renewed:
+                _log.error("rolling restart stopped", extra={"facts": {"at": place.name}})
+                return
+        _log.info("rolling restart done")
 
     def _signal(self, number: int) -> None:
         self._signals.append(number)
@@ -201,6 +143,7 @@ class _Crew:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._renewal_wanted.set()
         self._send(signal.SIGTERM)
         asyncio.get_running_loop().call_later(self._stop_s, self._send, signal.SIGKILL)
 
@@ -209,6 +152,6 @@ class _Crew:
             place.send(number)
 
 
-def _as_safe() -> list[str]:
-    """Return the flag without which the current folder hides modules, unless it does so here."""
-    return [] if sys.path[0] == str(Path.cwd()) else ["-P"]
+async def _all_ready(places: list[Place]) -> None:
+    for place in places:
+        await place.ready.wait()

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from gradwire_server import app
+from gradwire_server import app, backends
 from gradwire_server.shares import Job
 
 # prctl(2): the signal that this process gets when its parent ends.
@@ -16,15 +16,23 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve as the job on standard input says, at most as long as the parent lives."""
+    """Serve as the job on standard input says, at most as long as the parent lives.
+
+    The job is one line. What takes time and cannot fail is done then, the rest when the parent
+    closes its end.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    job = Job.load(sys.stdin.buffer.read())
-    if os.getppid() != job.parent:
+    told = sys.stdin.buffer.readline()
+    job = Job.load(told) if told else None
+    if job is not None:
+        if job.cores:
+            os.sched_setaffinity(0, job.cores)
+        backends.preload(job.settings.backend)
+        sys.stdin.buffer.read()
+    if job is None or os.getppid() != job.parent:
         sys.exit("gradwire-server: the process that watches the workers has ended")
-    if job.cores:
-        os.sched_setaffinity(0, job.cores)
     try:
-        asyncio.run(app.serve(job.settings, worker=job.number))
+        asyncio.run(app.serve(job.settings, worker=job.number, cells=job.cells))
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"Error: {error}")
 

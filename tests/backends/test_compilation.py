@@ -33,6 +33,7 @@ from small.parts import FACTOR
 def multiple(number):
     return FACTOR * number
 """,
+    "team.py": "",
 }
 
 LOAD = """
@@ -45,7 +46,7 @@ ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 
 packages, folder = sys.argv[1:]
 sys.path.insert(0, packages)
 vars(compilation)["_PACKAGE"] = "small"
-blocks, jobs = compilation.load(folder)
+blocks, jobs, _ = compilation.load(folder)
 assert config.CACHE_DIR == ""
 answers = {blocks.multiple(21), jobs.multiple.ctypes(21)}
 found = sum(blocks.multiple.stats.cache_hits.values()) + jobs.multiple.cache_hits
@@ -62,8 +63,8 @@ functions = [one for module in modules for one in vars(module).values()]
 callbacks = [one for one in functions if type(one).__name__ == "CFunc"]
 assert callbacks
 assert all(one.cache_hits for one in callbacks)
-blocks = compilation.load("").blocks
-for one in (blocks.run, blocks.accumulate):
+blocks, _, team = compilation.load("")
+for one in (blocks.accumulate, team.prepare, team.serve, team.share, team.end):
     assert not one.stats.cache_misses, one
     assert one.stats.cache_hits, one
 """

@@ -17,7 +17,7 @@ from gradwire_server import backends
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.backends.float_environment import default_float_environment, is_default
 from gradwire_server.plans import BandedMap, Plan
-from numba_here import WORK_OF_A_THREAD, needs_numba
+from numba_here import needs_numba, small_shares
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc",
@@ -68,20 +68,20 @@ def test_denormals_survive_a_thread_that_flushes_them(backend: Backend, bits: in
 @needs_numba
 @pytest.mark.parametrize("bits", [DENORMALS_ARE_ZERO | FLUSH_TO_ZERO, UPWARD])
 def test_threads_of_a_backend_do_not_inherit_the_environment_they_were_started_in(
-    monkeypatch: pytest.MonkeyPatch, bits: int
+    bits: int,
 ) -> None:
-    monkeypatch.setattr(WORK_OF_A_THREAD, 1 << 10)
     backend, _ = backends.choose("numba_cpu", threads=3)
     backend.warm_up()
     values = np.array([2.0**-126, 2.0**-148, 1 / 3, -0.7], np.float32)
     x = np.random.default_rng(0).choice(values, (512, 256))
     plan = Plan.build([None, oracles.linear_taps(256, 512).map()], x.shape)
-    with mxcsr(bits):
-        applied(backend, plan, x, np.float32)
     expected = applied(NumpyCpu(), plan, x, np.float32)
-    assert any(one.name.startswith("gradwire-kernel") for one in threading.enumerate())
-    for _ in range(5):
-        oracles.same_bits(applied(backend, plan, x, np.float32), expected)
+    with small_shares():
+        with mxcsr(bits):
+            applied(backend, plan, x, np.float32)
+        assert any(one.name.startswith("gradwire-kernel") for one in threading.enumerate())
+        for _ in range(50):
+            oracles.same_bits(applied(backend, plan, x, np.float32), expected)
 
 
 @pytest.mark.parametrize("bits", [UPWARD, TO_ZERO])

@@ -18,7 +18,7 @@ from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
 from kernel_cases import Case, cases, check, numbers
 from kernel_checks import check_case, check_conversions
-from kernel_ways import listed_ways, methods
+from kernel_ways import listed_ways, methods, window_methods
 from numba_here import compiled, needs_numba
 
 pytestmark = needs_numba
@@ -31,13 +31,15 @@ def test_every_listed_case_has_the_bits_of_numpy(case: Case) -> None:
 
 def test_the_listed_cases_go_every_way() -> None:
     ways = listed_ways()
-    along_rows = methods() - {0}
-    assert {way.method for way in ways} == methods()
+    along_rows, windows = methods() - {0}, window_methods()
+    assert {way.method for way in ways} == methods() | windows
     for compute in ("float32", "float64"):
         here = [way for way in ways if way.compute == compute]
         assert {(way.method, way.plain) for way in here} >= set(product(along_rows, [False, True]))
         assert {way.method for way in here if way.staged} == along_rows
-        assert {way.method for way in here if way.tiled} == methods()
+        together = {(way.method, way.axes) for way in here if way.method in windows}
+        assert together >= set(product(windows, (2, 3)))
+        assert {way.method for way in here if way.tiled} == methods() | windows
     assert any(way.chunked for way in ways)
     assert {1, 2, 3} <= {way.jobs for way in ways}
 

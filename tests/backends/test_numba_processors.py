@@ -28,7 +28,8 @@ from numba_here import compiled
 
 kernel_checks.check_all(compiled(2))
 guarded_memory.check_guarded_sums()
-assert {way.method for way in kernel_ways.listed_ways()} == kernel_ways.methods()
+every = kernel_ways.methods() | kernel_ways.window_methods()
+assert {way.method for way in kernel_ways.listed_ways()} == every
 assert not any(map(assembly.fused, assembly.of_kernels().values()))
 print(*(feature.strip("+") for feature in FEATURES))
 """

@@ -20,16 +20,15 @@ from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.plans import Plan
 from kernel_cases import FORMATS, cases, check, numbers
-from numba_here import WORK_OF_A_THREAD, compiled, needs_numba, run_program
+from numba_here import compiled, needs_numba, run_program, small_shares
 
 pytestmark = needs_numba
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_shares() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    """Let threads share tensors of the sizes that tests have time for."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WORK_OF_A_THREAD, 1 << 10)
+    """Let threads share small tensors."""
+    with small_shares():
         yield
 
 
@@ -55,8 +54,9 @@ def test_any_number_of_threads_gives_the_same_bits(
         check(compiled(threads), case.plan, numbers(case, arriving, special=True), leaving)
 
 
-def test_calls_on_many_threads_at_once_do_not_disturb_each_other() -> None:
-    backend, _ = backends.choose("numba_cpu", threads=2)
+@pytest.mark.parametrize("threads", [2, 4])
+def test_calls_on_many_threads_at_once_do_not_disturb_each_other(threads: int) -> None:
+    backend, _ = backends.choose("numba_cpu", threads=threads)
     some = cases()[::7]
     dtype = np.dtype(np.float16)
     tensors = [numbers(case, dtype, special=True) for case in some]
@@ -105,13 +105,13 @@ def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other
 FORK = """
 import os, signal, threading
 import numpy as np
-import pytest
 import kernel_maps as maps
 from backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from numba_here import WORK_OF_A_THREAD
+from numba_here import small_shares
+from team_calls import free_threads
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.random.default_rng(9).standard_normal(plan.input_shape).astype(np.float32)
@@ -120,23 +120,39 @@ backend, _ = backends.choose("numba_cpu", threads=3)
 
 def check():
     assert (applied(backend, plan, x, np.float32) == expected).all()
-    assert threading.active_count() > 1
 
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(WORK_OF_A_THREAD, 1 << 10)
+def go_on():
+    while not over.is_set():
+        check()
+
+over = threading.Event()
+others = [threading.Thread(target=go_on) for _ in range(2)]
+children = []
+with small_shares():
     check()
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        assert threading.active_count() == 1
-    check()
-    check()
-if child:
-    _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status))
+    for one in others:
+        one.start()
+    for _ in range(5):
+        with vars(backend)["_lock"]:
+            child = os.fork()
+        if not child:
+            signal.alarm(60)
+            assert threading.active_count() == 1
+            check()
+            assert threading.active_count() > 1
+            assert free_threads(backend) == 3
+            check()
+            os._exit(0)
+        children.append(child)
+        check()
+    over.set()
+    for one in others:
+        one.join()
+    assert free_threads(backend) == 3
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 
 
-def test_a_forked_process_computes_with_threads_of_its_own() -> None:
+def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own() -> None:
     done = run_program(FORK)
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 0 0 0 0\n"), done.stderr

@@ -5,7 +5,7 @@
 Each round starts a server with compiled code that is kept already, tells the seconds until it
 serves, and times ten requests over one connection that was used for nothing but asking for the
 server's facts. `alike` are ten times the same; `new` are each two pixels wider than the last, so
-that tables are built for every one.
+that tables are built for every one. Further rounds tell when servers with two workers serve.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -37,23 +39,28 @@ def evaluate_s(client: Client, shape: tuple[int, ...]) -> float:
     return time.perf_counter() - begin
 
 
-def run(shape: tuple[int, ...], *, wider: int) -> tuple[float, list[float]]:
-    """Start a server; return seconds until it serves and those of each request."""
+@contextmanager
+def started(*flags: str) -> Generator[tuple[float, str]]:
+    """Start a server; yield the seconds until it serves, and its address."""
     begin = time.perf_counter()
-    command = [sys.executable, "-m", "gradwire_server", "--address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "gradwire_server", "--address", "127.0.0.1:0", *flags]
     with subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
-        ready = time.perf_counter() - begin
-        times: list[float] = []
-        with Client(address) as client:
-            client.server_info()
-            for number in range(REQUESTS):
-                width = shape[3] + number * wider
-                times.append(evaluate_s(client, (*shape[:3], width)))
+        yield time.perf_counter() - begin, address
         server.terminate()
+
+
+def run(shape: tuple[int, ...], *, wider: int) -> tuple[float, list[float]]:
+    """Start a server; return seconds until it serves and those of each request."""
+    times: list[float] = []
+    with started() as (ready, address), Client(address) as client:
+        client.server_info()
+        for number in range(REQUESTS):
+            width = shape[3] + number * wider
+            times.append(evaluate_s(client, (*shape[:3], width)))
     return ready, times
 
 
@@ -79,6 +86,12 @@ def main() -> None:
             "ratio": ratio,
         }
         print(name, {key: round(value, 3) for key, value in report[name].items()})  # noqa: T201
+    ready: list[float] = []
+    for _ in range(arguments.rounds):
+        with started("--workers", "2") as (ready_s, _address):
+            ready.append(ready_s)
+    report["two workers"] = {"ready_s": statistics.median(ready)}
+    print("two workers", report["two workers"])  # noqa: T201
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2))
 

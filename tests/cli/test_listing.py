@@ -32,6 +32,18 @@ def test_an_operator_is_told_as_the_command_line_takes_it(target: str, name: str
     assert "MODE_" not in done.stdout
 
 
+def test_the_environment_names_the_server(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_TARGET", target)
+    assert run_here("health").stdout == "SERVING\n"
+    assert run_here("info").code == 0
+
+
+def test_one_of_several_servers_will_do(target: str, free_target: str) -> None:
+    for several in (f"{target},{free_target}", f"{free_target},{target}"):
+        assert run_here("health", "--target", several).stdout == "SERVING\n"
+        assert run_here("info", "--target", several).code == 0
+
+
 def test_operators_as_json_hold_what_the_server_tells(target: str) -> None:
     facts = json.loads(run_here("operators", "--json", "--target", target).stdout)
     with Client(target) as client:

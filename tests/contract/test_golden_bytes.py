@@ -14,7 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gradwire import v1
-from gradwire._framing import chunk_frame, read_chunk
+from gradwire._framing import chunk_frame, evaluation_frame, read_chunk, read_evaluation
+from gradwire._many_framing import read_request, read_result, request_frame, result_frame
 from gradwire_server import encoding
 from raw_calls import published_request
 from schema import MESSAGES
@@ -170,6 +171,22 @@ GOLDEN: dict[str, tuple[Message, str]] = {
         v1.EvaluateStreamResponse(error=v1.Error(code=14)),
         "1a 02 08 0e",
     ),
+    "EvaluateManyRequest": (
+        v1.EvaluateManyRequest(
+            evaluation=v1.EvaluateRequest(request_id="a", operator=OPERATOR, data=b"\x01\x02")
+        ),
+        f"0a 0d 0a 01 61 | 12 04 {OPERATOR_HEX} | 7a 02 01 02",
+    ),
+    "EvaluateManyResponse result": (
+        v1.EvaluateManyResponse(
+            request_id="a", result=v1.EvaluateResponse(request_id="a", data=b"\x05")
+        ),
+        "0a 01 61 | 12 06 0a 01 61 7a 01 05",
+    ),
+    "EvaluateManyResponse error": (
+        v1.EvaluateManyResponse(request_id="a", error=v1.Error(code=14)),
+        "0a 01 61 | 1a 02 08 0e",
+    ),
     "ListOperatorsRequest": (v1.ListOperatorsRequest(), ""),
     "ListOperatorsResponse": (
         v1.ListOperatorsResponse(operators=[v1.OperatorInfo(name="n")]),
@@ -280,5 +297,64 @@ def test_chunks_framed_by_hand_have_the_bytes_of_messages(
     assert message.SerializeToString() == framed
     assert chunk_frame(offset, data) == framed
     assert read_chunk(framed) == (offset, memoryview(data))
-    _, serialize = encoding.EVALUATE_STREAM
-    assert serialize(encoding.chunk_response(offset, np.frombuffer(data, np.uint8))) == framed
+    assert encoding.chunk_response(offset, np.frombuffer(data, np.uint8)) == framed
+
+
+NAMES = {b"a": "0a 01 61", b"b" * 128: f"0a 80 01 {'62' * 128}"}
+LENGTHS = {1: "7a 01", 127: "7a 7f", 128: "7a 80 01", 16384: "7a 80 80 01"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
+    name: bytes, length: int
+) -> None:
+    data = b"\x05" * length
+    request = v1.EvaluateRequest(
+        request_id=name.decode(), operator=OPERATOR, input=TENSOR, options=v1.Options(), data=data
+    )
+    header = f"12 04 {OPERATOR_HEX} | 1a 0b {TENSOR_HEX} | 2a 00"
+    body = _bytes(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
+    framed = b"\x0a" + _length(len(body)) + body
+    assert v1.EvaluateManyRequest(evaluation=request).SerializeToString() == framed
+    assert request_frame(name, _bytes(header), data) == framed
+    assert read_request(framed) == (name, _bytes(header), memoryview(data))
+
+    result = v1.EvaluateResponse(request_id=name.decode(), output=TENSOR, data=data)
+    header = f"12 0b {TENSOR_HEX}"
+    body = _bytes(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
+    framed = _bytes(NAMES[name]) + b"\x12" + _length(len(body)) + body
+    answer = v1.EvaluateManyResponse(request_id=name.decode(), result=result)
+    assert answer.SerializeToString() == framed
+    assert result_frame(name, _bytes(header), data) == framed
+    assert read_result(framed) == (name, _bytes(header), memoryview(data))
+
+
+def _length(number: int) -> bytes:
+    low, high, more = number & 0x7F, number >> 7 & 0x7F, number >> 14
+    if more:
+        return bytes((low | 0x80, high | 0x80, more))
+    return bytes((low | 0x80, high)) if high else bytes((low,))
+
+
+EVALUATIONS = ["EvaluateRequest", "EvaluateRequest published", "EvaluateResponse"]
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> None:
+    framed = _bytes(GOLDEN[name][1])
+    parts = read_evaluation(framed)
+    assert parts is not None
+    request_id, header, data = parts
+    assert header == framed[2 + len(request_id) : framed.index(header) + len(header)]
+    message = GOLDEN[name][0]
+    assert isinstance(message, v1.EvaluateRequest | v1.EvaluateResponse)
+    assert (message.request_id, message.data) == (request_id.decode(), data.tobytes())
+    assert evaluation_frame(request_id, header, data) == framed
+
+
+def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:
+    header = encoding.response_header(TENSOR)
+    assert header == _bytes(f"12 0b {TENSOR_HEX}")
+    framed = encoding.response("a", header, np.zeros(200, np.uint8))
+    assert framed == _bytes(GOLDEN["EvaluateResponse"][1])

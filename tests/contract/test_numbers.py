@@ -76,6 +76,7 @@ def test_the_methods_have_their_paths_types_and_directions() -> None:
     ] == [
         ("Evaluate", "EvaluateRequest", False, "EvaluateResponse", False),
         ("EvaluateStream", "EvaluateStreamRequest", True, "EvaluateStreamResponse", True),
+        ("EvaluateMany", "EvaluateManyRequest", True, "EvaluateManyResponse", True),
         ("ListOperators", "ListOperatorsRequest", False, "ListOperatorsResponse", False),
         ("GetServerInfo", "GetServerInfoRequest", False, "GetServerInfoResponse", False),
     ]

@@ -1,4 +1,4 @@
-"""One step on the tensors themselves gives the bits of the steps on their bytes."""
+"""A run on the tensors themselves gives the bits of the steps on their bytes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ def _result(evaluation: Evaluation) -> tuple[Bytes, NDArray[np.generic]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(case=cases(), backward=st.booleans())
-def test_one_step_on_the_tensors_gives_the_bits_of_apply(case: Case, *, backward: bool) -> None:
-    evaluation = replace(case, slab=1 << 20).evaluation()
+@given(case=cases(), slab=st.sampled_from([1 << 4, 1 << 20]), backward=st.booleans())
+def test_a_run_on_the_tensors_gives_the_bits_of_apply(
+    case: Case, slab: int, *, backward: bool
+) -> None:
+    evaluation = replace(case, slab=slab).evaluation()
     data = data_for(case.source)
     source = strided(data, case.source)
     if backward:
         source = np.ascontiguousarray(source[::-1])[::-1]
     written, result = _result(evaluation)
-    run = WholeRun.of(evaluation, source, result)
+    run = WholeRun.of(evaluation, source, result, spare_bytes=1 << 30)
     assume(run is not None)
     assert run is not None
     run(source, result, BACKEND)
@@ -44,6 +46,15 @@ def _downsampling(slab: int) -> Evaluation:
         TensorSpec.packed(float32, sizes) for sizes in (plan.input_shape, plan.output_shape)
     )
     return Case(plan, source, result, slab).evaluation()
+
+
+def test_several_steps_are_one_where_results_of_two_passes_fit_in_memory() -> None:
+    x, y = np.ones((3, 8, 8), np.float32), np.empty((3, 4, 4), np.float32)
+    two_passes = 2 * 4 * (3 * 4 * 8)
+    run = WholeRun.of(_downsampling(100), x, y, spare_bytes=two_passes)
+    assert run is not None
+    assert not run.one_step
+    assert WholeRun.of(_downsampling(100), x, y, spare_bytes=two_passes - 1) is None
 
 
 def test_it_needs_one_step_and_arrays_that_it_need_not_copy() -> None:

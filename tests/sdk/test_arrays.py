@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from array import array as typed_array
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -164,3 +165,10 @@ def test_jax_arrays_of_every_type_are_taken(name: str) -> None:
 def test_a_broadcast_torch_gradient_travels_as_one_element() -> None:
     torch = pytest.importorskip("torch", exc_type=ImportError)
     assert list(describe(as_array(torch.ones(()).expand(4, 5))).strides) == [0, 0]
+
+
+def test_arrays_are_read_while_another_thread_imports_masked_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
+    assert as_array([[1.0, 2.0]]).shape == (1, 2)

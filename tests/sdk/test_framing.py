@@ -1,4 +1,4 @@
-"""Chunks framed by hand are the bytes that protobuf writes and reads."""
+"""Messages framed by hand are the bytes that protobuf writes and reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import v1
-from gradwire._framing import chunk_frame, read_chunk
+from gradwire._framing import chunk_frame, evaluation_frame, read_chunk, read_evaluation
 
 OFFSETS = st.integers(0, 2**63 - 1) | st.sampled_from([0, 127, 128, 2**31, 2**32, 2**63 - 1])
 DATA = st.binary(min_size=1, max_size=300)
@@ -37,14 +37,6 @@ def test_a_truncated_frame_is_no_chunk(offset: int, data: bytes, draw: st.DataOb
     assert read(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
 
 
-@given(st.binary(max_size=40))
-def test_what_is_read_by_hand_protobuf_reads_alike(message: bytes) -> None:
-    by_hand = read(message)
-    if by_hand is not None:
-        chunk = v1.EvaluateStreamResponse.FromString(message).chunk
-        assert by_hand == (chunk.offset, chunk.data)
-
-
 def test_other_messages_are_no_chunks() -> None:
     for message in (
         v1.EvaluateStreamResponse(),
@@ -53,3 +45,56 @@ def test_other_messages_are_no_chunks() -> None:
         v1.EvaluateStreamResponse(chunk=v1.Chunk(offset=5)),
     ):
         assert read(message.SerializeToString()) is None
+
+
+IDS = st.text(st.characters(codec="ascii"), max_size=200)
+TENSORS = st.builds(
+    v1.TensorDescriptor,
+    data_type=st.just(v1.DataType.DATA_TYPE_FLOAT32),
+    sizes=st.lists(st.integers(1, 2**63 - 1), max_size=8),
+)
+
+
+@given(IDS, TENSORS, st.none() | TENSORS, DATA)
+def test_a_request_framed_by_hand_is_what_protobuf_writes_and_is_read_back(
+    request_id: str, source: v1.TensorDescriptor, result: v1.TensorDescriptor | None, data: bytes
+) -> None:
+    operator = v1.Operator(interpolate_backward=v1.Interpolate(sizes=(1, 2**40)))
+    header = v1.EvaluateRequest(operator=operator, input=source, output=result)
+    whole = v1.EvaluateRequest(request_id=request_id, data=data)
+    whole.MergeFrom(header)
+    frame = evaluation_frame(request_id.encode(), header.SerializeToString(), memoryview(data))
+    assert frame == whole.SerializeToString()
+    assert read_evaluation(frame) == (
+        request_id.encode(),
+        header.SerializeToString(),
+        memoryview(data),
+    )
+
+
+@given(IDS, TENSORS, DATA)
+def test_a_response_framed_by_hand_is_what_protobuf_writes_and_is_read_back(
+    request_id: str, output: v1.TensorDescriptor, data: bytes
+) -> None:
+    header = v1.EvaluateResponse(output=output).SerializeToString()
+    frame = evaluation_frame(request_id.encode(), header, data)
+    whole = v1.EvaluateResponse(request_id=request_id, output=output, data=data)
+    assert frame == whole.SerializeToString()
+    assert read_evaluation(frame) == (request_id.encode(), header, memoryview(data))
+
+
+@given(IDS, TENSORS, DATA, st.data())
+def test_a_truncated_evaluation_is_none(
+    request_id: str, output: v1.TensorDescriptor, data: bytes, draw: st.DataObject
+) -> None:
+    frame = v1.EvaluateResponse(request_id=request_id, output=output, data=data).SerializeToString()
+    assert read_evaluation(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
+
+
+def test_bulk_bytes_are_read_by_reference() -> None:
+    frame = evaluation_frame(b"a", b"", bytes(9))
+    parts, chunk = read_evaluation(frame), read_chunk(chunk_frame(3, bytes(9)))
+    assert parts is not None
+    assert parts[2].obj is frame
+    assert chunk is not None
+    assert isinstance(chunk[1].obj, bytes)

@@ -8,23 +8,27 @@ from importlib.metadata import version
 import pytest
 
 import gradwire
-from gradwire import AsyncClient, Client, errors
+from gradwire import AsyncClient, Client, Item, errors
 
 
 def test_the_package_exports_these_names() -> None:
     assert sorted(gradwire.__all__) == [
         "AsyncClient",
+        "AsyncResults",
         "CallCancelledError",
         "Client",
         "DeadlineExceededError",
         "EvaluationChangedError",
         "GradwireError",
         "InvalidRequestError",
+        "Item",
         "LimitExceededError",
         "OutOfMemoryError",
         "OverloadedError",
+        "Results",
         "RetryPolicy",
         "ServerError",
+        "Timing",
         "UnavailableError",
         "UnsupportedOperatorError",
         "UseStreamError",
@@ -59,10 +63,11 @@ def test_evaluate_takes_these_arguments() -> None:
         "out",
         "timeout_s",
         "on_progress",
+        "on_timing",
     ]
     assert [
         name for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ] == ["output_shape", "out", "timeout_s", "on_progress"]
+    ] == ["output_shape", "out", "timeout_s", "on_progress", "on_timing"]
     assert all(
         each.default is None
         for each in parameters.values()
@@ -84,14 +89,33 @@ def test_both_clients_have_the_same_methods() -> None:
         "__init__",
         "close",
         "evaluate",
+        "evaluate_many",
         "operators",
         "server_info",
         "wait_ready",
     ]
 
 
-@pytest.mark.parametrize("name", sorted(_public(Client)))
+@pytest.mark.parametrize("name", sorted(_public(Client).keys() - {"evaluate_many"}))
 def test_both_clients_take_and_return_the_same(name: str) -> None:
     blocking, awaited = getattr(Client, name), getattr(AsyncClient, name)
     assert inspect.signature(blocking) == inspect.signature(awaited)
     assert inspect.iscoroutinefunction(awaited) is (name != "__init__")
+
+
+def test_both_clients_take_the_same_for_many_and_return_iterators_at_once() -> None:
+    blocking, awaited = (
+        inspect.signature(kind.evaluate_many).parameters for kind in (Client, AsyncClient)
+    )
+    assert {name: (each.kind, each.default) for name, each in blocking.items()} == {
+        name: (each.kind, each.default) for name, each in awaited.items()
+    }
+    assert {name: each.default for name, each in blocking.items()} == {
+        "self": inspect.Parameter.empty,
+        "items": inspect.Parameter.empty,
+        "ordered": True,
+        "max_in_flight": 64,
+        "timeout_s": None,
+    }
+    assert Item._fields == ("op", "array", "output_shape", "out")
+    assert not inspect.iscoroutinefunction(AsyncClient.evaluate_many)

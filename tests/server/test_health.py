@@ -84,7 +84,7 @@ def test_reflection_tells_the_schema(client: RawClient) -> None:
 
 
 def test_an_unknown_method_is_unimplemented(client: RawClient) -> None:
-    method = "/gradwire.v1.GradientService/EvaluateMany"
+    method = "/gradwire.v1.GradientService/EvaluateNothing"
     call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary(method)
     with pytest.raises(grpc.RpcError) as caught:
         call(b"", timeout=PATIENCE_S)

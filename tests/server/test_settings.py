@@ -38,6 +38,9 @@ OTHERS: dict[str, tuple[str, object]] = {
     "log_format": ("json", "json"),
     "log_level": ("debug", "debug"),
     "max_rank": ("5", 5),
+    "metrics_address": ("127.0.0.3:8", "127.0.0.3:8"),
+    "metrics_insecure": ("true", True),
+    "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "max_message_bytes": ("33554432", 33554432),
 }
 
@@ -141,6 +144,12 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "certificate alone": (("--tls-certificate", "c.pem"), "tls_key"),
     "key alone": (("--tls-key", "k.pem"), "tls_certificate"),
     "authorities alone": (("--tls-client-ca", "a.pem"), "tls_certificate"),
+    "metrics without a port": (("--metrics-address", "127.0.0.1"), "metrics_address is 127.0.0.1;"),
+    "metrics for all": (
+        ("--metrics-address", "0.0.0.0:0", "--insecure"),
+        "metrics_address is 0.0.0.0:0, which is not loopback: give metrics_insecure",
+    ),
+    "no URL": (("--otlp-endpoint", "127.0.0.1:4318"), "otlp_endpoint is 127.0.0.1:4318; a URL"),
     "small messages": (("--max-message-bytes", "1000"), "max_message_bytes is 1000"),
 }
 
@@ -264,7 +273,9 @@ def test_a_unix_socket_that_answers_is_not_taken_over(tmp_path: Path) -> None:
 
 def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_MAX_STREAM", "3")
+    monkeypatch.setenv("GRADWIRE_TARGET", "for.clients:1")
     done = CliRunner().invoke(gradwire_server, ["--print-config"])
     assert done.exit_code == 0
     assert "GRADWIRE_MAX_STREAM is no setting" in done.stderr
     assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
+    assert "GRADWIRE_TARGET" not in done.stderr

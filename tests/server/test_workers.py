@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import logging
 import os
 import re
 import signal
-import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 import trustme
 
-from gradwire import Client, ops, v1
+from callers import Callers
+from gradwire import v1
+from gradwire_server.addresses import held
+from gradwire_server.places import Standing
 from gradwire_server.settings import Settings
-from gradwire_server.shares import Job, divide, share
-from processes import Command, run_command, running_command
+from gradwire_server.shares import divide
+from gradwire_server.supervisor import Crew
+from gradwire_server.telemetry import Ledgers
+from processes import Command, environment, run_command, running_command
 from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
@@ -29,16 +38,8 @@ from raw_calls import (
     wait_until,
 )
 
-COPY = ops.DmlResample(interpolation_mode="linear")
-LARGE = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 CORES = sorted(os.sched_getaffinity(0))
-
-
-def pids(command: Command) -> dict[int, int]:
-    """Return the process of each worker, as the log tells them."""
-    serving = re.findall(r" worker serves worker=(\d+) pid=(\d+)", command.log)
-    return {int(number): int(pid) for number, pid in serving}
 
 
 def is_running(pid: int) -> bool:
@@ -58,8 +59,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 
 def test_every_worker_is_a_process_of_its_own(command: Command) -> None:
-    assert pids(command).keys() == {0, 1}
-    assert len({command.pid, *pids(command).values()}) == 3
+    assert command.workers.keys() == {0, 1}
+    assert len({command.pid, *command.workers.values()}) == 3
 
 
 def test_connections_spread_over_the_workers(command: Command) -> None:
@@ -77,7 +78,7 @@ def thread_names(pid: int) -> set[str]:
 
 
 def test_the_parent_makes_no_grpc_object(command: Command) -> None:
-    for pid in pids(command).values():
+    for pid in command.workers.values():
         assert "event_engine\n" in thread_names(pid)
     assert len(thread_names(command.pid)) == 1
 
@@ -94,33 +95,50 @@ def test_every_worker_has_its_share_of_memory_and_streams(command: Command) -> N
     assert limits.max_streams == Settings().max_streams // 2
 
 
-def test_calls_succeed_while_workers_are_killed_and_replaced(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command, Client(command.address) as sdk:
-        before = pids(command)
-        over = threading.Event()
-        results: list[bool] = []
+def test_no_call_is_lost_while_workers_are_killed_and_replaced(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        with Callers(command.address, "unary", "async unary", "stream", "async copy") as callers:
+            for killed in ((0,), (1,), (0, 1)):
+                callers.wait_for_more()
+                pids = [command.workers[number] for number in killed]
+                serving = command.log.count(" worker serves ")
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+                for number, pid in zip(killed, pids, strict=True):
+                    command.wait_for_log(f"worker ended worker={number} pid={pid} status=-9 ")
+                command.wait_for_log(" worker serves ", times=serving + len(killed))
+            callers.wait_for_more()
+        callers.check()
+        assert all(is_running(pid) for pid in command.workers.values())
 
-        def evaluate() -> None:
-            while not over.is_set():
-                result = sdk.evaluate(COPY, LARGE, output_shape=LARGE.shape)
-                results.append(np.array_equal(result, LARGE))
 
-        def wait_for_another() -> None:
-            seen = len(results)
-            wait_until(lambda: len(results) > seen)
+def test_the_standing_of_each_worker_is_known_to_their_parent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gradwire_server")
 
-        evaluating = threading.Thread(target=evaluate)
-        evaluating.start()
-        for number, pid in before.items():
-            wait_for_another()
+    async def until(holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+
+    async def watch() -> None:
+        with held("127.0.0.1:0") as address:
+            crew = Crew(Settings(workers=2, backend="numpy_cpu"), address, Ledgers(2, wanted=False))
+            running = asyncio.create_task(crew.run())
+            assert crew.standings == (Standing(serves=False, restarts=0),) * 2
+            await until(lambda: crew.standings == (Standing(serves=True, restarts=0),) * 2)
+            facts = [vars(one)["facts"] for one in caplog.records if one.msg == "worker serves"]
+            (pid,) = (fact["pid"] for fact in facts if fact["worker"] == 1)
             os.kill(pid, signal.SIGKILL)
-            command.wait_for_log(f"worker ended worker={number} pid={pid} status=-9 restarts=1")
-            command.wait_for_log(f"worker serves worker={number} ", times=2)
-        over.set()
-        evaluating.join(PATIENCE_S)
-        assert results
-        assert all(results)
-        assert all(is_running(pid) for pid in pids(command).values())
+            await until(lambda: not crew.standings[1].serves)
+            assert crew.standings[0] == Standing(serves=True, restarts=0)
+            await until(lambda: crew.standings[1] == Standing(serves=True, restarts=1))
+            signal.raise_signal(signal.SIGTERM)
+            await running
+            assert not any(one.serves for one in crew.standings)
+
+    asyncio.run(watch())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -147,7 +165,34 @@ def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
         assert call.code() is grpc.StatusCode.OK
         assert command.wait() == 0
         assert "Traceback" not in command.log
-        assert not [pid for pid in pids(command).values() if is_running(pid)]
+        assert not [pid for pid in command.workers.values() if is_running(pid)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.4])
+def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s: float) -> None:
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(  # noqa: S603 - our own server
+            [sys.executable, "-m", "gradwire_server", "--address", "127.0.0.1:0", *FLAGS],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=environment(None),
+        ) as process,
+    ):
+        wait_until(lambda: signal.SIGTERM in caught_by(process.pid))
+        time.sleep(moment_s)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def caught_by(pid: int) -> set[int]:
+    """Return the signals that a process handles itself."""
+    line = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    assert line is not None
+    return {number for number in range(1, 64) if int(line[1], 16) >> (number - 1) & 1}
 
 
 def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
@@ -170,67 +215,24 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
         done.set()
         with pytest.raises(grpc.RpcError):
             next(call)
-        assert not [pid for pid in pids(command).values() if is_running(pid)]
+        assert not [pid for pid in command.workers.values() if is_running(pid)]
 
 
 def test_a_worker_that_is_told_to_stop_is_replaced(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
-        pid = pids(command)[1]
+        pid = command.workers[1]
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: pids(command)[1] != pid)
+        wait_until(lambda: command.workers[1] != pid)
         assert f"worker ended worker=1 pid={pid} status=0 restarts=1" in command.log
 
 
 def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
-        workers = pids(command)
+        workers = command.workers
         assert all(is_running(pid) for pid in workers.values())
         command.signal(signal.SIGKILL)
         command.wait()
         wait_until(lambda: not any(is_running(pid) for pid in workers.values()))
-
-
-def refused(address: str) -> str:
-    """Run a server with workers on an address that it cannot have; return why."""
-    done = run_command(*FLAGS, "--insecure", "--address", address)
-    assert done.returncode == 1
-    assert not done.stdout
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("Error: ")
-    return line
-
-
-def test_a_port_of_other_workers_is_refused(command: Command) -> None:
-    assert command.address in refused(command.address)
-
-
-@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
-@pytest.mark.parametrize("listening", [False, True], ids=["bound", "listening"])
-def test_a_port_of_another_program_is_refused(*, sharing: bool, listening: bool) -> None:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sharing))
-        taken.bind(("127.0.0.1", 0))
-        if listening:
-            taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert address in refused(address)
-
-
-def test_a_single_server_is_refused_the_port_of_workers(command: Command) -> None:
-    done = run_command("--address", command.address)
-    assert done.returncode == 1
-    assert command.address in done.stderr
-
-
-def test_an_address_that_is_not_there_is_refused() -> None:
-    assert "no.such.host.invalid:1" in refused("no.such.host.invalid:1")
-
-
-def test_a_name_with_several_addresses_is_served_by_workers(tmp_path: Path) -> None:
-    with running_command(*FLAGS, "--address", "localhost:0", log=tmp_path / "log") as command:
-        assert command.address.startswith("localhost:")
-        with RawClient(command.address) as client:
-            client.check_alive()
 
 
 def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> None:
@@ -245,49 +247,35 @@ def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> Non
     assert told[1] == "Error: worker 0 could not start: it ended with status 1"
 
 
-def test_a_worker_that_dies_again_and_again_ends_the_server(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serves(
+    tmp_path: Path,
+) -> None:
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     issued = trustme.CA().issue_cert("127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(str(chain))
     issued.private_key_pem.write_to_path(str(key))
     flags = ("--tls-certificate", str(chain), "--tls-key", str(key))
     with running_command(*FLAGS, *flags, log=tmp_path / "log") as command:
+        key.rename(hidden := tmp_path / "hidden.pem")
+        os.kill(command.workers[1], signal.SIGKILL)
+        command.wait_for_log(" restarts=3 ")
+        assert is_running(command.workers[0])
+        hidden.rename(key)
+        command.wait_for_log(" worker serves worker=1 ", times=2)
         key.unlink()
-        os.kill(pids(command)[1], signal.SIGKILL)
+        for pid in command.workers.values():
+            os.kill(pid, signal.SIGKILL)
         assert command.wait() == 1
-        assert "Error: worker 1 ended 6 times in a row" in command.log
-        assert " draining worker=0 " in command.log
-        assert not [pid for pid in pids(command).values() if is_running(pid)]
+        assert "could not start 5 times in a row and no other one serves" in command.log
+        told = re.findall(r" worker ended worker=1 .*pause_s=([\d.]+)", command.log)
+        pauses = [float(pause) for pause in told]
+        assert pauses[:3] == [0.1, 0.2, 0.4]
+        assert all(later >= earlier for earlier, later in itertools.pairwise(pauses))
+        assert not [pid for pid in command.workers.values() if is_running(pid)]
 
 
 def test_pinned_workers_have_cores_of_their_own(tmp_path: Path) -> None:
     with running_command(*FLAGS, "--pin-workers", log=tmp_path / "log") as command:
-        seen = [sorted(os.sched_getaffinity(pid)) for _, pid in sorted(pids(command).items())]
+        seen = [sorted(os.sched_getaffinity(pid)) for _, pid in sorted(command.workers.items())]
     assert seen == [list(cores) for cores in divide(CORES, 2)]
     assert len(CORES) == 1 or not set(seen[0]) & set(seen[1])
-
-
-@pytest.mark.parametrize("workers", range(1, 9))
-@pytest.mark.parametrize("count", range(1, 9))
-def test_cores_are_divided_evenly_and_none_is_left_out(count: int, workers: int) -> None:
-    cores = [3 * number for number in range(count)]
-    shares = divide(cores, workers)
-    assert len(shares) == workers
-    assert set(cores[:workers]) <= {core for own in shares for core in own} <= set(cores)
-    if count >= workers:
-        assert [core for own in shares for core in own] == cores
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        assert all(len(own) == 1 for own in shares)
-        assert {core for own in shares for core in own} == set(cores)
-
-
-def test_a_share_is_never_nothing() -> None:
-    settings = Settings(workers=5, max_streams=3, max_memory_bytes=2, compute_threads=7)
-    shared = share(settings, "127.0.0.1:7")
-    assert (shared.max_streams, shared.max_memory_bytes, shared.threads) == (1, 1, 7)
-
-
-def test_a_job_arrives_as_it_was_sent() -> None:
-    job = Job(2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
-    assert Job.load(job.dump()) == job

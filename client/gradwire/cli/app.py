@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 import click
 
+from gradwire._targets import DEFAULT, VARIABLE
 from gradwire.cli import evaluating, exits, listing
 from gradwire.cli.connection import Connection
 
 Decorated = Callable[..., Any]
 
-HEALTH_TARGET = "127.0.0.1:50051"
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 SECONDS = click.FloatRange(min=0, min_open=True)
@@ -81,7 +81,9 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
             metavar="HOST:PORT",
             default=default,
             show_default=True,
-            help=f"Server to call.{of_its_own}",
+            envvar=VARIABLE,
+            show_envvar=True,
+            help=f"Server to call, or several with commas between.{of_its_own}",
         )(
             click.option(
                 "--tls-ca",
@@ -171,7 +173,7 @@ def info(*, server: Connection, as_json: bool) -> None:
 
 
 @commands.command(short_help="Ask a running server for its health.")
-@server_options(default=HEALTH_TARGET)
+@server_options(default=DEFAULT)
 @click.option(
     "--timeout",
     "timeout_s",

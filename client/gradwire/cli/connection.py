@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from gradwire import Client, health
+from gradwire._targets import read_target
 from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.local_server import local_server
 
@@ -18,7 +19,8 @@ from gradwire.cli.local_server import local_server
 class Connection:
     """A server to call.
 
-    target  HOST:PORT; None for a server that runs as long as the command
+    target  HOST:PORT, or several with commas between; None for a server that runs as long as the
+            command
     tls_ca  PEM file with the authorities to trust; None for no TLS
     """
 
@@ -26,8 +28,11 @@ class Connection:
     tls_ca: Path | None
 
     def __post_init__(self) -> None:
-        if self.target is not None and not self.target.strip():
-            raise CommandError("--target is empty; give HOST:PORT", code=INVALID)
+        if self.target is not None:
+            try:
+                read_target(self.target)
+            except ValueError as error:
+                raise CommandError(f"--{error}", code=INVALID) from error
         if self.tls_ca is not None and self.target is None:
             raise CommandError("--tls-ca is for a --target; give that too", code=INVALID)
 

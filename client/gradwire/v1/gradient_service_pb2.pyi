@@ -257,7 +257,7 @@ Global___Opened: _TypeAlias = Opened  # noqa: Y015
 
 @_typing.final
 class Error(_message.Message):
-    """Carries an error inside a stream; the same error follows as the stream's status."""
+    """Carries an error inside a stream; where it ends the stream, the same error follows as its status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,6 +416,66 @@ class EvaluateStreamResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___EvaluateStreamResponse: _TypeAlias = EvaluateStreamResponse  # noqa: Y015
+
+@_typing.final
+class EvaluateManyRequest(_message.Message):
+    """Carries one request of EvaluateMany."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluateRequest:
+        """What to evaluate. Required, and so is its request_id."""
+
+    def __init__(
+        self,
+        *,
+        evaluation: Global___EvaluateRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateManyRequest: _TypeAlias = EvaluateManyRequest  # noqa: Y015
+
+@_typing.final
+class EvaluateManyResponse(_message.Message):
+    """Answers one request of EvaluateMany."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's name. Empty where the error is not a request's but ends the stream."""
+    @_builtins.property
+    def result(self) -> Global___EvaluateResponse:
+        """The result; it has the same request_id."""
+
+    @_builtins.property
+    def error(self) -> Global___Error:
+        """Why there is none."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        result: Global___EvaluateResponse | None = ...,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "request_id", b"request_id", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["result", "error"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___EvaluateManyResponse: _TypeAlias = EvaluateManyResponse  # noqa: Y015
 
 @_typing.final
 class ListOperatorsRequest(_message.Message):

@@ -32,6 +32,10 @@ class GradientServiceStub(object):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     def __init__(self, channel):
@@ -49,6 +53,11 @@ class GradientServiceStub(object):
                 '/gradwire.v1.GradientService/EvaluateStream',
                 request_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateStreamRequest.SerializeToString,
                 response_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateStreamResponse.FromString,
+                _registered_method=True)
+        self.EvaluateMany = channel.stream_stream(
+                '/gradwire.v1.GradientService/EvaluateMany',
+                request_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyRequest.SerializeToString,
+                response_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyResponse.FromString,
                 _registered_method=True)
         self.ListOperators = channel.unary_unary(
                 '/gradwire.v1.GradientService/ListOperators',
@@ -69,6 +78,10 @@ class GradientServiceServicer(object):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     def Evaluate(self, request, context):
@@ -110,6 +123,34 @@ class GradientServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EvaluateMany(self, request_iterator, context):
+        """Evaluates many operators, each on one small tensor, over one stream: what Evaluate does, at a fraction of the cost
+        of a call.
+
+        The client sends requests as it likes, then half-closes. The server answers each one once, in the order in which
+        they are done, and OK after the last answer and the half-close. Answers are found by `request_id`, so each request
+        MUST have one that none of those has that are sent and not yet answered. Requests that wait together and differ in
+        data alone are computed together, with the same bits. The server reads as many requests as it has room for and
+        lets the rest wait. The client MUST read while it writes, and a stream on which nothing moves for the server's
+        stall timeout (60 s by default), not even a request that the client might send, is ended.
+
+        A request that fails is answered with its error and disturbs no other. The possible errors of a request are those
+        of Evaluate; one with reason USE_STREAM is a request for EvaluateStream.
+
+        The possible errors of the stream include those below. Before it ends with one, the server sends it as an answer
+        without a request_id, since a status can be lost to a client that is still writing. What is unanswered then may be
+        sent again on another stream.
+        * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty or in use.
+        * `UNIMPLEMENTED`: a message has a field that is not known to this server.
+        * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+        * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
+        * `UNAVAILABLE`: the server is starting or shutting down.
+        * `INTERNAL`: a fault of the server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListOperators(self, request, context):
         """Lists the operators of this server with their attributes, ranks and types.
 
@@ -143,6 +184,11 @@ def add_GradientServiceServicer_to_server(servicer, server):
                     request_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateStreamRequest.FromString,
                     response_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateStreamResponse.SerializeToString,
             ),
+            'EvaluateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.EvaluateMany,
+                    request_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyRequest.FromString,
+                    response_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyResponse.SerializeToString,
+            ),
             'ListOperators': grpc.unary_unary_rpc_method_handler(
                     servicer.ListOperators,
                     request_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.ListOperatorsRequest.FromString,
@@ -168,6 +214,10 @@ class GradientService(object):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     @staticmethod
@@ -214,6 +264,33 @@ class GradientService(object):
             '/gradwire.v1.GradientService/EvaluateStream',
             gradwire_dot_v1_dot_gradient__service__pb2.EvaluateStreamRequest.SerializeToString,
             gradwire_dot_v1_dot_gradient__service__pb2.EvaluateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvaluateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/gradwire.v1.GradientService/EvaluateMany',
+            gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyRequest.SerializeToString,
+            gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,10 @@ class GradientServiceStub:
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     @_typing.overload
@@ -70,6 +74,30 @@ class GradientServiceStub:
     * `DEADLINE_EXCEEDED`: with reason STALLED, no progress for the stall timeout.
     * `ABORTED`: the evaluation to resume is not the one this server computes; start again at byte 0.
     """
+    EvaluateMany: _grpc.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateManyRequest, _gradient_service_pb2.EvaluateManyResponse]
+    """Evaluates many operators, each on one small tensor, over one stream: what Evaluate does, at a fraction of the cost
+    of a call.
+
+    The client sends requests as it likes, then half-closes. The server answers each one once, in the order in which
+    they are done, and OK after the last answer and the half-close. Answers are found by `request_id`, so each request
+    MUST have one that none of those has that are sent and not yet answered. Requests that wait together and differ in
+    data alone are computed together, with the same bits. The server reads as many requests as it has room for and
+    lets the rest wait. The client MUST read while it writes, and a stream on which nothing moves for the server's
+    stall timeout (60 s by default), not even a request that the client might send, is ended.
+
+    A request that fails is answered with its error and disturbs no other. The possible errors of a request are those
+    of Evaluate; one with reason USE_STREAM is a request for EvaluateStream.
+
+    The possible errors of the stream include those below. Before it ends with one, the server sends it as an answer
+    without a request_id, since a status can be lost to a client that is still writing. What is unanswered then may be
+    sent again on another stream.
+    * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty or in use.
+    * `UNIMPLEMENTED`: a message has a field that is not known to this server.
+    * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+    * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
+    * `UNAVAILABLE`: the server is starting or shutting down.
+    * `INTERNAL`: a fault of the server.
+    """
     ListOperators: _grpc.UnaryUnaryMultiCallable[_gradient_service_pb2.ListOperatorsRequest, _gradient_service_pb2.ListOperatorsResponse]
     """Lists the operators of this server with their attributes, ranks and types.
 
@@ -91,6 +119,10 @@ class GradientServiceAsyncStub(GradientServiceStub):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -125,6 +157,30 @@ class GradientServiceAsyncStub(GradientServiceStub):
     * `DEADLINE_EXCEEDED`: with reason STALLED, no progress for the stall timeout.
     * `ABORTED`: the evaluation to resume is not the one this server computes; start again at byte 0.
     """
+    EvaluateMany: _aio.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateManyRequest, _gradient_service_pb2.EvaluateManyResponse]  # type: ignore[assignment]
+    """Evaluates many operators, each on one small tensor, over one stream: what Evaluate does, at a fraction of the cost
+    of a call.
+
+    The client sends requests as it likes, then half-closes. The server answers each one once, in the order in which
+    they are done, and OK after the last answer and the half-close. Answers are found by `request_id`, so each request
+    MUST have one that none of those has that are sent and not yet answered. Requests that wait together and differ in
+    data alone are computed together, with the same bits. The server reads as many requests as it has room for and
+    lets the rest wait. The client MUST read while it writes, and a stream on which nothing moves for the server's
+    stall timeout (60 s by default), not even a request that the client might send, is ended.
+
+    A request that fails is answered with its error and disturbs no other. The possible errors of a request are those
+    of Evaluate; one with reason USE_STREAM is a request for EvaluateStream.
+
+    The possible errors of the stream include those below. Before it ends with one, the server sends it as an answer
+    without a request_id, since a status can be lost to a client that is still writing. What is unanswered then may be
+    sent again on another stream.
+    * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty or in use.
+    * `UNIMPLEMENTED`: a message has a field that is not known to this server.
+    * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+    * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
+    * `UNAVAILABLE`: the server is starting or shutting down.
+    * `INTERNAL`: a fault of the server.
+    """
     ListOperators: _aio.UnaryUnaryMultiCallable[_gradient_service_pb2.ListOperatorsRequest, _gradient_service_pb2.ListOperatorsResponse]  # type: ignore[assignment]
     """Lists the operators of this server with their attributes, ranks and types.
 
@@ -145,6 +201,10 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
     error carries `google.rpc.ErrorInfo` with domain "gradwire.v1" and a reason of ErrorReason, errors of a field
     also `google.rpc.BadRequest`, overload and start-up also `google.rpc.RetryInfo`. A request that carries a field
     this server does not know is refused, since ignoring an attribute would give wrong bits.
+
+    Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
+    Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
+    compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
     """
 
     @_abc_1.abstractmethod
@@ -188,6 +248,36 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
           is too large to hold whole; with reason TABLE_TOO_LARGE, the weight tables would be too large.
         * `DEADLINE_EXCEEDED`: with reason STALLED, no progress for the stall timeout.
         * `ABORTED`: the evaluation to resume is not the one this server computes; start again at byte 0.
+        """
+
+    @_abc_1.abstractmethod
+    def EvaluateMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_gradient_service_pb2.EvaluateManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gradient_service_pb2.EvaluateManyResponse], _abc.AsyncIterator[_gradient_service_pb2.EvaluateManyResponse]]:
+        """Evaluates many operators, each on one small tensor, over one stream: what Evaluate does, at a fraction of the cost
+        of a call.
+
+        The client sends requests as it likes, then half-closes. The server answers each one once, in the order in which
+        they are done, and OK after the last answer and the half-close. Answers are found by `request_id`, so each request
+        MUST have one that none of those has that are sent and not yet answered. Requests that wait together and differ in
+        data alone are computed together, with the same bits. The server reads as many requests as it has room for and
+        lets the rest wait. The client MUST read while it writes, and a stream on which nothing moves for the server's
+        stall timeout (60 s by default), not even a request that the client might send, is ended.
+
+        A request that fails is answered with its error and disturbs no other. The possible errors of a request are those
+        of Evaluate; one with reason USE_STREAM is a request for EvaluateStream.
+
+        The possible errors of the stream include those below. Before it ends with one, the server sends it as an answer
+        without a request_id, since a status can be lost to a client that is still writing. What is unanswered then may be
+        sent again on another stream.
+        * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty or in use.
+        * `UNIMPLEMENTED`: a message has a field that is not known to this server.
+        * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+        * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
+        * `UNAVAILABLE`: the server is starting or shutting down.
+        * `INTERNAL`: a fault of the server.
         """
 
     @_abc_1.abstractmethod

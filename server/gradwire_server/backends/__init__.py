@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -85,6 +87,13 @@ def choose(name: str, *, threads: int = 1, cache_dir: str = "") -> tuple[Backend
     return compiled, f"{_COMPILED} is the fastest backend for this machine"
 
 
+def preload(name: str) -> None:
+    """Import what choose() is going to, where that can be; it says what is wrong otherwise."""
+    if name != NumpyCpu.name:
+        with contextlib.suppress(ImportError, OSError):
+            import_module("gradwire_server.backends.numba_cpu")
+
+
 def _compiled(*, threads: int, cache_dir: str) -> Backend:
     """Import the compiled backend; ImportError where numba is missing or unfit for the machine."""
     try:
@@ -94,4 +103,4 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
     return NumbaCpu(threads=threads, cache_dir=cache_dir)
 
 
-__all__ = ["Backend", "NumpyCpu", "choose", "compute_dtype"]
+__all__ = ["Backend", "NumpyCpu", "choose", "compute_dtype", "preload"]

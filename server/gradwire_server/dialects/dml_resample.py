@@ -177,9 +177,9 @@ def _operator(name: str, *, rounding: Callable[[Any], Rounding], gradient: bool)
     """State one of the four, by how it reads its rounding and by its direction."""
 
     def axes(attributes: Any, call: Call) -> Axes:
-        if attributes.interpolation_mode == "linear":
-            sample, most_taps, rule = _linear, 2, ()
-        else:
+        sample: Callable[..., Taps] = _linear
+        most_taps, rule = 2, tuple[Rounding, ...]()
+        if attributes.interpolation_mode != "linear":
             sample, most_taps, rule = _nearest, 1, (rounding(attributes),)
         swapped = gradient and attributes.offset_convention == "swapped"
         return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gradwire_server.engine.admission import Admission
 from gradwire_server.engine.assembly import InputAssembler
+from gradwire_server.engine.batches import Batch
 from gradwire_server.engine.evaluation import (
     NUMERICS_VERSION,
     Evaluation,
@@ -21,6 +22,7 @@ from gradwire_server.engine.whole import WholeRun
 __all__ = [
     "NUMERICS_VERSION",
     "Admission",
+    "Batch",
     "Evaluation",
     "EvaluationRequest",
     "InputAssembler",

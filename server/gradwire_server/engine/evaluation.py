@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,11 +171,21 @@ class Evaluation:
             run(step, data[slice(*self.input_range(step))], out[slice(*self.output_range(step))])
             yield step
 
-    def run_whole(self, data: NDArray[np.uint8], backend: Backend) -> bytes:
+    def run_whole(self, data: NDArray[np.uint8], backend: Backend) -> NDArray[np.uint8]:
         """Return the result's bytes in wire order from all of the input's."""
         out = np.empty(self.output.wire_bytes, np.uint8)
-        deque(self.run_into(out, data, backend), maxlen=0)
-        return out.tobytes()
+        if self._only_step is not None:
+            step, needed = self._only_step
+            StepRunner(self.walk, backend)(step, data[needed], out)
+        else:
+            deque(self.run_into(out, data, backend), maxlen=0)
+        return out
+
+    @cached_property
+    def _only_step(self) -> tuple[Step, slice] | None:
+        """The step of an evaluation that has no other, and the part of the input it needs."""
+        first, *more = islice(self.steps(), 2)
+        return None if more else (first, slice(*self.input_range(first)))
 
 
 class Preparer:
@@ -207,6 +219,12 @@ class Preparer:
         evaluation = Evaluation(request, output, plan, walk_over(layout, plan, slab))
         self._check_memory(evaluation)
         return evaluation
+
+    def lookups(self, cache: Literal["evaluations", "plans"]) -> tuple[int, int]:
+        """How often a cache had what was looked for, and how often not; plans come second."""
+        if cache == "plans":
+            return self._plans.lookups
+        return self._recent.hits, self._recent.misses
 
     def is_quick(self, request: EvaluationRequest) -> bool:
         """Whether prepare() takes about a millisecond: the plan is kept, or its axes are short."""

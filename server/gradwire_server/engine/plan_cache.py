@@ -20,6 +20,11 @@ class PlanCache:
     def __init__(self, *, max_entries: int) -> None:
         self._recent: Recent[Plan] = Recent(most=_MOST, max_weight=max_entries)
 
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """How often get() had the plan, and how often it had it built."""
+        return self._recent.hits, self._recent.misses
+
     def __contains__(self, key: Hashable) -> bool:
         return key in self._recent
 

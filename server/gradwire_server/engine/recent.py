@@ -11,7 +11,10 @@ V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """The values used last, at most `most` of them and at most `max_weight` in all. Thread-safe."""
+    """The values used last, at most `most` of them and at most `max_weight` in all. Thread-safe.
+
+    hits, misses  how often get() had a value, and how often not
+    """
 
     def __init__(self, *, most: int, max_weight: int) -> None:
         self._most = most
@@ -19,6 +22,8 @@ class Recent(Generic[V]):
         self._weight = 0
         self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
         self._lock = Lock()
+        self.hits = 0
+        self.misses = 0
 
     def __contains__(self, key: Hashable) -> bool:
         with self._lock:
@@ -29,7 +34,9 @@ class Recent(Generic[V]):
         with self._lock:
             kept = self._values.get(key)
             if kept is None:
+                self.misses += 1
                 return None
+            self.hits += 1
             self._values.move_to_end(key)
             return kept[0]
 

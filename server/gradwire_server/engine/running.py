@@ -53,7 +53,8 @@ class StepRunner:
         outer = step.outer_stop - step.outer_first
         if not layout.held:
             wire = data.view(self._dtype).reshape(outer, -1, *layout.wire[axis + 1 :])
-            return np.broadcast_to(wire, (outer, step.in_stop - step.in_first, *shape[axis + 1 :]))
+            rows = (outer, step.in_stop - step.in_first, *shape[axis + 1 :])
+            return wire if wire.shape == rows else np.broadcast_to(wire, rows)
         whole = layout.whole_input(data)
         if axis == 0:
             slices = whole[np.newaxis]

@@ -78,7 +78,7 @@ def ascends(values: Indices) -> bool:
 
 def _all(flags: npt.NDArray[np.bool_]) -> bool:
     # A fraction of the time of flags.all(), which counts where arrays are short.
-    return np.count_nonzero(flags) == flags.size
+    return int(np.count_nonzero(flags)) == flags.size
 
 
 def _ascending(spans: Spans) -> Spans:
@@ -104,7 +104,8 @@ def placed_weights(
     """
     some = weight != 0
     if np.count_nonzero(some) == offset[-1]:
-        return weight[some].astype(np.float64)  # no zero is inside a band
+        placed: Weights = weight[some].astype(np.float64)
+        return placed  # no zero is inside a band
     inside = (index >= span.start[:, np.newaxis]) & (index < span.stop[:, np.newaxis])
     inside[:, :-1] &= index[:, :-1] != index[:, 1:]
     place = index + (offset[:-1] - band.start)[:, np.newaxis]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.backends.numba_cpu import compilation
+from gradwire_server.backends.numba_cpu.threads import Scratch, Team
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan, fill_empty
 
@@ -32,10 +28,15 @@ Key = tuple[int, np.dtype[Any], np.dtype[Any]]
 # Recent plans whose jobs are kept, and the most table entries that one of them may have.
 _KEPT_PLANS = 64
 _KEPT_ENTRIES = 1 << 20
-# Numbers read and written that are worth waking another thread: that takes some 0.2 ms.
-_WORK_OF_A_THREAD = 1 << 21
-# Parts that each thread's share is cut into, so that a slow thread delays the others little.
-_PARTS = 2
+# Numbers read and written that are worth another thread, if it is awake: 10 to 20 us of work.
+_WORK_OF_A_THREAD = 1 << 16
+# As many times more are worth waking one up. That takes 20 us of the caller's time, and the helper
+# comes 50 to 150 us later.
+_WAKING = 16
+# Parts of a thread's least work that are worth being taken apart.
+_PARTS = 8
+
+_backends: WeakSet[NumbaCpu] = WeakSet()
 
 
 class NumbaCpu:
@@ -52,12 +53,18 @@ class NumbaCpu:
         """Raise ImportError where kernels cannot be compiled."""
         compilation.check()
         self._cache_dir = cache_dir
-        self._threads = _Threads(threads)
-        self._scratch = _Scratch()
+        self._most_threads = threads
+        self._scratch = Scratch()
         # By identity; the plan that is kept with its jobs keeps its identity its own.
         self._jobs: OrderedDict[Key, tuple[Plan, list[Job]]] = OrderedDict()
         self._tables: WeakKeyDictionary[BandedMap, dict[np.dtype[Any], Table]] = WeakKeyDictionary()
+        self.renew()
+        _backends.add(self)
+
+    def renew(self) -> None:
+        """Forget locks and threads, which a process just forked off has none of."""
         self._lock = threading.Lock()
+        self._team: Team | None = None
 
     def warm_up(self) -> None:
         """Compile, or load what was compiled before."""
@@ -98,23 +105,29 @@ class NumbaCpu:
         self._kernels.blocks.accumulate(record, _address(source), _address(y))
 
     def _run(self, job: Job, x: Array, y: Array) -> None:
-        run = self._kernels.blocks.run
-        place = (job.record, _address(x), _address(y))
-        with self._threads.taken(job.work // _WORK_OF_A_THREAD + 1) as threads:
-            if threads == 1:
-                run(*place, self._scratch.address(job.scratch), 0, job.units)
-                return
-            parts = min(job.units, threads * _PARTS)
-            numbers = itertools.count()
+        team = self._team or self._new_team()
+        wanted = job.work // _WORK_OF_A_THREAD + 1
+        self._kernels.team.share(
+            team.ready(wanted),
+            self._kernels.blocks.run.address,
+            job.record["address"].item(),
+            _address(x),
+            _address(y),
+            self._scratch.address(job.scratch),
+            job.scratch,
+            job.units,
+            -(-job.units * _WORK_OF_A_THREAD // (_PARTS * job.work)),
+            wanted,
+            job.work,
+            _WAKING * _WORK_OF_A_THREAD,
+        )
 
-            def work() -> None:
-                scratch = self._scratch.address(job.scratch)
-                # Taking the next number is atomic.
-                for part in itertools.takewhile(parts.__gt__, numbers):
-                    first, stop = (job.units * edge // parts for edge in (part, part + 1))
-                    run(*place, scratch, first, stop)
-
-            self._threads.run(work, threads)
+    def _new_team(self) -> Team:
+        code = self._kernels.team
+        with self._lock:
+            if self._team is None:
+                self._team = Team(self._most_threads, code)
+            return self._team
 
     def _jobs_of(self, plan: Plan, x: np.dtype[Any], y: np.dtype[Any]) -> list[Job]:
         key = (id(plan), x, y)
@@ -144,63 +157,14 @@ class NumbaCpu:
         return found
 
 
-class _Threads:
-    """Threads that calls share: each takes those that are free, its own among them."""
-
-    def __init__(self, most: int) -> None:
-        self._most = self._free = most
-        self._lock = threading.Lock()
-        self._start()
-
-    def _start(self) -> None:
-        self._process = os.getpid()
-        self._pool = ThreadPoolExecutor(
-            max(1, self._most - 1), thread_name_prefix="gradwire-kernel"
-        )
-
-    @contextmanager
-    def taken(self, wanted: int) -> Generator[int]:
-        """Take at least the calling thread and at most as many as wanted."""
-        with self._lock:
-            count = max(1, min(wanted, self._free))
-            self._free -= count
-        try:
-            yield count
-        finally:
-            with self._lock:
-                self._free += count
-
-    def run(self, work: Callable[[], None], count: int) -> None:
-        """Do the same work on so many threads, the calling one among them."""
-        if self._process != os.getpid():
-            self._start()  # after a fork the threads are the parent's
-
-        def inside() -> None:
-            with default_float_environment():
-                work()
-
-        others = [self._pool.submit(inside) for _ in range(count - 1)]
-        try:
-            inside()
-        finally:
-            for other in others:
-                other.result()
-
-
-class _Scratch(threading.local):
-    """Memory of each thread for what stages hand on."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def address(self, size: int) -> int:
-        """Return where at least so many bytes begin, at a multiple of a vector's 64."""
-        if len(self._memory) < size + 64:
-            # Zeros: what lies beyond a row is read, and arithmetic on denormal numbers is slow.
-            self._memory = np.zeros(size + 64, np.uint8)
-        return -(-_address(self._memory) // 64) * 64
-
-
 def _address(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def _renew_all() -> None:
+    for one in _backends:
+        one.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)

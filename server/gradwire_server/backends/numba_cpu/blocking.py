@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,11 @@ _STAGE_BYTES = 1 << 20
 _CHUNK = 4096
 # Rows shorter than this are mostly ends, which `permute` does not treat apart.
 _SHORT_ROW = 32
+# Taps of results that are sums of two.
+_PAIR = 2
+# Rows of a block of windows: as many as a tile's bytes hold.
+_LEAST_ROWS, _MOST_ROWS = 16, 256
+_BUFFERS = ("stage_at", "sums_at", "columns_at", "results_at", "lines_at")
 # Fewer rows than this are not worth a transpose.
 _FEW_ROWS = 3
 
@@ -65,12 +70,17 @@ class Blocking:
 def block(
     form: Form,
     axes: Sequence[Table | None],
+    formats: tuple[np.dtype[Any], np.dtype[Any]],
     compute: np.dtype[Any],
     *,
-    narrow: bool,
     can_pick: bool,
 ) -> Blocking | None:
-    """Decide; None where buffers would be too large. narrow: whether results are converted."""
+    """Decide; None where buffers would be too large. formats: of input and result."""
+    if formats[0] == formats[1]:
+        found = _windows(form, axes, compute, can_pick=can_pick)
+        if found is not None:
+            return found
+    narrow = formats[1] != compute
     depth, height, width = axes
     depths, heights, pixels = (
         length if table is None else table.outputs
@@ -115,6 +125,56 @@ def block(
     groups = width.groups(form.channels) if width and method == records.PERMUTE else None
     outputs = all_rows * pixels * form.channels
     return Blocking(values, steady, groups, blocks * values["tiles"], scratch, outputs)
+
+
+def _windows(
+    form: Form, axes: Sequence[Table | None], compute: np.dtype[Any], *, can_pick: bool
+) -> Blocking | None:
+    """Decide on a job of weights that are all 1; None where `windows` does not take it."""
+    width, lanes = axes[2], _VECTOR_BYTES // compute.itemsize
+    if width is None or not all(table is None or table.is_plain for table in axes):
+        return None
+    steady, groups = None, None
+    if form.channels >= FEW_CHANNELS:
+        method = records.WINDOW_CHANNELS
+    elif form.channels == 1 and (steady := _pairs(width)):
+        method = records.WINDOW_HALVE
+    else:
+        method = records.WINDOW_PERMUTE
+        groups = width.groups(form.channels) if can_pick else None
+        if groups is None or groups.reach >= 4 * lanes:
+            return None
+        groups = replace(groups, wide=groups.reach >= 2 * lanes)
+    depths, heights, pixels = (
+        length if table is None else table.outputs
+        for length, table in zip(form[1:4], axes, strict=True)
+    )
+    rows = form.outer * depths * heights
+    tile = _tile(form, pixels, method, compute.itemsize)
+    line = max(pixels, width.inputs) * form.channels * compute.itemsize
+    together = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // line))
+    values = dict.fromkeys(_BUFFERS, 0) | {
+        "rows": rows,
+        "staged": 0,
+        "method": method,
+        "block": together,
+        "ahead": together,
+        "blocks": 0,
+        "tile": tile,
+        "tiles": -(-pixels // tile),
+        "chunk": 0,
+        "row_bytes": 0,
+        "line_bytes": 0,
+    }
+    units = -(-rows // together) * values["tiles"]
+    return Blocking(values, steady, groups, units, 0, rows * pixels * form.channels)
+
+
+def _pairs(width: Table) -> Steady | None:
+    """The results as steady ones, if each is the sum of two inputs that follow the last two."""
+    steady = width.halving
+    whole = steady and (steady.first, steady.stop) == (0, width.outputs)
+    return steady if steady and whole and steady.phases[0].taps == _PAIR else None
 
 
 def _buffers(form: Form, values: dict[str, int], *, window: int, held: int) -> dict[str, int]:
@@ -165,7 +225,7 @@ def _tile(form: Form, pixels: int, method: int, number: int) -> int:
     # The longer of a row's two sides counts.
     share = 1.0 if form.width_map is None else min(1.0, pixels / form.width_map.inputs)
     tile = int(limit / (form.channels * number) * share)
-    if method != records.CHANNELS:
+    if method not in {records.CHANNELS, records.WINDOW_CHANNELS}:
         tile = max(1, tile // _TILE_STEP) * _TILE_STEP
     return min(pixels, max(tile, 1))
 

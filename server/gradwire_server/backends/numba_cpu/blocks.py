@@ -14,7 +14,7 @@ do not depend on one another.
 
 from __future__ import annotations
 
-from numba import from_dtype, njit, types
+from numba import carray, cfunc, from_dtype, njit, types
 
 from gradwire_server.backends.numba_cpu.records import (
     ACCUMULATION,
@@ -22,17 +22,18 @@ from gradwire_server.backends.numba_cpu.records import (
     COLUMNS,
     DEPTH_AT,
     HEIGHT_AT,
-    JOB,
+    JOB_POINTER,
     NO_WIDTH,
     PAD,
     WIDTH_AT,
+    WINDOW_CHANNELS,
     band,
     span,
 )
 from gradwire_server.backends.numba_cpu.simd import call, clear
 from gradwire_server.backends.numba_cpu.vectors import part
 
-_RUN = types.void(types.Array(from_dtype(JOB), 1, "C"), *[types.int64] * 5)
+_RUN = types.void(JOB_POINTER, *[types.int64] * 5)
 _ACCUMULATE = types.void(types.Array(from_dtype(ACCUMULATION), 1, "C"), *[types.int64] * 2)
 
 
@@ -200,6 +201,9 @@ def _block(job, x, y, scratch, unit):
     count = min(job.block, rows - first)
     size = job.channels * job.output_size
     to = y + (first * width.outputs + j0) * size
+    if job.method >= WINDOW_CHANNELS:
+        call(job.width_stage, (job.address, x, first, count, j0, j1, to))
+        return
     if job.staged:
         inside = block * job.block
         bottom, top = span(height, number, inside, inside + count)
@@ -214,10 +218,10 @@ def _block(job, x, y, scratch, unit):
         _direct_block(job, x, to, scratch, bottom, first, count, j0, j1)
 
 
-@njit(_RUN, nogil=True, cache=True)
+@cfunc(_RUN, cache=True)
 def run(jobs, x, y, scratch, first, stop):
     """Compute blocks first .. stop - 1 of a job; x, y and scratch are addresses."""
-    job = jobs[0]
+    job = carray(jobs, 1)[0]
     for unit in range(first, stop):
         _block(job, x, y, scratch, unit)
 

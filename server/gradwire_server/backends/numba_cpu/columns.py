@@ -52,10 +52,11 @@ def _sum_of_columns(term: Any) -> Any:
                     total = term(compute, w, load(COMPUTE, compute, at))
                     if begin > start:
                         total = load(COMPUTE, compute, to) + total
-                    for k in range(1, end - begin):
-                        total = total + term(
-                            compute, w + k * number, load(COMPUTE, compute, at + k * pixel)
-                        )
+                    weight, place, last = w, at, at + (end - begin - 1) * pixel
+                    while place != last:
+                        weight += number
+                        place += pixel
+                        total = total + term(compute, weight, load(COMPUTE, compute, place))
                     store(COMPUTE, to, total)
                 elif not taps:
                     store(COMPUTE, to, zeros(compute))

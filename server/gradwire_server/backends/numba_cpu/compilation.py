@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from importlib import import_module, resources
@@ -30,10 +31,13 @@ class Kernels(NamedTuple):
 
     blocks: ModuleType
     jobs: ModuleType
+    team: ModuleType
 
 
 def check() -> None:
-    """Raise ImportError where numba is told to compile nothing."""
+    """Raise ImportError where numba is told to compile nothing, or not for Linux."""
+    if sys.platform != "linux":
+        raise ImportError(f"it is for Linux, and this is {sys.platform}")
     if vars(import_module("numba.core.config"))["DISABLE_JIT"]:
         raise ImportError("NUMBA_DISABLE_JIT is set")
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.numba_cpu import columns, records, rows, steady
+from gradwire_server.backends.numba_cpu import columns, nearest, records, rows, steady
 from gradwire_server.backends.numba_cpu.blocking import block
 from gradwire_server.backends.numba_cpu.forms import Form, form_of
 from gradwire_server.backends.numba_cpu.shuffles import CAN_PICK
@@ -94,7 +94,7 @@ def accumulation(
 def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -> Job | None:
     """Settle how the kernel goes about one form; None where its buffers would be too large."""
     axes = tuple(None if one is None else tables(one) for one in form.maps)
-    blocking = block(form, axes, compute, narrow=formats[1] != compute, can_pick=CAN_PICK)
+    blocking = block(form, axes, formats, compute, can_pick=CAN_PICK)
     if blocking is None:
         return None
     depth, height, width = (table is None or table.is_plain for table in axes)
@@ -122,7 +122,8 @@ def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -
 
 def _record(kind: np.dtype[Any], values: dict[str, Any]) -> npt.NDArray[Any]:
     """Make a record that knows its own address. All fields are int64, or tuples of such."""
-    names, fields = kind.names or (), kind.fields or {}
+    names: tuple[str, ...] = kind.names or ()
+    fields: Any = kind.fields
     if len(values) != len(names):
         raise TypeError(f"a record needs {sorted(set(names) ^ set(values))}")
     numbers: list[int] = []
@@ -162,14 +163,16 @@ def _functions(
         "depth_sum": rows.sum_of(formats[0], weights_are_one=depth),
         "height_sum": rows.sum_of(arrived, weights_are_one=height),
         "width_sum": rows.sum_of(compute, weights_are_one=width),
-        "width_stage": _width_stage(method, compute),
+        "width_stage": _width_stage(method, formats[0], compute),
         "to_columns": columns.to_columns(compute),
         "to_rows": columns.to_rows(compute),
         "convert": rows.convert_to(formats[1]),
     }
 
 
-def _width_stage(method: int, compute: np.dtype[Any]) -> int:
+def _width_stage(method: int, memory: np.dtype[Any], compute: np.dtype[Any]) -> int:
+    if method >= records.WINDOW_CHANNELS:
+        return nearest.stage_of(memory)
     if method in {records.NO_WIDTH, records.CHANNELS}:
         return 0
     if method == records.COLUMNS:

@@ -43,7 +43,9 @@ def _permuted(term: Any) -> Any:
             total = term(compute, w, pick(compute, at, index, wide))
             if gaps:
                 total = where_more(compute, index + 64, 0, total, zeros(compute))
-            for k in range(1, taps):
+            k, last = 0, w + (taps - 1) * 64
+            while w != last:
+                k += 1
                 at += step
                 w += 64
                 more = total + term(compute, w, pick(compute, at, index, wide))

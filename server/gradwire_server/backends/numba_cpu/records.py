@@ -90,6 +90,8 @@ ACCUMULATION = np.dtype(
 # Numbers beyond the end of a row that a stage may read, and does not use.
 PAD = 128
 NO_WIDTH, CHANNELS, COLUMNS, HALVE, DOUBLE, PERMUTE = range(6)
+# All passes at once, where every weight is 1.
+WINDOW_CHANNELS, WINDOW_HALVE, WINDOW_PERMUTE = range(6, 9)
 # How compiled functions take a record: by its address.
 JOB_POINTER = types.CPointer(from_dtype(JOB))
 AXIS_POINTER = types.CPointer(from_dtype(AXIS))

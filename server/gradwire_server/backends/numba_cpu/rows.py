@@ -13,12 +13,16 @@ from gradwire_server.backends.numba_cpu.simd import (
     lanes,
     load,
     load_first,
+    prefetch,
     product,
     store,
     store_first,
     unweighted,
 )
 from gradwire_server.backends.numba_cpu.vectors import BFLOAT16, COMPUTE, FLOAT16, part
+
+# How far ahead input is fetched: a row is too short for processors to foresee the next.
+_AHEAD = 1024
 
 
 def _four_vectors(term: Any, *, onto: bool) -> Any:
@@ -38,13 +42,18 @@ def _four_vectors(term: Any, *, onto: bool) -> Any:
             b = load(COMPUTE, compute, to + 64) + b
             c = load(COMPUTE, compute, to + 128) + c
             d = load(COMPUTE, compute, to + 192) + d
-        for _ in range(taps - 1):
+        last = at + (taps - 1) * step
+        while at != last:
             at += step
             weights += number
             a = a + term(compute, weights, load(memory, compute, at))
             b = b + term(compute, weights, load(memory, compute, at + one))
             c = c + term(compute, weights, load(memory, compute, at + 2 * one))
             d = d + term(compute, weights, load(memory, compute, at + 3 * one))
+        prefetch(at + _AHEAD)
+        prefetch(at + _AHEAD + 64)
+        prefetch(at + _AHEAD + 128)
+        prefetch(at + _AHEAD + 192)
         store(COMPUTE, to, a)
         store(COMPUTE, to + 64, b)
         store(COMPUTE, to + 128, c)
@@ -63,16 +72,19 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
             a = term(compute, weights, load(memory, compute, at))
             if onto:
                 a = load(COMPUTE, compute, to) + a
-            for _ in range(taps - 1):
+            last = at + (taps - 1) * step
+            while at != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load(memory, compute, at))
+            prefetch(at + _AHEAD)
             store(COMPUTE, to, a)
         else:
             a = term(compute, weights, load_first(memory, compute, at, left))
             if onto:
                 a = load_first(COMPUTE, compute, to, left) + a
-            for _ in range(taps - 1):
+            last = at + (taps - 1) * step
+            while at != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load_first(memory, compute, at, left))

@@ -21,7 +21,7 @@ _STEADY = [
     for bits in (types.int32, types.int64)
 ]
 _GROUP = [
-    types.UniTuple(_INT, 2)(_INDICES, _INDICES, bits[::1], _INT, _INT[::1], bits[:, :, ::1])
+    types.UniTuple(_INT, 3)(_INDICES, _INDICES, bits[::1], _INT, _INT[::1], bits[:, :, ::1])
     for bits in (types.int32, types.int64)
 ]
 _WIDEST_SPAN = _INT(_INDICES, _INDICES, _INT)
@@ -81,9 +81,13 @@ def _lane(start, offset, channels, lane):
 
 @njit(_GROUP, nogil=True, cache=True)
 def group(start, offset, bits, channels, base, data):
-    """Fill the arrays of tables.Groups; returns the farthest place and the fewest taps."""
+    """Fill the arrays of tables.Groups.
+
+    Returns the farthest place of a first tap and of any, and the fewest taps.
+    """
     groups, rows, lanes = data.shape
-    farthest, fewest = 0, rows
+    farthest = reach = 0
+    fewest = rows
     for g in range(groups):
         base[g], most, _ = _lane(start, offset, channels, g * lanes)
         for lane in range(1, lanes):
@@ -98,7 +102,8 @@ def group(start, offset, bits, channels, base, data):
             for k in range(rows - 2):
                 data[g, k + 2, lane] = bits[weight + k] if k < taps else 0
             farthest, fewest = max(farthest, place), min(fewest, taps)
-    return farthest, fewest
+            reach = max(reach, place + max(taps - 1, 0) * channels)
+    return farthest, reach, fewest
 
 
 @njit(_WIDEST_SPAN, nogil=True, cache=True)

@@ -88,6 +88,41 @@ def pick(_context: Any, compute: Any, at: Any, index: Any, wide: Any) -> Any:
 
 
 @intrinsic
+def pick_of(_context: Any, compute: Any, index: Any, onward: Any, vectors: Any) -> Any:
+    """Lanes index[lane] + onward of two or four vectors side by side; index as of `pick`."""
+    vector = VectorType(compute.dtype)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        which = _onward(builder, vector, args[1], args[2])
+        given = [builder.extract_value(args[3], place) for place in range(len(vectors))]
+        low = _permuted(builder, vector, which, given[:2])
+        if len(given) == 2:
+            return low
+        limit = ir.Constant(vector.words, [2 * vector.lanes] * vector.lanes)
+        high = _permuted(builder, vector, which, given[2:])
+        return builder.select(builder.icmp_signed("<", which, limit), low, high)
+
+    return vector(compute, types.int64, types.int64, vectors), generate
+
+
+def _onward(builder: Any, vector: VectorType, index: Any, onward: Any) -> Any:
+    """Load places and add a number to all."""
+    words = vector.words
+    which = builder.load(pointer(builder, index, words))
+    which.align = 1
+    step = builder.trunc(onward, words.element) if words.element.width < 64 else onward
+    return builder.add(which, splat(builder, step, vector.lanes))
+
+
+def _permuted(builder: Any, vector: VectorType, which: Any, pair: Any) -> Any:
+    """Lanes of two vectors side by side; places count modulo their lanes."""
+    name = "ps" if vector.element == types.float32 else "pd"
+    kinds = [vector.ir, vector.words, vector.ir]
+    function = declared(builder, f"llvm.x86.avx512.vpermi2var.{name}.512", vector.ir, kinds)
+    return builder.call(function, [pair[0], which, pair[1]])
+
+
+@intrinsic
 def where_more(_context: Any, compute: Any, counts: Any, k: Any, one: Any, other: Any) -> Any:
     """Lanes of one where the integer at address counts is more than k, else those of other."""
     vector = VectorType(compute.dtype)

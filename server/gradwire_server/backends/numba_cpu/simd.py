@@ -162,6 +162,21 @@ def load_first(_context: Any, memory: Any, compute: Any, address: Any, count: An
 
 
 @intrinsic
+def prefetch(_context: Any, address: Any) -> Any:
+    """Have a cache line brought near; any address will do, mapped or not."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = pointer(builder, args[0], ir.IntType(8))
+        kinds = [place.type, INT32, INT32, INT32]
+        function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), kinds)
+        # To read, into the nearest cache, data.
+        builder.call(function, [place, INT32(0), INT32(3), INT32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
 def store(_context: Any, memory: Any, address: Any, vector: Any) -> Any:
     """Write a vector in a format, rounded to nearest even."""
 

@@ -58,7 +58,8 @@ def _halve(compute, weights, taps, inputs, length, result):
         total = broadcast(compute, w) * every_second(low, high, 0)
         if taps > 1:
             total = total + broadcast(compute, w + number) * every_second(low, high, 1)
-        for _ in range(taps // 2 - 1):
+        last = w + (taps // 2 - 1) * 2 * number if taps > 1 else w
+        while w != last:
             at += 2 * number
             w += 2 * number
             low, high = load(COMPUTE, compute, at), load(COMPUTE, compute, at + 64)

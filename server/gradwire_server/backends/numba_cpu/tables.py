@@ -21,8 +21,11 @@ _MOST_VECTORS = 1 << 15
 # Numbers beyond the place of a lane that its taps may reach, since all lanes go as far.
 _MOST_REACH = 60
 
+# What numba compiles has no types.
+_SCANS: Any = scans
+
 # Integers with as many bytes as a number of the compute type.
-_INTEGERS = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+_INTEGERS: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 # Results that must follow one pattern for a kernel of its own to be worth its start.
 _LEAST_STEADY = 8
@@ -57,6 +60,7 @@ class Groups:
     data    [n, taps + 2, lanes]: the place of each lane's first tap after the base, as integers;
             its taps, likewise; and its weights, tap by tap, 0 beyond them
     wide    whether some lanes begin beyond two vectors
+    reach   the furthest place of all lanes' taps
     gaps    whether some have no taps
     uneven  whether some have fewer than others
     """
@@ -64,6 +68,7 @@ class Groups:
     base: Indices
     data: npt.NDArray[Any]
     wide: bool
+    reach: int
     gaps: bool
     uneven: bool
 
@@ -103,19 +108,19 @@ class Table:
     start: Indices
     offset: Indices
     weight: npt.NDArray[Any]
-    bits: npt.NDArray[np.signedinteger[Any]]
+    bits: npt.NDArray[Any]
     facts: Facts
     _groups: dict[int, Groups | None] = field(default_factory=dict[int, Any])
 
     @classmethod
     def of(cls, bands: BandedMap, compute: np.dtype[Any]) -> Table:
         """Round a map's weights."""
-        start, offset, weight = map(np.ascontiguousarray, (bands.start, bands.offset, bands.weight))
-        rounded = np.empty(len(weight), compute)
-        facts = Facts(*scans.round_weights(start, offset, weight, rounded))
-        return cls(
-            bands.inputs, start, offset, rounded, rounded.view(_INTEGERS[compute.itemsize]), facts
-        )
+        start, offset = map(np.ascontiguousarray, (bands.start, bands.offset))
+        rounded: npt.NDArray[Any] = np.empty(bands.nnz, compute)
+        weight = np.ascontiguousarray(bands.weight)
+        facts = Facts(*_SCANS.round_weights(start, offset, weight, rounded))
+        bits: npt.NDArray[Any] = rounded.view(_INTEGERS[compute.itemsize])
+        return cls(bands.inputs, start, offset, rounded, bits, facts)
 
     @property
     def outputs(self) -> int:
@@ -159,13 +164,13 @@ class Table:
 
     def widest_span(self, tile: int) -> int:
         """Most inputs that the bands of a tile of results cover."""
-        return int(scans.widest_span(self.start, self.offset, tile))
+        return int(_SCANS.widest_span(self.start, self.offset, tile))
 
     def _steady(self, *, period: int, step: int) -> Steady | None:
         """Find the longest run around the middle that repeats, by starts, counts and weights."""
         if self.outputs < _LEAST_STEADY + period:
             return None
-        first, stop = scans.steady(self.start, self.offset, self.bits, period, step)
+        first, stop = _SCANS.steady(self.start, self.offset, self.bits, period, step)
         if stop - first < _LEAST_STEADY:
             return None
         phases = tuple(self._phase(j) for j in range(first, first + period))
@@ -187,8 +192,10 @@ def _grouped(table: Table, channels: int) -> Groups | None:
     base = np.empty(groups, np.int64)
     data = np.empty((groups, taps + 2, lanes), table.weight.dtype)
     integers = data.view(table.bits.dtype)
-    farthest, fewest = scans.group(table.start, table.offset, table.bits, channels, base, integers)
+    farthest, reach, fewest = _SCANS.group(
+        table.start, table.offset, table.bits, channels, base, integers
+    )
     if farthest >= 4 * lanes:
         return None
     wide = farthest >= 2 * lanes
-    return Groups(base, data, wide=wide, gaps=fewest == 0, uneven=fewest < taps)
+    return Groups(base, data, wide=wide, reach=reach, gaps=fewest == 0, uneven=fewest < taps)

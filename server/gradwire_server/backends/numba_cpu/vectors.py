@@ -125,4 +125,4 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
 
 
 # Decorates what is compiled as a part of compiled functions only: Python never calls it.
-part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)

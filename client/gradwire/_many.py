@@ -1,0 +1,284 @@
+"""How evaluate_many proceeds: every decision of both clients, which only carry them out.
+
+An item becomes a slot. It is open from when it is taken until its outcome is handed over, and only
+so many are open at once; until there is an outcome it is in flight, or waits to be sent again.
+Evaluations are pure: what is in flight when a stream breaks goes by the next one, as bytes that
+were copied when the item was taken, so that its array may be used anew at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections import deque
+from typing import Any
+from uuid import uuid4
+
+from numpy.typing import NDArray
+
+from gradwire._calls import check_timeout
+from gradwire._many_framing import read_request, read_result
+from gradwire._many_items import Item, Slot, Templates, as_item, parse_answer
+from gradwire._options import Options
+from gradwire.errors import (
+    DeadlineExceededError,
+    GradwireError,
+    InvalidRequestError,
+    ServerError,
+    UnsupportedOperatorError,
+)
+from gradwire.retries import RetryBudget, Tries, is_retryable
+
+# What a stream of its own can do.
+_TOO_LARGE = frozenset({"USE_STREAM", "LAYOUT_NOT_STREAMABLE"})
+_NOTHING = memoryview(b"")
+
+
+class Exchange:
+    """All slots of one evaluate_many. Used by one thread at a time.
+
+    alone      slots that the client has to evaluate by calls of their own, then to settle
+    timeout_s  seconds that a stream may go without an answer
+    """
+
+    def __init__(
+        self,
+        *,
+        options: Options,
+        templates: Templates,
+        budget: RetryBudget,
+        ordered: bool,
+        max_in_flight: int,
+        timeout_s: float | None,
+    ) -> None:
+        if type(max_in_flight) is not int or max_in_flight < 1:
+            raise InvalidRequestError.of(
+                "max_in_flight", f"is {max_in_flight!r}; give an integer, at least 1"
+            )
+        self.alone: deque[Slot] = deque()
+        self.timeout_s = check_timeout(timeout_s) or options.timeout_s
+        self._options = options
+        self._templates = templates
+        self._budget = budget
+        self._ordered = ordered
+        self._most = max_in_flight
+        # A few items are taken at once, since to wake the sender costs more than to take one.
+        self._few = max_in_flight - max(1, max_in_flight // 4)
+        self._filling = True
+        self._ended = self._all_alone = False
+        self._prefix = f"{uuid4().hex[:12]}-"
+        self._taken = self._open = self._open_alone = 0
+        # Ordered: every open slot. Otherwise: those that are settled.
+        self._queue: deque[Slot] = deque()
+        self._in_flight: dict[bytes, Slot] = {}
+        self._later: list[tuple[float, Slot]] = []
+        self._tries = Tries(options.retry, budget)
+        self._progressed = False
+
+    @property
+    def wants(self) -> bool:
+        """Whether another item may be taken."""
+        if self._ended or self._open_alone:
+            # Of large tensors one is enough to hold.
+            return False
+        self._filling = self._open < self._most if self._filling else self._open <= self._few
+        return self._filling
+
+    @property
+    def in_flight(self) -> int:
+        """How many items wait for their answers."""
+        return len(self._in_flight)
+
+    @property
+    def over(self) -> bool:
+        """Whether every outcome has been handed over."""
+        return self._ended and not self._open
+
+    def add(self, item: object) -> bytes | None:
+        """Take an item; return its request for the common stream, unless it goes another way."""
+        slot = self._slot()
+        try:
+            given = as_item(item)
+            template, array = self._templates.find(given)
+            slot.template = template
+            large = template.bulk_bytes > self._options.stream_threshold_bytes
+            if large or self._all_alone:
+                self._leave_alone(slot, given)
+                return None
+            slot.frame = template.frame(slot.name, array)
+        except Exception as error:  # noqa: BLE001 - it is raised in the item's place
+            self.settle(slot, error=error)
+            return None
+        self._in_flight[slot.name] = slot
+        return slot.frame
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that there are no more items, for an error where there is one."""
+        if error is not None:
+            self.settle(self._slot(), error=error)
+        self._ended = True
+
+    def close(self) -> None:
+        """Take no more items, and forget those that are open."""
+        self._ended = True
+        self._open = 0
+        self._queue.clear()
+        self._in_flight.clear()
+        self._later.clear()
+        self.alone.clear()
+
+    def begin(self) -> list[bytes]:
+        """Return what a new stream starts with: every request in flight."""
+        self._progressed = False
+        return [slot.frame for slot in self._in_flight.values()]
+
+    def due(self) -> list[bytes]:
+        """Return the requests to send again that have waited long enough."""
+        if not self._later:
+            return []
+        now = time.monotonic()
+        ready = [slot for at, slot in self._later if at <= now]
+        self._later = [(at, slot) for at, slot in self._later if at > now]
+        self._in_flight |= {slot.name: slot for slot in ready}
+        return [slot.frame for slot in ready]
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until a request is to be sent again; None where none is."""
+        if not self._later:
+            return None
+        return max(0.0, min(at for at, _ in self._later) - time.monotonic())
+
+    def take(self, message: bytes) -> None:
+        """Take a message of the stream; raise the error that ends it where it is one."""
+        parts = read_result(message)
+        if parts is not None:
+            name, header, data = parts
+            self._receive(self._answered(name), header, data)
+            return
+        name, outcome = parse_answer(message)
+        if not isinstance(outcome, GradwireError):
+            self._receive(self._answered(name), *outcome)
+        elif name:
+            self._refuse(self._answered(name), outcome)
+        else:
+            raise outcome
+
+    def outcome(self) -> Slot | None:
+        """Hand over the next outcome, if it is there."""
+        if not self._queue or not self._queue[0].settled:
+            return None
+        slot = self._queue.popleft()
+        self._open -= 1
+        self._open_alone -= slot.alone is not None
+        return slot
+
+    def settle(
+        self,
+        slot: Slot,
+        *,
+        result: NDArray[Any] | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Note the outcome of a slot."""
+        slot.result, slot.error, slot.settled, slot.frame = result, error, True, b""
+        if error is not None:
+            error.add_note(f"item {slot.index} of evaluate_many")
+        if not self._ordered:
+            self._queue.append(slot)
+
+    def broke(self, error: GradwireError) -> float:
+        """Take the end of a stream; return the seconds to wait before the next one.
+
+        Where there is no next one, the error is the outcome of all that was in flight.
+        """
+        if not self._in_flight:
+            return 0.0
+        if isinstance(error, UnsupportedOperatorError) and not error.reason:
+            # The server knows no EvaluateMany.
+            self._all_alone = True
+            for slot in self._drain():
+                self._leave_alone(slot)
+            return 0.0
+        # A caller that was slow to read is no fault of the request's.
+        pause_s = None
+        if is_retryable(error, streamed=True) or error.reason == "STALLED":
+            pause_s = self._pause_s(self._tries, error, progressed=self._progressed)
+        if pause_s is None:
+            self.give_up(error)
+        return pause_s or 0.0
+
+    def stalled(self) -> DeadlineExceededError:
+        """Return the error of a stream on which no answer came for too long."""
+        return DeadlineExceededError(
+            f"no answer for {self.timeout_s} s, while {self.in_flight} items were in flight"
+        )
+
+    def give_up(self, error: GradwireError) -> None:
+        """Make an error the outcome of all that is in flight."""
+        for slot in self._drain():
+            self.settle(slot, error=copy.copy(error))
+
+    def _slot(self) -> Slot:
+        slot = Slot(self._taken, b"%b%d" % (self._prefix.encode(), self._taken))
+        self._taken += 1
+        self._open += 1
+        if self._ordered:
+            self._queue.append(slot)
+        return slot
+
+    def _drain(self) -> list[Slot]:
+        slots = list(self._in_flight.values())
+        self._in_flight.clear()
+        return slots
+
+    def _leave_alone(self, slot: Slot, item: Item | None = None) -> None:
+        """Have a slot evaluated by a call of its own."""
+        template = slot.template
+        if item is None and template is not None:
+            parts = read_request(slot.frame)
+            array = template.array(parts[2] if parts else _NOTHING)
+            output = template.job.output
+            shape = None if output is None else tuple(output.sizes)
+            item = Item(template.op, array, shape, template.job.out)
+        slot.alone, slot.frame = item, b""
+        self._open_alone += 1
+        self.alone.append(slot)
+
+    def _answered(self, name: bytes) -> Slot:
+        slot = self._in_flight.pop(name, None)
+        if slot is None:
+            raise ServerError(f"the server answered {name.decode()}, which was not asked")
+        self._progressed = True
+        self._budget.succeed()
+        return slot
+
+    def _receive(self, slot: Slot, header: bytes, data: memoryview) -> None:
+        if slot.template is None:
+            raise AssertionError("what is in flight has a template")
+        try:
+            self.settle(slot, result=slot.template.result(header, data))
+        except Exception as error:  # noqa: BLE001 - it is raised in the item's place
+            self.settle(slot, error=error)
+
+    def _refuse(self, slot: Slot, error: GradwireError) -> None:
+        if error.reason in _TOO_LARGE:
+            self._leave_alone(slot)
+            return
+        pause_s = None
+        if is_retryable(error, streamed=False):
+            slot.tries = slot.tries or Tries(self._options.retry, self._budget)
+            pause_s = self._pause_s(slot.tries, error, progressed=False)
+        if pause_s is None:
+            self.settle(slot, error=error)
+        else:
+            self._later.append((time.monotonic() + pause_s, slot))
+
+    def _pause_s(self, tries: Tries, error: GradwireError, *, progressed: bool) -> float | None:
+        """Return the seconds to wait before the next try; None where there is none."""
+        draw = random.random()  # noqa: S311 - jitter
+        try:
+            return tries.pause_s(error, progressed=progressed, left_s=self.timeout_s, draw=draw)
+        except GradwireError:
+            return None

@@ -1,0 +1,278 @@
+"""evaluate_many of the client of asyncio: the iterator, and the tasks behind it.
+
+One task takes items, another keeps the stream going, and a thread receives. Whoever iterates only
+waits for outcomes, and may be cancelled and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from numpy.typing import NDArray
+
+from gradwire._channel import AsyncLink, PerProcess
+from gradwire._many import Exchange
+from gradwire._many_items import Item, Slot
+from gradwire._many_stream import ManyStream
+from gradwire.errors import GradwireError
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class AsyncResults(AsyncIterator[T_co]):
+    """What `AsyncClient.evaluate_many` returns: the results, one after the other.
+
+    As Results, awaited: `async for`, or anext() to go on behind an item that failed. Close it with
+    aclose(), or use it in an async with statement, to end what is not wanted any more.
+
+    index  place of the item whose result or error came last; -1 before the first
+    """
+
+    def __init__(
+        self,
+        items: Iterable[object] | AsyncIterable[object],
+        exchange: Exchange,
+        links: PerProcess[AsyncLink],
+        *,
+        ordered: bool,
+        evaluate: Callable[[Item], Awaitable[NDArray[Any]]],
+    ) -> None:
+        self.index = -1
+        self._ordered = ordered
+        self._work = _Work(items, exchange, links, evaluate=evaluate)
+
+    async def __anext__(self) -> T_co:
+        slot = await self._work.outcome()
+        if slot is None:
+            await self._work.finish()
+            raise StopAsyncIteration
+        self.index = slot.index
+        if slot.error is not None:
+            raise slot.error
+        result: Any = slot.result if self._ordered else (slot.index, slot.result)
+        return cast("T_co", result)
+
+    async def aclose(self) -> None:
+        """Take no more items and end what is under way; anext() raises StopAsyncIteration."""
+        self._work.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        work: _Work | None = getattr(self, "_work", None)
+        if work is not None:
+            work.abandon()
+
+
+class _Work:
+    """What goes on while somebody iterates, or does something else meanwhile."""
+
+    def __init__(
+        self,
+        items: Iterable[object] | AsyncIterable[object],
+        exchange: Exchange,
+        links: PerProcess[AsyncLink],
+        *,
+        evaluate: Callable[[Item], Awaitable[NDArray[Any]]],
+    ) -> None:
+        self._items = items
+        self._exchange = exchange
+        self._links = links
+        self._link = links.get()
+        self._evaluate = evaluate
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stream: ManyStream | None = None
+        self._error: GradwireError | None = None
+        self._pausing = False
+        self._moved_at = 0.0
+        # What threads have received and the loop has not taken yet.
+        self._inbox: deque[tuple[ManyStream, bytes | GradwireError]] = deque()
+        # Set for who waits to take items, to keep the stream going, and for outcomes.
+        self._room = asyncio.Event()
+        self._news = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    async def outcome(self) -> Slot | None:
+        """Wait for the next outcome; None when there is none any more."""
+        exchange = self._exchange
+        if not self._tasks and not exchange.over:
+            self._tasks = [asyncio.ensure_future(each) for each in (self._take(), self._keep())]
+            for task in self._tasks:
+                task.add_done_callback(lambda _: self._settled.set())
+        while True:
+            slot = exchange.outcome()
+            if slot is not None or exchange.over:
+                self._room.set()
+                return slot
+            for task in self._tasks:
+                if task.done() and not task.cancelled():
+                    task.result()
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def finish(self) -> None:
+        """End the stream after the last answer."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await asyncio.to_thread(stream.finish)
+        self.close()
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._exchange.close()
+        self._hang_up()
+        for task in self._tasks:
+            task.cancel()
+        self._settled.set()
+
+    def abandon(self) -> None:
+        """Do so where nobody can await it, maybe in another thread."""
+        if self._tasks and not self._exchange.over:
+            self._link.in_loop(self.close)
+
+    async def _take(self) -> None:
+        exchange = self._exchange
+        try:
+            async for item in _each(self._items):
+                request = exchange.add(item)
+                if request is None:
+                    self._settled.set()
+                    self._news.set()
+                else:
+                    self._send(request)
+                while not exchange.wants:
+                    self._room.clear()
+                    await self._room.wait()
+        except Exception as error:  # noqa: BLE001 - it is raised behind the items before it
+            exchange.end(error)
+        else:
+            exchange.end()
+        self._settled.set()
+
+    async def _keep(self) -> None:
+        exchange = self._exchange
+        while True:
+            self._news.clear()
+            error, self._error = self._error, None
+            if error is not None:
+                await self._recover(error)
+            while exchange.alone:
+                await self._evaluate_alone(exchange.alone.popleft())
+            for request in exchange.due():
+                self._send(request)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s()):
+                    await self._news.wait()
+            if self._stream is not None and self._silent_s() >= exchange.timeout_s:
+                self._error = exchange.stalled()
+
+    def _silent_s(self) -> float:
+        """Seconds for which something was in flight and no answer came."""
+        return time.monotonic() - self._moved_at if self._exchange.in_flight else 0.0
+
+    def _patience_s(self) -> float:
+        """Return the seconds until there is something to do without news."""
+        left_s = max(0.0, self._exchange.timeout_s - self._silent_s())
+        due_in_s = self._exchange.due_in_s
+        return left_s if due_in_s is None else min(left_s, due_in_s)
+
+    def _send(self, request: bytes) -> None:
+        if self._exchange.in_flight == 1:
+            self._moved_at = time.monotonic()
+        if self._stream is not None:
+            self._stream.send(request)
+        elif self._error is None and not self._pausing:
+            self._connect()
+
+    def _connect(self) -> None:
+        self._moved_at = time.monotonic()
+        try:
+            stream = ManyStream(self._links.get().blocking, self._exchange.begin())
+        except GradwireError as error:
+            self._error = error
+            self._news.set()
+            return
+        self._stream = stream
+        threading.Thread(
+            target=self._receive, args=(stream,), name="gradwire-receiver", daemon=True
+        ).start()
+
+    def _receive(self, stream: ManyStream) -> None:
+        """Receive messages in a thread of its own, and wake the loop once for many of them."""
+        came: bytes | GradwireError = b""
+        while not isinstance(came, GradwireError):
+            try:
+                came = stream.receive()
+            except GradwireError as error:
+                came = error
+            self._inbox.append((stream, came))
+            if len(self._inbox) == 1:
+                self._link.in_loop(self._absorb)
+
+    def _absorb(self) -> None:
+        exchange = self._exchange
+        while self._inbox:
+            stream, came = self._inbox[0]
+            if stream is self._stream:
+                try:
+                    if isinstance(came, GradwireError):
+                        raise came
+                    exchange.take(came)
+                except GradwireError as error:
+                    self._hang_up()
+                    self._error = error
+            # Only now, so that the thread wakes the loop for what comes next.
+            self._inbox.popleft()
+        self._moved_at = time.monotonic()
+        self._settled.set()
+        if self._error is not None or exchange.alone or exchange.due_in_s is not None:
+            self._news.set()
+
+    async def _recover(self, error: GradwireError) -> None:
+        self._hang_up()
+        if self._links.closed:
+            self._exchange.give_up(error)
+        else:
+            self._pausing = True
+            await asyncio.sleep(self._exchange.broke(error))
+            self._pausing = False
+        self._settled.set()
+        if self._exchange.in_flight and self._stream is None:
+            self._connect()
+
+    def _hang_up(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+
+    async def _evaluate_alone(self, slot: Slot) -> None:
+        try:
+            self._exchange.settle(slot, result=await self._evaluate(slot.item))
+        except Exception as error:  # noqa: BLE001 - it is raised in the item's place
+            self._exchange.settle(slot, error=error)
+        self._settled.set()
+
+
+async def _each(items: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

@@ -1,0 +1,81 @@
+"""One stream of EvaluateMany, on a blocking grpc call; clients of asyncio use it too.
+
+grpc's own thread sends. An asyncio call would lose the error that ends its stream when it comes
+while a request is being written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+import grpc
+
+from gradwire._channel import Link, from_rpc_error
+from gradwire.errors import CallCancelledError, ServerError
+from gradwire.retries import is_retryable
+
+_METHOD = "/gradwire.v1.GradientService/EvaluateMany"
+
+# How long a server may take to end a stream that has nothing left.
+_CLOSING_S = 1.0
+
+
+class ManyStream:
+    """Sends requests and receives answers, both serialized.
+
+    Raises CallCancelledError where the channel is closed.
+    """
+
+    def __init__(self, link: Link, requests: Iterable[bytes]) -> None:
+        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        for request in requests:
+            self._requests.put(request)
+        self._pool, self._failed, self._ended = link.unary, False, False
+        self._ending = threading.Lock()  # another thread may cancel
+        self._seat, line = self._pool.take()
+        method: grpc.StreamStreamMultiCallable[bytes, bytes] = line.channel.stream_stream(_METHOD)
+        try:
+            self._call = method(iter(self._requests.get, None))
+        except ValueError as error:
+            # What grpc says of a channel that is closed.
+            self._requests.put(None)
+            self._give_back()
+            raise CallCancelledError(str(error)) from error
+
+    def send(self, request: bytes) -> None:
+        """Send a request, without waiting until it is on its way."""
+        self._requests.put(request)
+
+    def receive(self) -> bytes:
+        """Wait for the next answer; raise GradwireError where none comes."""
+        try:
+            message: bytes = next(self._call)
+        except StopIteration:
+            raise ServerError("the server ended the stream before its last answer") from None
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+            self._failed = is_retryable(failure, streamed=True)
+            raise failure from error
+        return message
+
+    def finish(self) -> None:
+        """End the stream after the last answer."""
+        ended = threading.Event()
+        self._requests.put(None)
+        if self._call.add_callback(ended.set):
+            ended.wait(_CLOSING_S)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the stream at once; receive() then raises, if another thread waits in it."""
+        self._call.cancel()
+        self._requests.put(None)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        with self._ending:
+            ended, self._ended = self._ended, True
+        if not ended:
+            self._pool.give_back(self._seat, failed=self._failed)

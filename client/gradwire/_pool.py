@@ -1,0 +1,104 @@
+"""Which of several connections a call takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gradwire.errors import CallCancelledError
+
+T = TypeVar("T")
+
+# So long others are taken instead of one on which a call has failed; longer than grpc waits before
+# it connects anew.
+AVOIDED_S = 1.5
+
+
+@dataclass(slots=True, eq=False)
+class Seat(Generic[T]):
+    """A connection and its calls.
+
+    connection     None as long as no call has taken it
+    calls          how many have taken it and not given it back
+    avoided_until  on the clock of the pool
+    """
+
+    target: str
+    connection: T | None = None
+    calls: int = 0
+    avoided_until: float = 0.0
+
+
+class Pool(Generic[T]):
+    """Connections to one or more targets, each opened when a call first takes it.
+
+    A call takes the one with the fewest calls; of equals the first one, so that callers who take
+    turns share one connection, but targets take turns.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        open_one: Callable[[str], T],
+        *,
+        connections: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_one = open_one
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._targets = len(targets)
+        self._turn = 0
+        self._avoided = False
+        self._closed = False
+        self._seats: list[Seat[T]] = [Seat(one) for _ in range(connections) for one in targets]
+
+    def take(self) -> tuple[Seat[T], T]:
+        """Return a connection for a call, which gives it back.
+
+        Raises CallCancelledError after close().
+        """
+        with self._lock:
+            if self._closed:
+                raise CallCancelledError("the client was closed")
+            seat = self._least_busy()
+            if seat.connection is None:
+                seat.connection = self._open_one(seat.target)
+            seat.calls += 1
+            return seat, seat.connection
+
+    def give_back(self, seat: Seat[T], *, failed: bool) -> None:
+        """End a call's use of a connection.
+
+        failed  whether another connection may well do better
+        """
+        with self._lock:
+            seat.calls -= 1
+            if failed:
+                seat.avoided_until = self._clock() + AVOIDED_S
+                self._avoided = True
+
+    def close(self) -> list[T]:
+        """Return the connections, for the caller to close; open no other."""
+        with self._lock:
+            self._closed = True
+            return [seat.connection for seat in self._seats if seat.connection is not None]
+
+    def _least_busy(self) -> Seat[T]:
+        seats = self._seats
+        if self._targets > 1:
+            self._turn = (self._turn + 1) % self._targets
+            seats = seats[self._turn :] + seats[: self._turn]
+        if self._avoided:
+            now = self._clock()
+            sound = [seat for seat in seats if seat.avoided_until <= now]
+            self._avoided = len(sound) < len(seats)
+            seats = sound or seats
+        best = seats[0]
+        for seat in seats:
+            if seat.calls < best.calls:
+                best = seat
+        return best

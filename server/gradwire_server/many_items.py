@@ -1,0 +1,176 @@
+"""The requests of EvaluateMany: from the bytes of a message to those of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from gradwire import v1
+from gradwire._many_framing import Parts, read_request
+from gradwire_server import encoding, wire
+from gradwire_server.backends import Backend
+from gradwire_server.engine import Batch, Evaluation, Recent
+from gradwire_server.errors import InvalidDataError, UseStreamError
+from gradwire_server.service import Workshop
+
+# Recipes that are kept, and the table entries of all of them.
+_RECENT = 256
+_RECENT_ENTRIES = 1 << 20
+
+
+class NoMessageError(InvalidDataError):
+    """The bytes of a message are none, so that its stream makes no sense from here on."""
+
+    def __init__(self, message: bytes, kind: type[Message]) -> None:
+        super().__init__(
+            "message", f"{len(message)} bytes came that are no {kind.DESCRIPTOR.full_name}"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """What requests share that differ in name and data only.
+
+    batch   the way to compute several at once; None where one takes several steps
+    header  of the result's message
+    inline  whether one is computed sooner than handed to a thread
+    """
+
+    evaluation: Evaluation
+    batch: Batch | None
+    header: bytes
+    inline: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """A request under way.
+
+    name    its request_id
+    data    the bytes of its input
+    memory  what it holds of the server's budget
+    """
+
+    name: bytes
+    recipe: Recipe
+    data: memoryview
+    memory: ExitStack
+
+
+class Recipes:
+    """Finds the recipe of a request by the bytes of its header, since equal ones are common."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._recent: Recent[Recipe] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
+
+    async def find(self, header: bytes) -> Recipe:
+        """Return the recipe of a request's header, the fields but its request_id and data.
+
+        Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it
+        is none.
+        """
+        recipe = self._recent.get(header)
+        if recipe is None:
+            recipe = await self._prepare(header)
+            self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)
+        return recipe
+
+    async def _prepare(self, header: bytes) -> Recipe:
+        settings = self._workshop.settings
+        try:
+            request = v1.EvaluateRequest.FromString(header)
+        except DecodeError as error:
+            raise NoMessageError(header, v1.EvaluateRequest) from error
+        decoded = wire.read_request(request)
+        _, output = decoded.resolved()
+        for name, spec in (("input", decoded.input), ("output", output)):
+            if spec.wire_bytes > settings.max_unary_bytes:
+                raise UseStreamError(
+                    f"{name} is {spec.wire_bytes} bytes; EvaluateMany takes "
+                    f"{settings.max_unary_bytes} (its setting GRADWIRE_MAX_UNARY_BYTES), "
+                    "EvaluateStream any number",
+                    limit="max_unary_bytes",
+                    allowed=settings.max_unary_bytes,
+                )
+        evaluation = await self._workshop.prepare(decoded)
+        batch = Batch.of(evaluation)
+        response = v1.EvaluateResponse(output=wire.write_descriptor(output))
+        inline = batch is not None and evaluation.work <= settings.inline_work
+        return Recipe(evaluation, batch, response.SerializeToString(), inline)
+
+
+def read(message: bytes) -> Parts:
+    """Return the request_id, the header and the data of a message.
+
+    Raises InvalidDataError or UnknownFieldError where it holds no request, or one that no answer
+    would find.
+    """
+    name, header, data = read_request(message) or _parse(message)
+    if not name:
+        raise InvalidDataError(
+            "evaluation.request_id", "empty; answers are found by it: give each request another one"
+        )
+    return name, header, data
+
+
+def check_length(recipe: Recipe, data: memoryview) -> None:
+    """Raise InvalidDataError where the data is not what the request's header promises."""
+    needed = recipe.evaluation.input.wire_bytes
+    if len(data) != needed:
+        raise InvalidDataError("data", f"{len(data)} bytes; input's descriptor takes {needed}")
+
+
+def alike(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Group what can be computed at once; the groups are in the order of their first items."""
+    groups: dict[Recipe, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.recipe, []).append(item)
+    for recipe, group in groups.items():
+        most = 1 if recipe.batch is None else recipe.batch.most
+        for first in range(0, len(group), most):
+            yield group[first : first + most]
+
+
+def compute(items: Sequence[Item], backend: Backend) -> encoding.Bytes:
+    """Return the results of such a group, [item, byte]; all of them have a batch."""
+    batch = items[0].recipe.batch
+    if batch is None:
+        raise AssertionError("what takes several steps is left to threads")
+    return batch.run([each.data for each in items], backend)
+
+
+async def compute_in_thread(items: Sequence[Item], workshop: Workshop) -> encoding.Bytes:
+    """Do the same in a thread, whether there is a batch or not."""
+    recipe, backend = items[0].recipe, workshop.backend
+    if recipe.batch is not None:
+        return await workshop.off_loop(partial(compute, items, backend))
+    # Kernels want numbers aligned, wherever they lie in the message.
+    data = np.frombuffer(bytes(items[0].data), np.uint8)
+    result = np.empty((1, recipe.evaluation.output.wire_bytes), np.uint8)
+    steps = recipe.evaluation.run_into(result[0], data, backend)
+    # One hop per step, so that the work of a stream that is over stops.
+    while await workshop.off_loop(partial(next, steps, None)) is not None:
+        pass
+    return result
+
+
+def _parse(message: bytes) -> Parts:
+    """Read a message that protobuf wrote in another way than most."""
+    try:
+        request = v1.EvaluateManyRequest.FromString(message)
+    except DecodeError as error:
+        raise NoMessageError(message, v1.EvaluateManyRequest) from error
+    wire.refuse_unknown_fields(request, "")
+    if not request.HasField("evaluation"):
+        raise InvalidDataError("evaluation", "not set; every message holds one")
+    evaluation = request.evaluation
+    name, data = evaluation.request_id.encode(), memoryview(evaluation.data)
+    evaluation.ClearField("request_id")
+    evaluation.ClearField("data")
+    return name, evaluation.SerializeToString(), data

@@ -1,0 +1,49 @@
+"""What requests share that differ in request_id and data only; what is equal is prepared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire_server import encoding, wire
+from gradwire_server.engine import Evaluation, Recent
+
+# Recipes that are kept, the table entries of all of them, and the bytes of a header.
+_RECENT = 256
+_RECENT_ENTRIES = 1 << 20
+_LONGEST_HEADER = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """A request without its request_id and data, ready to run.
+
+    header  of the response
+    """
+
+    evaluation: Evaluation
+    header: bytes
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Recipe:
+        """Make the recipe of an evaluation."""
+        output = wire.write_descriptor(evaluation.output)
+        return cls(evaluation, encoding.response_header(output))
+
+
+class Recipes:
+    """Finds a recipe by the bytes of the request's header. Thread-safe.
+
+    Equal bytes mean equal requests, and what is kept was found in order.
+    """
+
+    def __init__(self) -> None:
+        self._recent: Recent[Recipe] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
+
+    def get(self, header: bytes) -> Recipe | None:
+        """Return what was kept for a header; None where nothing was."""
+        return self._recent.get(header)
+
+    def keep(self, header: bytes, recipe: Recipe) -> None:
+        """Keep a recipe, unless it or its header is too large."""
+        if len(header) <= _LONGEST_HEADER:
+            self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)

@@ -1,0 +1,181 @@
+"""The Prometheus endpoint: an HTTP server in threads of its own, away from the event loop."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as PrometheusMetric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample as PrometheusSample
+
+from gradwire_server.addresses import split
+from gradwire_server.telemetry.families import Family, families
+from gradwire_server.telemetry.ledger import Ledgers
+from gradwire_server.telemetry.processes import Processes
+
+# A reader that takes longer is no scraper.
+_PATIENCE_S = 5.0
+# While it writes an answer this thread holds the interpreter, and the event loop would wait for the
+# switch interval of 5 ms again and again: it pauses after so many lines, for so long.
+_LINES = 40
+_PAUSE_S = 50e-6
+# Answers under way at once; who comes then waits a moment and is sent away.
+_AT_ONCE = 4
+_MOMENT_S = 0.5
+
+
+class Endpoint:
+    """Answers GET /metrics from when it is made until close().
+
+    address  HOST:PORT with the port bound
+
+    Raises OSError where the address cannot be had.
+    """
+
+    def __init__(self, address: str, ledgers: Ledgers) -> None:
+        host, port = split(address)
+        try:
+            self._server = _Server(host, port, _Metrics(ledgers))
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(f"metrics_address {address} cannot be had: {reason}") from error
+        self.address = f"{host}:{self._server.server_port}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="gradwire-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(socketserver.ThreadingMixIn, HTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, metrics: _Metrics) -> None:
+        name = host.strip("[]")
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        self.address_family, _, _, _, place = found[0]
+        self.registry = CollectorRegistry()
+        self.registry.register(metrics)
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
+        super().__init__((str(place[0]), port), _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own looks the host's name up.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(timeout=_MOMENT_S):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: readers come and go, and stderr is for log lines."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _PATIENCE_S
+
+    def do_GET(self) -> None:
+        """Answer a scrape, in the format it asks for."""
+        if self.path.partition("?")[0] not in {"/", "/metrics"}:
+            self.send_error(HTTPStatus.NOT_FOUND, explain="the metrics are at /metrics")
+            return
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        body = encode(cast("_Server", self.server).registry)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "gradwire"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Say nothing: one line for every scrape is noise."""
+
+
+class _Metrics(Collector):
+    """Gives a registry of prometheus_client what the ledgers hold."""
+
+    def __init__(self, ledgers: Ledgers) -> None:
+        self._ledgers = ledgers
+        self._processes = Processes()
+        self._lock = threading.Lock()
+
+    def describe(self) -> Iterable[PrometheusMetric]:
+        return []
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        with self._lock:
+            workers = self._ledgers.read()
+            found = [*families(workers), *self._processes.read(workers)]
+        for family in found:
+            metric = _in_prometheus_form(family)
+            metric.samples = _WithPauses(metric.samples)
+            yield metric
+
+
+class _WithPauses(list[PrometheusSample]):
+    """Samples whose reader lets other threads run now and then."""
+
+    def __iter__(self) -> Iterator[PrometheusSample]:
+        for number, sample in enumerate(super().__iter__()):
+            if number % _LINES == 0:
+                time.sleep(_PAUSE_S)
+            yield sample
+
+
+def _in_prometheus_form(family: Family) -> PrometheusMetric:
+    metric = family.metric
+    names = metric.label_names
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=names)
+        bounds = [*map(str, metric.buckets), "+Inf"]
+        for sample in family.samples:
+            counts = _running_sums(sample.buckets)
+            buckets = list(zip(bounds, counts, strict=True))
+            histogram.add_metric(sample.labels, buckets, sum_value=sample.value)
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    plain = kind(metric.name, metric.help, labels=names)
+    for sample in family.samples:
+        plain.add_metric(sample.labels, sample.value)
+    return plain
+
+
+def _running_sums(counts: tuple[float, ...]) -> list[float]:
+    total = 0.0
+    sums: list[float] = []
+    for count in counts:
+        total += count
+        sums.append(total)
+    return sums

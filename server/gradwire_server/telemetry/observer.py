@@ -1,0 +1,56 @@
+"""What a call tells when it begins and when it has its status, and who listens."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from gradwire_server.telemetry.recording import Observed, Recorder
+
+
+class _Tracer(Protocol):
+    """spans.Tracer, which is not there without OpenTelemetry."""
+
+    def begin(self, call: Observed) -> Any: ...
+    def end(self, span: Any, call: Observed, *, status: str, reason: str) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
+
+
+class Observer:
+    """Tells a recorder and a tracer of every call, where there are any."""
+
+    def __init__(self, recorder: Recorder | None = None, tracer: _Tracer | None = None) -> None:
+        self.recorder = recorder
+        self.tracer = tracer
+
+    def begin(self, call: Observed) -> object:
+        """Note that a call begins; return what `end` wants to know of it."""
+        if self.recorder is not None:
+            self.recorder.begin(call.method)
+        return None if self.tracer is None else self.tracer.begin(call)
+
+    def end(
+        self,
+        begun: object,
+        call: Observed,
+        *,
+        status: str,
+        duration_s: float,
+        reason: str = "",
+        limit: str = "",
+    ) -> None:
+        """Note that a call has its status.
+
+        reason  of its error, without the prefix of its enum; empty where there is none
+        limit   name of the setting in the way, if any
+        """
+        if self.recorder is not None:
+            self.recorder.end(call, status=status, duration_s=duration_s)
+            if reason:
+                self.recorder.fail(call.method, reason=reason, limit=limit)
+        if self.tracer is not None:
+            self.tracer.end(begun, call, status=status, reason=reason)
+
+    def step(self, nbytes: int) -> None:
+        """Note a step of a stream, and how many bytes it read and wrote."""
+        if self.recorder is not None:
+            self.recorder.step(nbytes)

@@ -1,0 +1,88 @@
+"""The process of one worker, as the process that watches it sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from gradwire_server.shares import Job
+from gradwire_server.telemetry import Running
+
+_WORKER = "gradwire_server.worker"
+
+
+class WorkerProcess:
+    """A process that serves, or is going to.
+
+    pid       its number
+    served_s  how many seconds it has served
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._began: float | None = None
+        self._said = asyncio.ensure_future(self._listen())
+        self.pid = process.pid
+        self.served_s = 0.0
+
+    @classmethod
+    async def start(cls, job: Job, running: Running) -> Self:
+        """Start one; it prepares for its job and begins with it after go()."""
+        # A session of its own: Ctrl-C reaches its parent only, which then stops all in order.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *_as_safe(), "-m", _WORKER),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            pass_fds=running.fds,
+        )
+        job = replace(job, cells=running.fd)
+        running.note_start(process.pid)
+        assert process.stdin is not None  # noqa: S101 - it is a pipe
+        process.stdin.write(job.dump() + b"\n")
+        return cls(process)
+
+    def go(self) -> None:
+        """Have it begin."""
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        self._process.stdin.close()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it serves now."""
+        return self._began is not None and self._process.returncode is None
+
+    async def came_to_serve(self) -> bool:
+        """Wait until it serves, or has ended without; return whether it serves."""
+        return await asyncio.shield(self._said)
+
+    async def ended(self) -> int:
+        """Wait for its end and return its exit status."""
+        status = await self._process.wait()
+        await self.came_to_serve()
+        if self._began is not None and not self.served_s:
+            self.served_s = time.monotonic() - self._began
+        return status
+
+    def send(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def _listen(self) -> bool:
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        if not await self._process.stdout.readline():
+            return False
+        self._began = time.monotonic()
+        return True
+
+
+def _as_safe() -> list[str]:
+    """Return the flag without which the current folder hides modules, unless it does so here."""
+    return [] if sys.path[0] == str(Path.cwd()) else ["-P"]

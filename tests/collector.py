@@ -1,0 +1,114 @@
+"""A real OTLP receiver on a free loopback port, which keeps what it is sent."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A span, what it tells, and what its process tells of itself."""
+
+    span: Span
+    told: Mapping[str, Any]
+    resource: Mapping[str, Any]
+
+
+@dataclass
+class Collector:
+    """What came; resources as OTLP's resource attributes.
+
+    url  for OTEL_EXPORTER_OTLP_ENDPOINT
+    """
+
+    url: str
+    spans: list[Seen] = field(default_factory=list[Seen])
+    metrics: dict[str, Metric] = field(default_factory=dict[str, Metric])
+
+    def named(self, name: str) -> list[Seen]:
+        """Return the spans of a name."""
+        return [seen for seen in self.spans if seen.span.name == name]
+
+    def children(self, of: Seen) -> list[Seen]:
+        """Return the spans right below one."""
+        return [seen for seen in self.spans if seen.span.parent_span_id == of.span.span_id]
+
+
+def attributes(pairs: Any) -> dict[str, Any]:
+    """Turn OTLP's attributes into a dictionary."""
+    values: list[KeyValue] = list(pairs)
+    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in values}
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    collector: Collector
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        assert self.headers["Content-Type"] == "application/x-protobuf"
+        collector = cast("_Server", self.server).collector
+        if self.path == "/v1/traces":
+            answer = self._take_spans(collector, body)
+        else:
+            assert self.path == "/v1/metrics"
+            answer = self._take_metrics(collector, body)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _take_spans(self, collector: Collector, body: bytes) -> bytes:
+        for each in ExportTraceServiceRequest.FromString(body).resource_spans:
+            resource = attributes(each.resource.attributes)
+            for scope in each.scope_spans:
+                for span in scope.spans:
+                    collector.spans.append(Seen(span, attributes(span.attributes), resource))
+        return ExportTraceServiceResponse().SerializeToString()
+
+    def _take_metrics(self, collector: Collector, body: bytes) -> bytes:
+        for each in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            for scope in each.scope_metrics:
+                collector.metrics |= {metric.name: metric for metric in scope.metrics}
+        return ExportMetricsServiceResponse().SerializeToString()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Say nothing."""
+
+
+@contextmanager
+def collecting() -> Generator[Collector]:
+    """Run a receiver."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.collector = Collector(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server.collector
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

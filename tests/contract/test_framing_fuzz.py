@@ -1,0 +1,200 @@
+"""Bytes that are read by hand mean what they mean to protobuf, and are refused where it refuses.
+
+Messages are made of fields as sloppy writers and attackers write them: in any order, repeated, with
+numbers longer than need be, of other types, cut off; and of sound messages with bytes changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gradwire import v1
+from gradwire._framing import Parts, read_chunk, read_evaluation
+from gradwire_server import encoding
+from gradwire_server.errors import InvalidDataError
+from raw_calls import opening, published_request
+
+RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")
+SOUND = [
+    published_request().SerializeToString(),
+    opening(published_request()).SerializeToString(),
+    v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=300, data=bytes(9))).SerializeToString(),
+    RESPONSE.SerializeToString(),
+]
+
+
+# What is given several times is drawn more often.
+LENGTHS = st.sampled_from([1] * 40 + [2, 3, 5, 10, 11])
+KINDS = st.sampled_from([2] * 40 + [0, 1, 3, 4, 5, 6, 7])
+
+
+@st.composite
+def varints(draw: st.DrawFn, numbers: st.SearchStrategy[int]) -> bytes:
+    """Numbers in up to eleven bytes: protobuf takes ten, of a length five."""
+    number = draw(numbers)
+    length = max((number.bit_length() + 6) // 7, draw(LENGTHS))
+    digits = [number >> 7 * index & 0x7F for index in range(length)]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+NUMBERS = st.integers(0, 300) | st.integers(0, 2**64 - 1)
+TEXTS = st.sampled_from([b"", b"a", b"\xc3\xa4", b"\xc3\x28", b"\xed\xa0\x80"])
+
+
+@st.composite
+def fields(draw: st.DrawFn, numbers: st.SearchStrategy[int], inside: Any) -> bytes:
+    """One field with a payload that may or may not be right for it."""
+    kind = draw(KINDS)
+    tag = draw(varints(numbers.map(lambda number: number << 3 | kind)))
+    if kind == 0:
+        return tag + draw(varints(NUMBERS))
+    if kind != 2:
+        return tag + draw(st.binary(max_size=9))
+    payload: bytes = draw(inside)
+    right = st.just(len(payload))
+    length = draw(st.one_of(*[right] * 15, st.integers(0, 300)))
+    return tag + draw(varints(st.just(length))) + payload
+
+
+def joined(part: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]:
+    return st.lists(part, max_size=most).map(b"".join)
+
+
+DATA = st.binary(max_size=9) | TEXTS
+ATTRIBUTES = joined(fields(st.integers(1, 6), DATA), 2)
+HEADER = fields(st.sampled_from([1, 2, 3, 4, 5]), ATTRIBUTES | TEXTS)
+BULK = fields(st.sampled_from([15] * 15 + [14]), DATA)
+OFFSET = varints(NUMBERS).map(lambda number: b"\x08" + number)
+NOTHING = st.just(b"")
+TAIL = st.one_of(*[NOTHING] * 5, BULK, HEADER)
+EVALUATIONS = st.tuples(joined(HEADER, 3), BULK, TAIL).map(b"".join)
+CHUNKS = st.tuples(NOTHING | OFFSET, BULK, st.one_of(*[NOTHING] * 5, OFFSET, BULK)).map(b"".join)
+STREAM = fields(st.sampled_from([2] * 15 + [1]), CHUNKS)
+STREAMS = st.one_of(*[STREAM] * 5, joined(STREAM, 3))
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Change, lose or double some bytes of a sound message."""
+    message = bytearray(draw(st.sampled_from(SOUND)))
+    for _ in range(draw(st.integers(0, 2))):
+        start = draw(st.integers(0, len(message)))
+        stop = draw(st.integers(start, min(len(message), start + 2)))
+        message[start:stop] = draw(st.binary(max_size=2) | st.just(bytes(message[:stop])))
+    return bytes(message)
+
+
+ANYTHING = EVALUATIONS | STREAMS | damaged() | st.binary(max_size=40)
+
+HANDMADE = [
+    b"",
+    b"\x7a",
+    b"\x7a\x00",
+    b"\x7a\x01\x00",
+    b"\x7a\x81\x00\x00",  # a length in more bytes than it needs
+    b"\x7a\x81\x80\x80\x80\x00\x00",
+    b"\x7a\x81\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00\x00",
+    b"\x7a\x81\x80\x80\x80\x80\x80\x80\x80\x80\x00\x00",
+    b"\x7a\x01\x00\x7a\x01\x01",  # the last one counts
+    b"\x7a\x01\x00\x0a\x01a",
+    b"\x0a\x01a\x0a\x01b\x7a\x01\x00",
+    b"\x0a\x01a\x0a\x00\x7a\x01\x00",
+    b"\x0a\x01\xff\x7a\x01\x00",  # no UTF-8
+    b"\x12\x02\x0a\x00\x12\x02\x0a\x00\x7a\x01\x00",  # merged
+    b"\x12\x01\x0a\x7a\x01\x00",  # an operator that is cut off
+    b"\x12\x03\x7a\x01\x00\x7a\x01\x00",  # the tag inside of another field
+    b"\x02\x00\x7a\x01\x00",  # field 0
+    b"\x13\x14\x7a\x01\x00",  # a group
+    b"\x12\x02\x7a\x00",
+    b"\x12\x03\x7a\x01\x00",
+    b"\x12\x05\x08\x00\x7a\x01\x00",  # an offset of 0, written out
+    b"\x12\x0d\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7a\x01\x00",
+    b"\x12\x0e\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x7a\x01\x00",  # offset -1
+    b"\x12\x05\x08\x80\x00\x7a\x01\x00",
+    b"\x12\x03\x7a\x01\x00\x12\x03\x7a\x01\x01",
+]
+
+
+def parsed(kind: type[Any], data: bytes) -> Any:
+    """Return what protobuf makes of bytes; None where it refuses them."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
+
+
+def check_evaluation(kind: type[Any], message: bytes, parts: Parts) -> None:
+    """Compare parts with what protobuf says of a message."""
+    request_id, header, data = parts
+    whole, head = parsed(kind, message), parsed(kind, header)
+    assert (whole is None) == (head is None)
+    if whole is not None:
+        assert (whole.request_id.encode(), whole.data) == (request_id, data)
+        whole.ClearField("request_id")
+        whole.ClearField("data")
+        assert whole == head
+
+
+def examples(test: Any) -> Any:
+    for message in HANDMADE:
+        test = example(message)(test)
+    return test
+
+
+@pytest.mark.parametrize("kind", [v1.EvaluateRequest, v1.EvaluateResponse])
+@settings(max_examples=400, deadline=None)
+@examples
+@given(ANYTHING)
+def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
+    kind: type[Any], message: bytes
+) -> None:
+    parts = read_evaluation(message)
+    if parts is not None:
+        check_evaluation(kind, message, parts)
+
+
+@settings(max_examples=400, deadline=None)
+@examples
+@given(ANYTHING)
+def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
+    read, _ = encoding.EVALUATE
+    try:
+        parts = encoding.sound(read(message))
+        encoding.request_header(parts[1])
+    except InvalidDataError:
+        assert parsed(v1.EvaluateRequest, message) is None
+    else:
+        assert parsed(v1.EvaluateRequest, message) is not None
+        check_evaluation(v1.EvaluateRequest, message, parts)
+
+
+@settings(max_examples=400, deadline=None)
+@examples
+@given(ANYTHING)
+def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
+    read, _ = encoding.EVALUATE_STREAM
+    whole, came = parsed(v1.EvaluateStreamRequest, message), read(message)
+    assert isinstance(came, encoding.Malformed) == (whole is None)
+    if isinstance(came, encoding.Chunk):
+        assert whole == v1.EvaluateStreamRequest(
+            chunk=v1.Chunk(offset=came.offset, data=came.data.tobytes())
+        )
+    elif whole is not None:
+        assert came == whole
+
+
+@settings(max_examples=400, deadline=None)
+@examples
+@given(ANYTHING)
+def test_a_chunk_that_is_read_by_hand_is_the_one_that_protobuf_reads(message: bytes) -> None:
+    chunk = read_chunk(message)
+    if chunk is not None:
+        read = parsed(v1.EvaluateStreamResponse, message)
+        assert read == v1.EvaluateStreamResponse(
+            chunk=v1.Chunk(offset=chunk[0], data=chunk[1].tobytes())
+        )

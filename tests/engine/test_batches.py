@@ -1,0 +1,158 @@
+"""Evaluations computed together have the bits of separate ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from evaluation_cases import BACKEND, Case, cases, data_for, expected
+from gradwire import ops
+from gradwire_server.backends import Backend, NumpyCpu
+from gradwire_server.engine import (
+    Batch,
+    Evaluation,
+    EvaluationRequest,
+    Limits,
+    PlanCache,
+    Preparer,
+    TensorSpec,
+)
+from gradwire_server.plans import BandedMap, Plan
+from numba_here import compiled, needs_numba
+
+BACKENDS = [
+    pytest.param("numpy_cpu"),
+    pytest.param("numba_cpu", marks=needs_numba),
+]
+Sizes = tuple[int, ...]
+NCX: tuple[Sizes, Sizes] = (1, 3, 8, 10), (1, 3, 4, 5)
+NXC: tuple[Sizes, Sizes] = (1, 8, 10, 3), (1, 4, 5, 3)
+# Each with the sizes of its input and its result.
+OPERATORS: list[tuple[ops.Operator, tuple[Sizes, Sizes]]] = [
+    (ops.InterpolateBackward(mode="bilinear", data_format="NCX"), NCX),
+    (ops.InterpolateBackward(mode="nearest", data_format="NXC"), NXC),
+    (
+        ops.Interpolate(
+            mode="linear", coordinate_transformation_mode="align_corners", sizes=(4, 5)
+        ),
+        NXC,
+    ),
+    (ops.DmlResampleGrad(interpolation_mode="linear"), NXC),
+    (ops.DmlResample(interpolation_mode="nearest", input_pixel_offsets=(0.25,) * 4), NCX),
+]
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.float64]
+
+
+class Counted(NumpyCpu):
+    """Keeps the plans that it applied."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Keep the plan, and apply it."""
+        self.plans.append(plan)
+        super().apply(plan, x, y)
+
+
+def backend_of(name: str) -> Backend:
+    return BACKEND if name == "numpy_cpu" else compiled(1)
+
+
+@settings(max_examples=120, deadline=None)
+@given(case=cases(), roomy=st.booleans(), count=st.integers(1, 70))
+def test_a_batch_gives_the_bits_of_each_by_itself(case: Case, *, roomy: bool, count: int) -> None:
+    batch = Batch.of(replace(case, slab=1 << 20 if roomy else case.slab).evaluation())
+    assume(batch is not None)
+    assert batch is not None
+    inputs = [data_for(case.source, seed) for seed in range(min(count, batch.most))]
+    results = batch.run([each.data for each in inputs], BACKEND)
+    np.testing.assert_array_equal(results, [expected(case, each) for each in inputs])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=40, deadline=None)
+@given(
+    case=st.sampled_from(OPERATORS),
+    dtype=st.sampled_from(DTYPES),
+    count=st.integers(1, 64),
+    shift=st.integers(0, 7),
+)
+def test_batches_of_real_operators_have_equal_bits_wherever_their_bytes_lie(
+    name: str, case: tuple[ops.Operator, tuple[Sizes, Sizes]], dtype: type, count: int, shift: int
+) -> None:
+    evaluation = prepared(case, np.dtype(dtype))
+    batch = Batch.of(evaluation)
+    assert batch is not None
+    assert batch.most == 64
+    backend = backend_of(name)
+    inputs = [data_for(evaluation.input, seed) for seed in range(count)]
+    moved = [memoryview(bytes(shift) + each.tobytes())[shift:] for each in inputs]
+    results = batch.run(moved, backend)
+    assert [each.tobytes() for each in results] == [
+        evaluation.run_whole(each, BACKEND).tobytes() for each in inputs
+    ]
+
+
+def prepared(
+    case: tuple[ops.Operator, tuple[Sizes, Sizes]], dtype: np.dtype[np.generic]
+) -> Evaluation:
+    operator, both = case
+    source, result = (TensorSpec.packed(dtype, sizes) for sizes in both)
+    preparer = Preparer(Limits(), PlanCache(max_entries=1 << 16))
+    return preparer.prepare(EvaluationRequest(operator.name, operator, source, result))
+
+
+def test_a_batch_is_one_call_of_the_backend() -> None:
+    evaluation = prepared(OPERATORS[0], np.dtype(np.float32))
+    batch = Batch.of(evaluation)
+    assert batch is not None
+    for count in (1, 2, 13, 64):
+        backend = Counted()
+        batch.run([data_for(evaluation.input, seed).data for seed in range(count)], backend)
+        assert len(backend.plans) == 1
+
+
+def test_few_plans_serve_all_sizes_of_a_batch() -> None:
+    evaluation = prepared(OPERATORS[0], np.dtype(np.float32))
+    batch = Batch.of(evaluation)
+    assert batch is not None
+    backend = Counted()
+    data = data_for(evaluation.input).data
+    for count in range(1, 65):
+        batch.run([data] * count, backend)
+    assert len({id(plan) for plan in backend.plans}) == 4
+
+
+def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
+    bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
+    plan = Plan.build([None, bands, bands], (3, 8, 8))
+    float32 = np.dtype(np.float32)
+    source, result = (
+        TensorSpec.packed(float32, sizes) for sizes in (plan.input_shape, plan.output_shape)
+    )
+    turned = TensorSpec(float32, result.sizes, (1, 3, 12))
+    assert Batch.of(Case(plan, source, result, 1 << 10).evaluation()) is not None
+    assert Batch.of(Case(plan, source, result, 100).evaluation()) is None
+    assert Batch.of(Case(plan, source, turned, 1 << 10).evaluation()) is None
+    copy = Plan.build([None, None, None], (3, 8, 8))
+    assert Batch.of(Case(copy, source, source, 1 << 10).evaluation()) is None
+
+
+def test_a_batch_fits_into_a_slab() -> None:
+    bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
+    plan = Plan.build([bands], (8,))
+    source, result = (TensorSpec.packed(np.dtype(np.float32), sizes) for sizes in ((8,), (4,)))
+    most = {}
+    for slab in (12, 47, 48, 12 * 64, 1 << 20):
+        batch = Batch.of(Case(plan, source, result, slab).evaluation())
+        assert batch is not None
+        most[slab] = batch.most
+    assert most == {12: 1, 47: 1, 48: 4, 12 * 64: 64, 1 << 20: 64}

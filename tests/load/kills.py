@@ -1,0 +1,136 @@
+"""Kills, renews and stops workers under load; prints what callers saw as JSON.
+
+    PYTHONPATH=tests python -m load.kills [--kills 20] [--json FILE]
+
+A server with two workers is called without a pause: small calls and streams, blocking and by
+asyncio, through one client with its defaults each. Meanwhile
+
+- kills: one worker after the other, at random, is killed as soon as both serve
+- both at once: so that nobody serves for a while
+- rolling restart: on SIGUSR2, twice
+- connection age: connections last 0.5 s
+- stop: on SIGTERM the server ends, and another one is started on its port
+
+Ends with status 1 if a call was lost or brought other bits than NumPy computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from callers import Callers
+from processes import Command, running_command
+
+KINDS = ("unary", "unary", "async unary", "stream", "copy", "async stream")
+FLAGS = ("--workers", "2")
+# Every phase lasts a moment longer than what happens in it.
+_AFTER_S = 1.0
+
+
+def kill(command: Command, *numbers: int) -> None:
+    """Kill workers at once, and wait until others serve."""
+    text = " worker serves "
+    seen = command.log.count(text)
+    killed = [command.workers[number] for number in numbers]
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    command.wait_for_log(text, times=seen + len(killed))
+
+
+def many_kills(command: Command, *, kills: int) -> None:
+    """Kill one worker after the other."""
+    chance = random.Random(0)  # noqa: S311 - nothing secret
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.1, 0.5))
+        kill(command, chance.randrange(2))
+
+
+def renew(command: Command, *, times: int) -> None:
+    """Restart one worker after the other."""
+    for number in range(times):
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done", times=number + 1)
+
+
+def under_load(address: str, action: Callable[[], None]) -> dict[str, Any]:
+    """Have callers call while something happens; return what they saw."""
+    began = time.monotonic()
+    with Callers(address, *KINDS) as callers:
+        callers.wait_for_more()
+        action()
+        time.sleep(_AFTER_S)
+        callers.wait_for_more()
+    tallies = callers.tallies
+    return {
+        "seconds": round(time.monotonic() - began, 1),
+        "calls": sum(tally.calls for tally in tallies),
+        "retried": sum(tally.retried for tally in tallies),
+        "slowest_s": round(max(tally.slowest_s for tally in tallies), 3),
+        "wrong": sum(tally.wrong for tally in tallies),
+        "lost": [text for tally in tallies for text in tally.lost],
+    }
+
+
+def run(folder: Path, *, kills: int) -> dict[str, Any]:
+    """Go through all phases; return what callers saw in each."""
+    report: dict[str, Any] = {}
+
+    def phase(name: str, command: Command, action: Callable[[], None]) -> None:
+        report[name] = under_load(command.address, action)
+        sys.stderr.write(f"{name}: {report[name]}\n")
+
+    with running_command(*FLAGS, log=folder / "1") as command:
+        phase(f"{kills} kills", command, lambda: many_kills(command, kills=kills))
+    with running_command(*FLAGS, log=folder / "2") as command:
+        phase("both at once", command, lambda: kill(command, 0, 1))
+        phase("rolling restart", command, lambda: renew(command, times=2))
+    with running_command(*FLAGS, "--max-connection-age-s", "0.5", log=folder / "3") as command:
+        phase("connection age", command, lambda: time.sleep(5))
+    with running_command(*FLAGS, log=folder / "4") as command:
+        successors: list[Command] = []
+
+        def stop() -> None:
+            command.signal(signal.SIGTERM)
+            if command.wait():
+                raise RuntimeError(command.log)
+            flags = (*FLAGS, "--address", command.address)
+            successors.append(Command(*flags, log=folder / "5"))
+
+        try:
+            phase("stop", command, stop)
+        finally:
+            for successor in successors:
+                successor.close()
+    return report
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(Path(folder), kills=arguments.kills)
+    text = json.dumps(report, indent=2)
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(text + "\n")
+    if any(seen["wrong"] or seen["lost"] or not seen["calls"] for seen in report.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

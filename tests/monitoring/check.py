@@ -1,0 +1,254 @@
+"""Lets a real Prometheus scrape a loaded server; every query there is must have data.
+
+    PYTHONPATH=tests python -m monitoring.check
+
+The queries are those of the dashboard and of the alert rules in deploy/monitoring. Needs
+`prometheus` on the PATH. The server has two workers, one of which is killed on the way; what
+callers counted must be what Prometheus has at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from gradwire import Client, GradwireError, ops, v1
+from gradwire.retries import RetryPolicy
+from processes import Command, running_command
+from raw_calls import RawClient, as_stream, opening, published_request
+
+FILES = Path(__file__).parents[2] / "deploy/monitoring"
+FLAGS = ("--workers", "2", "--max-streams", "8", "--metrics-address", "127.0.0.1:0")
+EVERY = "1s"
+WINDOW = "8s"
+PATIENCE_S = 40.0
+LOAD_S = 6.0
+SPOILED = 4
+
+
+class Prometheus:
+    """A Prometheus that runs."""
+
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/api/v1"
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of its API."""
+        url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http, loopback
+            told = json.load(answer)
+        if told["status"] != "success":
+            raise RuntimeError(f"{path}: {told}")
+        return told["data"]
+
+    def query(self, query: str) -> list[float]:
+        """Return the values of a query now, those that are numbers."""
+        values = [float(each["value"][1]) for each in self.ask("query", query=query)["result"]]
+        return [value for value in values if not np.isnan(value)]
+
+
+@contextmanager
+def prometheus(target: str, folder: Path) -> Generator[Prometheus]:
+    """Run one on the configuration of deploy/monitoring, sooner and elsewhere."""
+    config = (FILES / "prometheus.yml").read_text()
+    for wanted, given in (
+        ("127.0.0.1:9464", target),
+        ("15s", EVERY),
+        ("- alerts.yml", f"- {FILES}/alerts.yml"),
+    ):
+        if wanted not in config:
+            raise RuntimeError(f"prometheus.yml lacks {wanted}")
+        config = config.replace(wanted, given)
+    (folder / "prometheus.yml").write_text(config)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603 - in a folder of our own
+            [  # noqa: S607 - whichever is installed
+                "prometheus",
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address={address}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield Prometheus(address)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+class Load:
+    """Calls of every kind until it is stopped; counts those of Evaluate that succeeded."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._over = threading.Event()
+        self.succeeded = 0
+        self._threads = [
+            threading.Thread(target=each) for each in (self._evaluate, self._spoil, self._stream)
+        ]
+
+    def start(self) -> None:
+        """Start."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop and wait for the last calls."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _evaluate(self) -> None:
+        operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+        gradients = [np.ones((1, 3, size, size), np.float16) for size in (8, 32)]
+        # A new client now and then, so that both workers have something to do.
+        while not self._over.is_set():
+            with Client(self._address, retry=RetryPolicy(max_attempts=1)) as client:
+                for gradient in gradients * 20:
+                    half = gradient.shape[2] // 2
+                    try:
+                        client.evaluate(operator, gradient, output_shape=(1, 3, half, half))
+                    except GradwireError:
+                        continue
+                    self.succeeded += 1
+
+    def _stream(self) -> None:
+        operator = ops.DmlResampleGrad(interpolation_mode="linear")
+        gradient = np.ones((1, 3, 256, 256), np.float32)
+        with Client(self._address) as client:
+            while not self._over.is_set():
+                client.evaluate(operator, gradient, output_shape=(1, 3, 128, 128))
+
+    def _spoil(self) -> None:
+        """Be refused for what is wrong, and for want of room."""
+        wrong = published_request()
+        wrong.input.sizes[0] = 0
+        while not self._over.is_set():
+            with RawClient(self._address) as client:
+                client.evaluate(wrong)
+                held = [client.start(self._wait()) for _ in range(SPOILED)]
+                for stream in held:
+                    try:
+                        next(stream)
+                    except grpc.RpcError:
+                        break
+                client.stream(as_stream(published_request()))
+                self._over.wait(0.2)
+                for stream in held:
+                    stream.cancel()
+
+    def _wait(self) -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(published_request())
+        self._over.wait(1.0)
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Yield every query with where it stands; of an alert what it compares with its threshold."""
+    dashboard = json.loads((FILES / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], _filled(target["expr"])
+
+
+def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
+    """Yield what each alert compares with its threshold; refuse rules that cannot be evaluated."""
+    for group in server.ask("rules")["groups"]:
+        for rule in group["rules"]:
+            if rule["health"] == "err":
+                raise RuntimeError(f"{rule['name']}: {rule['lastError']}")
+            compared, threshold = re.split(r" (?:>|==) (?=[\d.]+$)", rule["query"])
+            float(threshold)
+            yield rule["name"], compared.replace("[5m]", f"[{WINDOW}]")
+
+
+def _filled(query: str) -> str:
+    for name, value in (
+        ("$__rate_interval", WINDOW),
+        ("$__range", WINDOW),
+        ("$job", "gradwire"),
+        ("$instance", ".+"),
+    ):
+        query = query.replace(name, value)
+    return query
+
+
+def _until(holds: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > until:
+            raise RuntimeError(f"after {PATIENCE_S:g} s: {what}")
+        time.sleep(0.2)
+
+
+def _answers(server: Prometheus) -> bool:
+    try:
+        return server.query("up") == [1.0]
+    except (OSError, RuntimeError):
+        return False
+
+
+def _check(server: Prometheus, command: Command, load: Load) -> None:
+    _until(lambda: _answers(server), "Prometheus has not scraped the server")
+    load.start()
+    try:
+        time.sleep(LOAD_S / 2)
+        (pid,) = re.findall(r" worker serves worker=1 pid=(\d+)", command.log)
+        os.kill(int(pid), signal.SIGKILL)
+        command.wait_for_log("worker serves worker=1 ", times=2)
+        time.sleep(LOAD_S / 2)
+        asked = [*queries(), *alerts(server)]
+        for where, query in asked:
+            _until(partial(server.query, query), f"no data for {where}: {query}")
+    finally:
+        load.stop()
+    restarts = "sum(gradwire_worker_restarts_total)"
+    _until(lambda: server.query(restarts) == [1.0], "no restart was told")
+    counted = 'sum(gradwire_requests_total{method="Evaluate", status="OK"})'
+    # At most one call was answered whose answer died with its worker.
+    _until(
+        lambda: 0 <= server.query(counted)[0] - load.succeeded <= 1,
+        f"{load.succeeded} calls, of which Prometheus saw {server.query(counted)}",
+    )
+    (samples,) = server.query("scrape_samples_scraped")
+    (scrape_s,) = server.query("max_over_time(scrape_duration_seconds[1m])")
+    sys.stdout.write(
+        f"{len(asked)} queries have data; {load.succeeded} calls counted; {samples:.0f} samples "
+        f"in a scrape, which took at most {scrape_s * 1e3:.0f} ms\n"
+    )
+
+
+def main() -> None:
+    """Check and tell."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        running_command(*FLAGS, log=Path(name) / "server.log") as command,
+    ):
+        (target,) = re.findall(r" metrics address=(\S+)", command.log)
+        with prometheus(target, Path(name)) as server:
+            _check(server, command, Load(command.address))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What a Prometheus endpoint tells, read by prometheus_client's own parser."""
+
+from __future__ import annotations
+
+import http.client
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One answer.
+
+    kinds    counter, gauge or histogram, by the name of the metric
+    helps    its help text
+    samples  values by the name of the time series and its labels
+    """
+
+    kinds: Mapping[str, str]
+    helps: Mapping[str, str]
+    samples: Mapping[tuple[str, Labels], float]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the sum over the time series that have these labels and maybe others."""
+        wanted = labels.items()
+        found = (
+            value for (each, has), value in self.samples.items() if each == name and wanted <= has
+        )
+        return math.fsum(found)
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """Return the values a label has in a metric's time series."""
+        return {dict(has)[label] for each, has in self.samples if each == name}
+
+
+def get(address: str, path: str = "/metrics", *, accept: str = "") -> tuple[int, str, str]:
+    """Return status, content type and text of what is at a path."""
+    connection = http.client.HTTPConnection(address, timeout=30)
+    try:
+        connection.request("GET", path, headers={"Accept": accept})
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def scrape(address: str) -> Scrape:
+    """Read the metrics once."""
+    status, _, text = get(address)
+    assert status == 200, text
+    return read(text)
+
+
+def read(text: str) -> Scrape:
+    """Parse metrics; a time series that comes twice is refused."""
+    kinds: dict[str, str] = {}
+    helps: dict[str, str] = {}
+    samples: dict[tuple[str, Labels], float] = {}
+    for family in text_string_to_metric_families(text):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        kinds[name], helps[name] = family.type, family.documentation
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in samples, key
+            samples[key] = sample.value
+    return Scrape(kinds, helps, samples)

@@ -1,0 +1,367 @@
+"""evaluate_many gives what evaluate gives for each item, in order or as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gradwire import (
+    AsyncClient,
+    CallCancelledError,
+    Client,
+    GradwireError,
+    InvalidRequestError,
+    Item,
+    ops,
+)
+from many_clients import Collect, both_clients, either_way
+from raw_calls import wait_idle
+from serving import ServerThread, serving
+from strided_arrays import arrays
+
+BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest")
+COPY = ops.DmlResample(interpolation_mode="linear")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
+    yield
+    wait_idle(server)
+
+
+def half(array: NDArray[Any]) -> tuple[int, ...]:
+    return (*array.shape[:-2], array.shape[-2] // 2, array.shape[-1] // 2)
+
+
+def given_arrays() -> list[NDArray[Any]]:
+    """Make arrays of every type and in several layouts, not all of one shape."""
+    values = np.random.default_rng(0).normal(size=(2, 3, 8, 10))
+    floats = values.astype(np.float32)
+    types = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, ">f4")
+    return [
+        *(values.astype(dtype) for dtype in types),
+        floats[:, :, ::-1],
+        floats.transpose(0, 1, 3, 2),
+        floats.transpose(1, 0, 2, 3)[:, ::2],
+        np.broadcast_to(floats[:1, :, :1], floats.shape),
+        floats[:1],
+    ]
+
+
+@both_clients
+@either_way
+@pytest.mark.parametrize("most", [1, 3, 64])
+def test_results_are_those_of_evaluate(
+    server: ServerThread, collect: Collect, *, ordered: bool, most: int
+) -> None:
+    items = [(op, array, half(array)) for array in given_arrays() * 4 for op in (BILINEAR, NEAREST)]
+    outcomes = collect(server.address, iter(items), ordered=ordered, max_in_flight=most)
+    places = [index for index, _ in outcomes]
+    assert (places if ordered else sorted(places)) == list(range(len(items)))
+    with Client(server.address) as client:
+        for index, result in outcomes:
+            op, array, shape = items[index]
+            wanted = client.evaluate(op, array, output_shape=shape)
+            assert isinstance(result, np.ndarray)
+            assert (result.dtype, result.shape, result.strides) == (
+                wanted.dtype,
+                wanted.shape,
+                wanted.strides,
+            )
+            assert result.tobytes() == wanted.tobytes()
+            assert result.flags.writeable
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerThread) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(sources=st.lists(arrays(), min_size=1, max_size=6))
+def test_arrays_of_any_layout_come_back_as_they_went(
+    client: Client, sources: list[NDArray[Any]]
+) -> None:
+    results = client.evaluate_many((COPY, array, array.shape) for array in sources)
+    for array, result in zip(sources, results, strict=True):
+        assert result.dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(result.astype(array.dtype).tobytes(), array.tobytes())
+
+
+def bad_items() -> dict[int, tuple[Any, type[Exception], str]]:
+    """Return items with the errors that evaluate() raises for them, by their places."""
+    ones = np.ones((4, 4), np.float32)
+    scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
+    return {
+        0: ((COPY, np.ones((4, 4), np.int32), (4, 4)), InvalidRequestError, "input.data_type"),
+        2: ((COPY, ones), InvalidRequestError, "output"),
+        3: ((scaled, ones, (4, 4)), InvalidRequestError, "operator.dml_resample_grad.scales"),
+        7: ((COPY, np.ma.masked_array(ones), (4, 4)), TypeError, "a masked array"),
+        8: (("nearest", ones, (4, 4)), TypeError, "op is a str"),
+        9: (ones, TypeError, "an item is a ndarray"),
+        10: ((COPY,), TypeError, "an item is a tuple of 1"),
+        13: ((COPY, ones, (0, 4)), InvalidRequestError, "output.sizes[0]"),
+    }
+
+
+@both_clients
+@either_way
+def test_an_error_is_raised_at_its_item_and_the_others_go_on(
+    server: ServerThread, collect: Collect, *, ordered: bool
+) -> None:
+    good = np.arange(16, dtype=np.float32).reshape(4, 4)
+    bad = bad_items()
+    items = [bad[index][0] if index in bad else (COPY, good, (4, 4)) for index in range(15)]
+    outcomes = dict(collect(server.address, items, ordered=ordered))
+    assert sorted(outcomes) == list(range(15))
+    for index, outcome in outcomes.items():
+        if index not in bad:
+            np.testing.assert_array_equal(np.asarray(outcome), good)
+            continue
+        _, kind, words = bad[index]
+        assert isinstance(outcome, kind)
+        assert str(outcome).startswith(words)
+        assert getattr(outcome, "__notes__", []) == [f"item {index} of evaluate_many"]
+        if isinstance(outcome, GradwireError) and index in {2, 3}:
+            assert (outcome.request_id or "").endswith(f"-{index}")
+
+
+@both_clients
+def test_a_fault_of_the_iterable_comes_behind_the_items_before_it(
+    server: ServerThread, collect: Collect
+) -> None:
+    one = np.ones((2, 2), np.float32)
+
+    def items() -> Iterator[Item]:
+        yield Item(COPY, one, (2, 2))
+        yield Item(COPY, one, (2, 2))
+        raise ZeroDivisionError("no more")
+
+    outcomes = collect(server.address, items())
+    assert [type(outcome) for _, outcome in outcomes] == [np.ndarray, np.ndarray, ZeroDivisionError]
+
+
+@both_clients
+@either_way
+@pytest.mark.parametrize("most", [1, 5])
+def test_items_are_taken_only_as_there_is_room(
+    server: ServerThread, collect: Collect, *, ordered: bool, most: int
+) -> None:
+    open_now: set[int] = set()
+    seen: list[int] = []
+
+    def items() -> Iterator[Item]:
+        for number in range(100):
+            open_now.add(number)
+            seen.append(len(open_now))
+            yield Item(COPY, np.full((2, 2), number, np.float32), (2, 2))
+
+    collect(
+        server.address,
+        items(),
+        ordered=ordered,
+        max_in_flight=most,
+        on_outcome=open_now.remove,
+    )
+    assert max(seen) == most
+    assert not open_now
+
+
+@both_clients
+def test_with_one_in_flight_an_item_may_be_made_of_the_result_before_it(
+    server: ServerThread, collect: Collect
+) -> None:
+    done: list[int] = []
+
+    def items() -> Iterator[Item]:
+        for number in range(20):
+            assert done == list(range(number))
+            yield Item(COPY, np.ones((2, 2), np.float32), (2, 2))
+
+    assert len(collect(server.address, items(), max_in_flight=1, on_outcome=done.append)) == 20
+
+
+@both_clients
+def test_an_array_may_be_used_anew_for_the_next_item(
+    server: ServerThread, collect: Collect
+) -> None:
+    array = np.empty((4, 6), np.float32)
+
+    def items() -> Iterator[Item]:
+        for number in range(100):
+            array[...] = number
+            # Of either layout.
+            yield Item(
+                COPY, array if number % 2 else array.T[::-1], (4, 6) if number % 2 else (6, 4)
+            )
+
+    for index, result in collect(server.address, items()):
+        assert (np.asarray(result) == index).all()
+
+
+@both_clients
+def test_results_are_stored_where_an_item_says(server: ServerThread, collect: Collect) -> None:
+    given = [np.full((2, 3), number, np.float32) for number in range(20)]
+    outs = [np.empty((3, 2), np.float32).T if n % 2 else np.empty((2, 3), ">f4") for n in range(20)]
+    items = [Item(COPY, array, out=out) for array, out in zip(given, outs, strict=True)]
+    for index, result in collect(server.address, items):
+        assert result is outs[index]
+        np.testing.assert_array_equal(outs[index], given[index])
+
+
+LARGE = np.random.default_rng(1).normal(size=(1, 1, 512, 512)).astype(np.float32)
+
+
+@both_clients
+@either_way
+def test_large_tensors_are_evaluated_among_small_ones(
+    server: ServerThread, collect: Collect, *, ordered: bool
+) -> None:
+    sizes = [4, 512, 8, 512, 512, 4, 4]
+    items = [(BILINEAR, LARGE[..., :n, :n], (1, 1, n // 2, n // 2)) for n in sizes]
+    outcomes = collect(server.address, items, ordered=ordered)
+    assert sorted(index for index, _ in outcomes) == list(range(len(sizes)))
+    assert not ordered or [index for index, _ in outcomes] == list(range(len(sizes)))
+    with Client(server.address) as client:
+        for index, result in outcomes:
+            op, array, shape = items[index]
+            wanted = client.evaluate(op, array, output_shape=shape)
+            np.testing.assert_array_equal(np.asarray(result), wanted)
+
+
+@both_clients
+@pytest.mark.parametrize("spread", [False, True], ids=["plain", "broadcast"])
+def test_a_result_that_turns_out_to_be_large_is_fetched_by_a_stream(
+    server: ServerThread, collect: Collect, *, spread: bool
+) -> None:
+    enlarge = ops.Interpolate(mode="nearest", scales=(160.0, 160.0), data_format="NCX")
+    array = np.random.default_rng(2).normal(size=(1, 1, 8, 8)).astype(np.float32)
+    if spread:
+        array = np.broadcast_to(array[:, :, :1], array.shape)
+    items = [(enlarge, array), (BILINEAR, array, (1, 1, 4, 4)), (enlarge, array)]
+    with Client(server.address) as client:
+        wanted = client.evaluate(enlarge, array)
+        for index, result in collect(server.address, items):
+            assert isinstance(result, np.ndarray)
+            assert index == 1 or result.tobytes() == wanted.tobytes()
+
+
+def test_items_may_come_asynchronously(server: ServerThread) -> None:
+    async def run() -> list[float]:
+        first_result = asyncio.Event()
+
+        async def items() -> AsyncIterator[tuple[ops.Operator, NDArray[Any], tuple[int, ...]]]:
+            yield COPY, np.full((1,), 0.0, np.float32), (1,)
+            # The result is handed over although more may come.
+            await first_result.wait()
+            for number in range(1, 50):
+                await asyncio.sleep(0)
+                yield COPY, np.full((1,), number, np.float32), (1,)
+
+        seen: list[float] = []
+        async with AsyncClient(server.address) as client:
+            async for result in client.evaluate_many(items(), max_in_flight=7):
+                first_result.set()
+                seen.append(float(result[0]))
+        return seen
+
+    assert asyncio.run(run()) == list(range(50))
+
+
+def test_waiting_for_a_result_may_be_given_up_and_taken_up_again(server: ServerThread) -> None:
+    async def run() -> list[float]:
+        release = asyncio.Event()
+
+        async def items() -> AsyncIterator[Item]:
+            await release.wait()
+            for number in range(5):
+                yield Item(COPY, np.full((1,), number, np.float32), (1,))
+
+        async with AsyncClient(server.address) as client:
+            results = client.evaluate_many(items())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(results), 0.05)
+            release.set()
+            return [float(result[0]) async for result in results]
+
+    assert asyncio.run(run()) == list(range(5))
+
+
+def endless() -> Iterator[Item]:
+    while True:
+        yield Item(COPY, np.ones((2, 2), np.float32), (2, 2))
+
+
+def test_results_that_are_closed_or_dropped_end_their_stream(server: ServerThread) -> None:
+    admission = server.server.workshop.admission
+    with Client(server.address) as client:
+        with client.evaluate_many(endless()) as results:
+            next(results)
+            assert admission.streams == 1
+        wait_idle(server)
+        assert list(results) == []
+        for _ in client.evaluate_many(endless()):
+            break
+        wait_idle(server)
+        client.evaluate_many(endless())
+
+
+def test_asynchronous_results_that_are_closed_or_dropped_end_their_stream(
+    server: ServerThread,
+) -> None:
+    admission = server.server.workshop.admission
+
+    async def run() -> None:
+        async with AsyncClient(server.address) as client:
+            async with client.evaluate_many(endless()) as results:
+                await anext(results)
+                assert admission.streams == 1
+            await asyncio.to_thread(wait_idle, server)
+            assert [each async for each in results] == []
+            async for _ in client.evaluate_many(endless()):
+                break
+            await asyncio.to_thread(wait_idle, server)
+            client.evaluate_many(endless())
+
+    asyncio.run(run())
+
+
+def test_no_items_are_no_results_and_no_call() -> None:
+    with Client("127.0.0.1:1") as client:
+        assert list(client.evaluate_many([])) == []
+
+
+@pytest.mark.parametrize("most", [0, -1, True, 2.0, "8"])
+def test_max_in_flight_is_a_count(server: ServerThread, most: Any) -> None:
+    with Client(server.address) as client, pytest.raises(InvalidRequestError) as caught:
+        client.evaluate_many([], max_in_flight=most)
+    assert caught.value.field == "max_in_flight"
+
+
+def test_a_client_that_is_closed_takes_no_items(server: ServerThread) -> None:
+    with Client(server.address) as client:
+        results = client.evaluate_many(endless())
+        next(results)
+    with pytest.raises(CallCancelledError):
+        for _ in results:
+            pass
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.evaluate_many([])

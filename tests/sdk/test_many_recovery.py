@@ -1,0 +1,298 @@
+"""Whatever breaks under evaluate_many, every item has its result or the right error."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from gradwire import (
+    CallCancelledError,
+    Client,
+    DeadlineExceededError,
+    Item,
+    OverloadedError,
+    RetryPolicy,
+    UnavailableError,
+    ops,
+    v1,
+)
+from many_calls import ManyCall, named
+from many_clients import Collect, Outcome, both_clients
+from raw_calls import RawClient, float32, identity_request, wait_until
+from relay import Relay, relaying
+from serving import ServerThread, serving, serving_process
+
+COPY = ops.DmlResample(interpolation_mode="linear")
+# One connection, so that the relay sees every one there is.
+PROMPT: dict[str, Any] = {
+    "connections": 1,
+    "retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40),
+}
+BRISK = {"retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def relay(server: ServerThread) -> Iterator[Relay]:
+    with relaying(server.address) as relay:
+        yield relay
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    patience = time.monotonic() + 10
+    ours = {"gradwire-receiver", "gradwire-watch"}
+    while ours & (names := {each.name for each in threading.enumerate()}):
+        assert time.monotonic() < patience, names
+        time.sleep(0.01)
+
+
+def numbered(count: int, size: int = 16) -> Iterator[Item]:
+    """Make items whose results tell their places."""
+    for number in range(count):
+        yield Item(COPY, np.full((size,), number, np.float32), (size,))
+
+
+def check(outcomes: list[tuple[int, Outcome]], count: int) -> None:
+    """Assert that every result came once, in order, with the bits that were sent."""
+    assert [index for index, _ in outcomes] == list(range(count))
+    for index, result in outcomes:
+        assert isinstance(result, np.ndarray), result
+        assert (result == index).all()
+
+
+@both_clients
+@pytest.mark.parametrize(
+    "cuts", [(1,), (300,), (2_000,), (9_000, 1, 1, 20_000, 300, 5_000)], ids=str
+)
+def test_a_stream_that_is_cut_anywhere_goes_on_where_it_stopped(
+    server: ServerThread, collect: Collect, cuts: tuple[int, ...]
+) -> None:
+    with relaying(server.address, cuts=cuts) as relay:
+        check(collect(relay.address, numbered(400), options=PROMPT), 400)
+        assert relay.connections == len(cuts) + 1
+
+
+@both_clients
+def test_tries_are_counted_anew_after_every_answer(server: ServerThread, collect: Collect) -> None:
+    cuts = (4_000,) * 8
+    options = {"retry": RetryPolicy(initial_backoff_s=0.15, max_backoff_s=0.15, max_attempts=3)}
+    with relaying(server.address, cuts=cuts) as relay:
+        check(collect(relay.address, numbered(600), options=options), 600)
+        assert relay.connections == len(cuts) + 1
+
+
+@both_clients
+def test_a_server_killed_and_started_again_is_sent_what_it_has_not_answered(
+    collect: Collect,
+) -> None:
+    with serving_process() as server:
+
+        def restart() -> None:
+            server.kill()
+            server.start()
+
+        with relaying(server.address, cuts=(5_000,), on_cut=restart) as relay:
+            check(collect(relay.address, numbered(300)), 300)
+            assert relay.connections > 1
+
+
+@both_clients
+def test_a_server_that_drains_hands_over_to_another(server: ServerThread, collect: Collect) -> None:
+    old = ServerThread()
+    old.start()
+    stopping: list[threading.Thread] = []
+    with relaying(old.address) as relay:
+
+        def hand_over() -> None:
+            old.stop()
+            relay.lead_to(server.address)
+
+        def note(index: int) -> None:
+            if index == 30:
+                stopping.append(threading.Thread(target=hand_over))
+                stopping[0].start()
+
+        check(collect(relay.address, numbered(3000), options=PROMPT, on_outcome=note), 3000)
+        stopping[0].join()
+
+
+@both_clients
+def test_silence_ends_what_is_in_flight_and_the_next_items_go_on(
+    relay: Relay, collect: Collect
+) -> None:
+    def note(index: int) -> None:
+        if index == 4:
+            relay.hold()
+        if index == 10:
+            relay.let_go()
+
+    outcomes = collect(relay.address, numbered(30), on_outcome=note, max_in_flight=3, timeout_s=0.4)
+    assert [index for index, _ in outcomes] == list(range(30))
+    failed = {index for index, outcome in outcomes if isinstance(outcome, Exception)}
+    assert failed
+    assert failed <= set(range(5, 14))
+    for index, outcome in outcomes:
+        if index in failed:
+            assert isinstance(outcome, DeadlineExceededError)
+            assert str(outcome).startswith("no answer for 0.4 s, while ")
+        else:
+            assert (np.asarray(outcome) == index).all()
+
+
+@both_clients
+@pytest.mark.parametrize("slow", ["items", "results"])
+def test_a_stream_that_the_server_ends_meanwhile_is_opened_again(
+    collect: Collect, slow: str
+) -> None:
+    def items() -> Iterator[Item]:
+        for item in numbered(4):
+            if slow == "items":
+                time.sleep(0.25)
+            yield item
+
+    def note(_index: int) -> None:
+        if slow == "results":
+            time.sleep(0.25)
+
+    with serving(stall_timeout_s=0.1) as server:
+        check(collect(server.address, items(), on_outcome=note, max_in_flight=2), 4)
+
+
+def long_work() -> v1.EvaluateRequest:
+    """Order hours of work with 4 bytes."""
+    request = identity_request(1, data=bytes(4))
+    request.input.CopyFrom(float32(1 << 18, 1 << 18, strides=(0, 0)))
+    request.output.CopyFrom(float32(1, 1))
+    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
+    return request
+
+
+@both_clients
+def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> None:
+    settings: dict[str, Any] = {"max_memory_bytes": 1, "retry_after_s": 0.02}
+    with serving(**settings) as server, RawClient(server.address) as raw:
+        admission = server.server.workshop.admission
+        with ManyCall(raw) as other:
+            other.send(named(long_work(), "long"))
+            wait_until(lambda: admission.memory_bytes)
+            threading.Timer(0.3, other.call.cancel).start()
+            check(collect(server.address, numbered(20), options=PROMPT), 20)
+
+
+@both_clients
+def test_an_overload_that_lasts_is_told_with_the_time_to_wait(collect: Collect) -> None:
+    settings: dict[str, Any] = {"max_memory_bytes": 1, "retry_after_s": 0.02}
+    with serving(**settings) as server, RawClient(server.address) as raw:
+        admission = server.server.workshop.admission
+        with ManyCall(raw) as other:
+            other.send(named(long_work(), "long"))
+            wait_until(lambda: admission.memory_bytes)
+            outcomes = collect(server.address, numbered(3), options=BRISK)
+    for index, error in outcomes:
+        assert isinstance(error, OverloadedError)
+        assert error.retry_after_s == 0.02
+        assert (error.request_id or "").endswith(f"-{index}")
+
+
+@both_clients
+def test_more_callers_than_streams_all_get_their_results(collect: Collect) -> None:
+    with serving(max_streams=1, retry_after_s=0.01) as server, ThreadPoolExecutor(4) as pool:
+        calls = [
+            pool.submit(collect, server.address, numbered(50), options=PROMPT) for _ in range(6)
+        ]
+        for call in calls:
+            check(call.result(), 50)
+
+
+@both_clients
+def test_a_server_that_is_not_there_fails_every_item(collect: Collect) -> None:
+    with serving() as server:
+        address = server.address
+    outcomes = collect(address, numbered(5), options=BRISK)
+    assert [type(outcome) for _, outcome in outcomes] == [UnavailableError] * 5
+    assert [getattr(outcome, "__notes__", None) for _, outcome in outcomes] == [
+        [f"item {index} of evaluate_many"] for index in range(5)
+    ]
+
+
+class OldServer:
+    """A server of the release before: it hands Evaluate on to a new one, and knows nothing else."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+        hand_on: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        hand_on = self._channel.unary_unary("/gradwire.v1.GradientService/Evaluate")
+
+        def evaluate(request: bytes, _context: object) -> bytes:
+            return hand_on(request)
+
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        handler = grpc.method_handlers_generic_handler(
+            "gradwire.v1.GradientService",
+            {"Evaluate": grpc.unary_unary_rpc_method_handler(evaluate)},
+        )
+        self._server.add_generic_rpc_handlers((handler,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._server.stop(None).wait()
+        self._channel.close()
+
+
+@both_clients
+def test_a_server_without_the_method_is_called_once_for_each_item(
+    server: ServerThread, collect: Collect
+) -> None:
+    old = OldServer(server.address)
+    broadcast = np.broadcast_to(np.float32(100), (16,))
+    items = [*numbered(100), Item(COPY, broadcast, (16,))]
+    check(collect(old.address, items), 101)
+    old.stop()
+
+
+def test_an_interrupt_loses_nothing(relay: Relay) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise ZeroDivisionError
+
+    with Client(relay.address) as client:
+        results = client.evaluate_many(numbered(100))
+        before = list(itertools.islice(results, 10))
+        relay.hold()
+        handler = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(ZeroDivisionError):
+            before.extend(results)
+        signal.signal(signal.SIGALRM, handler)
+        relay.let_go()
+        after = [*before, *results]
+    check(list(enumerate(after)), 100)
+
+
+def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay: Relay) -> None:
+    client = Client(relay.address)
+    results = client.evaluate_many(numbered(100))
+    next(results)
+    relay.hold()
+    threading.Timer(0.2, client.close).start()
+    with pytest.raises(CallCancelledError):
+        for _ in results:
+            pass

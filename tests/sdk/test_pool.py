@@ -1,0 +1,122 @@
+"""A call takes the least busy of a client's connections, and none that has just failed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from gradwire import CallCancelledError
+from gradwire._pool import AVOIDED_S, Pool
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Opened:
+    """Connections that were opened, each named after its target and its number."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, target: str) -> str:
+        """Open one."""
+        self.names.append(f"{target}{sum(name[0] == target for name in self.names)}")
+        return self.names[-1]
+
+
+@pytest.fixture
+def opened() -> Opened:
+    return Opened()
+
+
+def test_calls_one_after_the_other_share_a_connection(opened: Opened) -> None:
+    pool = Pool("a", opened, connections=3)
+    for _ in range(5):
+        seat, connection = pool.take()
+        assert connection == "a0"
+        pool.give_back(seat, failed=False)
+    assert opened.names == ["a0"]
+
+
+def test_calls_at_once_spread_evenly(opened: Opened) -> None:
+    pool = Pool("a", opened, connections=3)
+    taken = [pool.take() for _ in range(7)]
+    assert [connection for _, connection in taken] == ["a0", "a1", "a2", "a0", "a1", "a2", "a0"]
+    for seat, _ in (taken[1], taken[4]):
+        pool.give_back(seat, failed=False)
+    assert [pool.take()[1] for _ in range(4)] == ["a1", "a1", "a1", "a2"]
+
+
+def test_targets_take_turns(opened: Opened) -> None:
+    pool = Pool("ab", opened, connections=2)
+    seen: list[str] = []
+    for _ in range(6):
+        seat, connection = pool.take()
+        seen.append(connection[0])
+        pool.give_back(seat, failed=False)
+    assert sorted(seen) == sorted("ababab")
+    assert all(one != other for one, other in itertools.pairwise(seen))
+    assert sorted(opened.names) == ["a0", "b0"]
+
+
+def test_calls_at_once_spread_over_targets_first(opened: Opened) -> None:
+    pool = Pool("abc", opened, connections=2)
+    first = [pool.take()[1] for _ in range(3)]
+    second = [pool.take()[1] for _ in range(3)]
+    assert sorted(first) == ["a0", "b0", "c0"]
+    assert sorted(second) == ["a1", "b1", "c1"]
+
+
+def test_a_connection_that_failed_is_avoided_for_a_while(opened: Opened) -> None:
+    clock = Clock()
+    pool = Pool("a", opened, connections=2, clock=clock)
+    seat, _ = pool.take()
+    pool.give_back(seat, failed=True)
+    others = [pool.take() for _ in range(3)]
+    assert [connection for _, connection in others] == ["a1"] * 3
+    clock.now += AVOIDED_S
+    assert pool.take()[1] == "a0"
+
+
+def test_where_every_connection_failed_the_least_busy_is_taken(opened: Opened) -> None:
+    pool = Pool("a", opened, connections=2, clock=Clock())
+    seats = [pool.take()[0] for _ in range(2)]
+    for seat in seats:
+        pool.give_back(seat, failed=True)
+    assert [pool.take()[1] for _ in range(4)] == ["a0", "a1", "a0", "a1"]
+
+
+def test_a_closed_pool_opens_nothing(opened: Opened) -> None:
+    pool = Pool("a", opened, connections=2)
+    seat, connection = pool.take()
+    assert pool.close() == [connection]
+    pool.give_back(seat, failed=False)
+    with pytest.raises(CallCancelledError, match="closed"):
+        pool.take()
+    assert opened.names == ["a0"]
+
+
+def test_threads_never_lose_count() -> None:
+    pool = Pool("ab", str, connections=2)
+
+    def call() -> None:
+        for number in range(2000):
+            seat, _ = pool.take()
+            pool.give_back(seat, failed=number % 7 == 0)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {pool.take()[0].calls for _ in range(4)} == {1}

@@ -1,0 +1,234 @@
+"""Workers are renewed, stopped and their connections closed under load, and no call is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from callers import Callers
+from gradwire import v1
+from processes import Command, running_command
+from raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    RawClient,
+    as_stream,
+    published_request,
+    wait_until,
+)
+from relay import relaying
+from serving import serving
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
+FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
+LOAD = ("unary", "async unary", "stream", "async copy")
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health_of(address: str) -> int:
+    """Ask a server for its health, over a new connection; UNKNOWN where it does not answer."""
+    with RawClient(address) as client:
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        try:
+            status: int = health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status
+        except grpc.RpcError:
+            return health_pb2.HealthCheckResponse.UNKNOWN
+        return status
+
+
+def waiting_stream(client: RawClient, go: threading.Event) -> Any:
+    """Open a stream that sends its data when told to."""
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        opened, data = as_stream(published_request())
+        yield opened
+        go.wait(PATIENCE_S)
+        yield data
+
+    call = client.start(messages())
+    next(call)
+    return call
+
+
+def finish(call: Any, go: threading.Event) -> None:
+    """Let a stream finish, and check what it brings."""
+    go.set()
+    assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
+    assert call.code() is grpc.StatusCode.OK
+
+
+def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        before = command.workers
+        with Callers(command.address, *LOAD) as callers, RawClient(command.address) as client:
+            callers.wait_for_more()
+            go = threading.Event()
+            running = waiting_stream(client, go)
+            command.signal(signal.SIGUSR2)
+            command.wait_for_log(" draining ")
+            finish(running, go)
+            command.wait_for_log(" rolling restart done")
+            callers.wait_for_more()
+        callers.check()
+        assert not set(before.values()) & set(command.workers.values())
+        assert len(re.findall(r" worker relieved worker=\d pid=\d+ status=0", command.log)) == 2
+        assert "restarts=" not in command.log
+        assert "Traceback" not in command.log
+
+
+def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config(
+    tmp_path: Path,
+) -> None:
+    (config,) = re.findall(r"^```json\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    options = [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
+    over = threading.Event()
+    results: list[bytes | grpc.RpcError] = []
+
+    def evaluate() -> None:
+        with grpc.insecure_channel(command.address, options) as channel:
+            stub = v1.GradientServiceStub(channel)
+            while not over.is_set():
+                try:
+                    results.append(stub.Evaluate(published_request(), timeout=PATIENCE_S).data)
+                except grpc.RpcError as error:
+                    results.append(error)
+
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        threads = [threading.Thread(target=evaluate) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done")
+        os.kill(command.workers[0], signal.SIGKILL)
+        command.wait_for_log(" worker serves ", times=5)
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert set(results) == {PUBLISHED_RESULT}
+
+
+def test_health_is_serving_throughout_a_rolling_restart(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        seen: set[int] = set()
+        command.signal(signal.SIGUSR2)
+        while " rolling restart done" not in command.log:
+            with RawClient(command.address) as client:
+                health: Any = health_pb2_grpc.HealthStub(client.channel)
+                # A connection may be closed before it is answered; another one is then made.
+                question = health_pb2.HealthCheckRequest()
+                answer = health.Check(question, timeout=PATIENCE_S, wait_for_ready=True)
+                seen.add(answer.status)
+        assert seen == {SERVING}
+
+
+def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certificates(
+    tmp_path: Path,
+) -> None:
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+
+    def issue() -> grpc.ChannelCredentials:
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1")
+        issued.cert_chain_pems[0].write_to_path(str(chain))
+        issued.private_key_pem.write_to_path(str(key))
+        return grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+
+    def check_alive(command: Command, credentials: grpc.ChannelCredentials) -> None:
+        with RawClient(command.address, credentials) as client:
+            client.check_alive()
+
+    old = issue()
+    flags = ("--tls-certificate", str(chain), "--tls-key", str(key))
+    with running_command(*FLAGS, *flags, log=tmp_path / "log") as command:
+        before = command.workers
+        key.unlink()
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(' rolling restart stopped at="worker 0"')
+        assert " replacement failed worker=0 " in command.log
+        assert command.workers == before
+        check_alive(command, old)
+        new = issue()
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done")
+        check_alive(command, new)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+
+
+def test_a_stop_during_a_rolling_restart_ends_every_process(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart")
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+        assert "Traceback" not in command.log
+        assert "Error" not in command.log
+
+
+def test_one_worker_alone_ignores_the_signal(tmp_path: Path) -> None:
+    with running_command("--backend", "numpy_cpu", log=tmp_path / "log") as command:
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log("no rolling restart")
+        with RawClient(command.address) as client:
+            client.check_alive()
+
+
+def test_no_call_is_lost_when_a_server_stops_and_another_one_follows(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "1") as command:
+        with Callers(command.address, *LOAD) as callers:
+            callers.wait_for_more()
+            command.signal(signal.SIGTERM)
+            assert command.wait() == 0
+            flags = (*FLAGS, "--address", command.address)
+            with running_command(*flags, log=tmp_path / "2"):
+                callers.wait_for_more()
+                # Here they end, with the server still there.
+                callers.stop()
+        callers.check()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_goes_on_taking_calls_while_those_who_route_to_it_notice(
+    tmp_path: Path, workers: str
+) -> None:
+    flags = ("--workers", workers, "--backend", "numpy_cpu", "--drain-delay-s", "1.5")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        command.signal(signal.SIGTERM)
+        wait_until(lambda: health_of(command.address) == NOT_SERVING)
+        with RawClient(command.address) as client:
+            client.check_alive()
+        assert " draining " not in command.log
+        assert command.wait() == 0
+        assert " draining " in command.log
+
+
+def test_connections_grow_old_and_no_call_is_lost() -> None:
+    with (
+        serving(max_connection_age_s=0.3) as server,
+        relaying(server.address) as relay,
+        RawClient(relay.address) as client,
+    ):
+        go = threading.Event()
+        running = waiting_stream(client, go)
+        with Callers(relay.address, *LOAD, connections=1) as callers:
+            # The stream's, and one for each of three clients with three to follow.
+            wait_until(lambda: relay.connections >= 1 + 3 + 9)
+            callers.wait_for_more()
+        callers.check()
+        finish(running, go)
+
+
+def test_connections_do_not_grow_old_where_that_is_turned_off() -> None:
+    with serving(max_connection_age_s=0) as server, RawClient(server.address) as client:
+        client.check_alive()

@@ -1,0 +1,34 @@
+"""What bounds a machine is divided among workers, and each is told its share."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire_server.settings import Settings
+from gradwire_server.shares import Job, divide, share
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("count", range(1, 9))
+def test_cores_are_divided_evenly_and_none_is_left_out(count: int, workers: int) -> None:
+    cores = [3 * number for number in range(count)]
+    shares = divide(cores, workers)
+    assert len(shares) == workers
+    assert set(cores[:workers]) <= {core for own in shares for core in own} <= set(cores)
+    if count >= workers:
+        assert [core for own in shares for core in own] == cores
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        assert all(len(own) == 1 for own in shares)
+        assert {core for own in shares for core in own} == set(cores)
+
+
+def test_a_share_is_never_nothing() -> None:
+    settings = Settings(workers=5, max_streams=3, max_memory_bytes=2, compute_threads=7)
+    shared = share(settings, "127.0.0.1:7")
+    assert (shared.max_streams, shared.max_memory_bytes, shared.threads) == (1, 1, 7)
+
+
+def test_a_job_arrives_as_it_was_sent() -> None:
+    job = Job(2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
+    assert Job.load(job.dump()) == job

@@ -1,0 +1,107 @@
+"""The Prometheus endpoint is there when it is asked for, and in nobody's way."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from processes import run_command, running_command
+from raw_calls import RawClient, wait_until
+from scraping import get, scrape
+from serving import ServerThread, serving
+
+HERE = "127.0.0.1:0"
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def test_without_an_address_nothing_is_measured() -> None:
+    with serving() as server, RawClient(server.address) as client:
+        client.check_alive()
+        assert server.server.instruments.address == ""
+        assert server.server.workshop.active.observer.recorder is None
+        assert "gradwire-metrics" not in threads()
+
+
+def test_the_log_tells_the_port_that_was_taken(tmp_path: Path) -> None:
+    with running_command("--metrics-address", HERE, log=tmp_path / "log") as command:
+        (address,) = re.findall(r" metrics address=(\S+)", command.log)
+        assert scrape(address).value("gradwire_worker_ready") == 1
+
+
+def test_it_is_at_metrics_and_nowhere_else() -> None:
+    with serving(metrics_address=HERE) as server:
+        address = server.server.instruments.address
+        assert get(address, "/")[0] == get(address, "/metrics?x=1")[0] == 200
+        assert get(address, "/etc/passwd")[0] == 404
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as raw:
+            raw.sendall(b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+            assert raw.recv(100).startswith(b"HTTP/1.0 501 ")
+
+
+def test_it_speaks_openmetrics_to_who_asks() -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    with serving(metrics_address=HERE) as server:
+        _, content_type, text = get(server.server.instruments.address, accept=accept)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith("# EOF\n")
+
+
+def test_it_answers_before_the_server_serves_and_while_the_event_loop_is_busy() -> None:
+    server = ServerThread(metrics_address=HERE)
+    server.listen()
+    address = server.server.instruments.address
+    assert scrape(address).value("gradwire_worker_ready") in {0, 1}
+    server.wait_until_serving()
+    over = threading.Event()
+    server.loop.call_soon_threadsafe(over.wait)
+    try:
+        assert scrape(address).value("gradwire_streams_limit") == 64
+    finally:
+        over.set()
+        server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        get(address)
+
+
+def test_readers_that_say_nothing_hold_up_no_call_and_no_stop() -> None:
+    with serving(metrics_address=HERE) as server:
+        host, port = server.server.instruments.address.split(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(3)]
+        scrape(f"{host}:{port}")
+        silent += [socket.create_connection((host, int(port))) for _ in range(3)]
+        with RawClient(server.address) as client:
+            client.check_alive()
+    for each in silent:
+        each.close()
+
+
+def test_a_name_and_an_ipv6_address_are_served() -> None:
+    for host in ("localhost", "[::1]"):
+        with serving(metrics_address=f"{host}:0") as server:
+            address = server.server.instruments.address
+            assert address.startswith(f"{host}:")
+            assert scrape(address).value("gradwire_worker_ready") == 1
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_address_that_cannot_be_had_is_told_in_one_line(workers: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = ("--address", HERE, "--workers", workers, "--metrics-address", address)
+        done = run_command(*flags)
+    assert done.returncode == 1
+    assert f"Error: metrics_address {address} cannot be had: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_metrics_for_all_need_a_word() -> None:
+    with serving(metrics_address="0.0.0.0:0", metrics_insecure=True) as server:
+        port = server.server.instruments.address.rpartition(":")[2]
+        wait_until(lambda: scrape(f"127.0.0.1:{port}").value("gradwire_worker_ready"))
