@@ -69,6 +69,7 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
 	PYTHONPATH=tests $(BIN)/python -m bench.telemetry --json out/telemetry.json
+	PYTHONPATH=tests $(BIN)/python -m bench.many --json out/many.json
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python

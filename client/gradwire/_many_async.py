@@ -99,7 +99,7 @@ class _Work:
         self._tasks: list[asyncio.Task[None]] = []
         self._stream: ManyStream | None = None
         self._error: GradwireError | None = None
-        self._pausing = False
+        self._pausing = self._closed = False
         self._moved_at = 0.0
         # What threads have received and the loop has not taken yet.
         self._inbox: deque[tuple[ManyStream, bytes | GradwireError]] = deque()
@@ -135,6 +135,7 @@ class _Work:
 
     def close(self) -> None:
         """End what is under way."""
+        self._closed = True
         self._exchange.close()
         self._hang_up()
         for task in self._tasks:
@@ -143,7 +144,7 @@ class _Work:
 
     def abandon(self) -> None:
         """Do so where nobody can await it, maybe in another thread."""
-        if self._tasks and not self._exchange.over:
+        if self._tasks and not self._closed:
             self._link.in_loop(self.close)
 
     async def _take(self) -> None:

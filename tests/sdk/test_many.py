@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -23,7 +25,7 @@ from gradwire import (
     ops,
 )
 from many_clients import Collect, both_clients, either_way
-from raw_calls import wait_idle
+from raw_calls import wait_idle, wait_until
 from serving import ServerThread, serving
 from strided_arrays import arrays
 
@@ -365,3 +367,34 @@ def test_a_client_that_is_closed_takes_no_items(server: ServerThread) -> None:
             pass
     with pytest.raises(RuntimeError, match="the client is closed"):
         client.evaluate_many([])
+
+
+@both_clients
+def test_a_stream_whose_results_are_all_handed_over_ends_with_ok(
+    server: ServerThread, collect: Collect, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = [Item(COPY, np.ones((2, 2), np.float32), (2, 2))] * 10
+    with caplog.at_level(logging.INFO):
+        collect(server.address, items)
+        wait_until(lambda: caplog.records)
+    facts = [vars(each)["facts"] for each in caplog.records]
+    assert [(each["method"], each["status"], each["items"]) for each in facts] == [
+        ("EvaluateMany", "OK", 10)
+    ]
+
+
+def test_asynchronous_results_dropped_behind_the_last_one_leave_nothing(
+    server: ServerThread,
+) -> None:
+    def no_receiver() -> bool:
+        return "gradwire-receiver" not in {each.name for each in threading.enumerate()}
+
+    async def run() -> None:
+        async with AsyncClient(server.address) as client:
+            results = client.evaluate_many([Item(COPY, np.ones((2, 2), np.float32), (2, 2))])
+            await anext(results)
+            del results
+            await asyncio.to_thread(wait_idle, server)
+            await asyncio.to_thread(wait_until, no_receiver)
+
+    asyncio.run(run())

@@ -131,8 +131,8 @@ class GradientServiceServicer(object):
         they are done, and OK after the last answer and the half-close. Answers are found by `request_id`, so each request
         MUST have one that none of those has that are sent and not yet answered. Requests that wait together and differ in
         data alone are computed together, with the same bits. The server reads as many requests as it has room for and
-        lets the rest wait. The client MUST read while it writes, and a stream on which nothing moves for the server's
-        stall timeout (60 s by default), not even a request that the client might send, is ended.
+        lets the rest wait. The client MUST read while it writes: a stream that makes no progress for the server's stall
+        timeout (60 s by default) is ended, and so is an idle one.
 
         A request that fails is answered with its error and disturbs no other. The possible errors of a request are those
         of Evaluate; one with reason USE_STREAM is a request for EvaluateStream.
