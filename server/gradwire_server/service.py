@@ -94,6 +94,7 @@ class GradientService:
         if recipe is None:
             recipe = await self._prepare(header, len(data), call)
         else:
+            self._workshop.preparer.note_hit()
             _note(call, recipe.evaluation.request, len(data))
             _check_length(len(data), recipe.evaluation.request)
         evaluation = recipe.evaluation

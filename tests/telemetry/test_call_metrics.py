@@ -93,7 +93,7 @@ def test_the_time_of_a_call_is_at_least_that_of_its_phases(
     spent = seen.value("gradwire_phase_duration_seconds_sum", operator="dml_resample_grad")
     assert 0 < spent <= seen.value("gradwire_request_duration_seconds_sum")
     phases = seen.labels("gradwire_phase_duration_seconds_count", "phase")
-    assert phases == {"receive", "queue", "compute"}
+    assert phases == {"receive", "queue", "compute", "send"}
 
 
 def test_bytes_are_those_of_the_tensors(server: ServerThread, client: RawClient) -> None:

@@ -220,6 +220,10 @@ class Preparer:
         self._check_memory(evaluation)
         return evaluation
 
+    def note_hit(self) -> None:
+        """Count an evaluation that its user had kept from a call of prepare()."""
+        self._recent.note_hit()
+
     def lookups(self, cache: Literal["evaluations", "plans"]) -> tuple[int, int]:
         """How often a cache had what was looked for, and how often not; plans come second."""
         if cache == "plans":

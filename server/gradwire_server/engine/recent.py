@@ -40,6 +40,11 @@ class Recent(Generic[V]):
             self._values.move_to_end(key)
             return kept[0]
 
+    def note_hit(self) -> None:
+        """Count a value that was at hand without get()."""
+        with self._lock:
+            self.hits += 1
+
     def keep(self, key: Hashable, value: V, *, weight: int) -> None:
         """Keep a value in place of what has this key; not if it is too heavy by itself."""
         if weight > self._max_weight:
