@@ -30,6 +30,9 @@ from gradwire.errors import (
 )
 from gradwire.retries import RetryBudget, Tries, is_retryable
 
+# Seconds that taking items may hold up results that could be handed over.
+QUICK_S = 0.05
+
 # What a stream of its own can do.
 _TOO_LARGE = frozenset({"USE_STREAM", "LAYOUT_NOT_STREAMABLE"})
 _NOTHING = memoryview(b"")

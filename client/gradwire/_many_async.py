@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar, cast
 from numpy.typing import NDArray
 
 from gradwire._channel import AsyncLink, PerProcess
-from gradwire._many import Exchange
+from gradwire._many import QUICK_S, Exchange
 from gradwire._many_items import Item, Slot
 from gradwire._many_stream import ManyStream
 from gradwire.errors import GradwireError
@@ -149,6 +149,7 @@ class _Work:
 
     async def _take(self) -> None:
         exchange = self._exchange
+        until = time.monotonic() + QUICK_S
         try:
             async for item in _each(self._items):
                 request = exchange.add(item)
@@ -157,6 +158,10 @@ class _Work:
                     self._news.set()
                 else:
                     self._send(request)
+                if time.monotonic() > until:
+                    # Whoever makes items without awaiting anything should not stop everybody else.
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + QUICK_S
                 while not exchange.wants:
                     self._room.clear()
                     await self._room.wait()

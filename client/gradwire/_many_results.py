@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, cast
 from numpy.typing import NDArray
 
 from gradwire._channel import Link, PerProcess
-from gradwire._many import Exchange
+from gradwire._many import QUICK_S, Exchange
 from gradwire._many_items import Item, Slot
 from gradwire._many_stream import ManyStream
 from gradwire.errors import GradwireError
@@ -64,12 +64,17 @@ class Results(Iterator[T_co]):
     def _outcome(self) -> Slot | None:
         exchange, connection = self._exchange, self._connection
         while True:
-            self._take_items()
-            slot = exchange.outcome()
+            connection.take_received()
+            slot = exchange.outcome() if connection.receives_ahead else None
+            if slot is None:
+                self._take_items()
+                slot = exchange.outcome()
             if slot is not None or exchange.over:
                 return slot
             if exchange.alone:
                 self._evaluate_alone(exchange.alone.popleft())
+            elif connection.receives_ahead and exchange.wants:
+                continue
             elif exchange.in_flight:
                 connection.receive()
             elif exchange.due_in_s is not None:
@@ -77,6 +82,7 @@ class Results(Iterator[T_co]):
 
     def _take_items(self) -> None:
         exchange, connection = self._exchange, self._connection
+        until = time.monotonic() + QUICK_S
         while exchange.wants:
             try:
                 item = next(self._items)
@@ -88,6 +94,10 @@ class Results(Iterator[T_co]):
                 request = exchange.add(item)
                 if request is not None:
                     connection.send(request)
+            if time.monotonic() > until:
+                # Results should not wait until many items are there.
+                connection.receive_ahead()
+                break
         for request in exchange.due():
             connection.send(request)
 
@@ -115,13 +125,18 @@ class Results(Iterator[T_co]):
 
 
 class _Connection:
-    """The stream there is at the moment, if any, and the thread that watches it."""
+    """The stream there is at the moment, if any, and the thread that watches it.
+
+    receives_ahead  whether answers are received while nobody asks for results, in another thread:
+                    that costs a quarter more, and is for items that are slow to come
+    """
 
     def __init__(self, exchange: Exchange, link: PerProcess[Link]) -> None:
         self._exchange = exchange
         self._link = link
         self._stream: ManyStream | None = None
         self._watch: _Watch | None = None
+        self.receives_ahead = False
 
     def send(self, request: bytes) -> None:
         """Send a request that is in flight now."""
@@ -147,6 +162,17 @@ class _Connection:
         else:
             self._watch.end()
 
+    def receive_ahead(self) -> None:
+        """Receive ahead from now on."""
+        self.receives_ahead = True
+        if self._stream is not None:
+            self._stream.receive_ahead()
+
+    def take_received(self) -> None:
+        """Take the messages that have been received ahead."""
+        while self._stream is not None and self._stream.has_received:
+            self.receive()
+
     def finish(self) -> None:
         """End the stream after the last answer."""
         if self._stream is not None:
@@ -169,6 +195,8 @@ class _Connection:
         except GradwireError as error:
             self._recover(error)
             return
+        if self.receives_ahead:
+            self._stream.receive_ahead()
         self._watch = _Watch(self._stream.cancel, exchange.timeout_s)
 
     def _recover(self, error: GradwireError) -> None:

@@ -6,6 +6,7 @@ while a request is being written.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 from queue import SimpleQueue
@@ -13,7 +14,7 @@ from queue import SimpleQueue
 import grpc
 
 from gradwire._channel import Link, from_rpc_error
-from gradwire.errors import CallCancelledError, ServerError
+from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.retries import is_retryable
 
 _METHOD = "/gradwire.v1.GradientService/EvaluateMany"
@@ -36,6 +37,7 @@ class ManyStream:
         self._ending = threading.Lock()  # another thread may cancel
         self._seat, line = self._pool.take()
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = line.channel.stream_stream(_METHOD)
+        self._received: SimpleQueue[bytes | GradwireError] | None = None
         try:
             self._call = method(iter(self._requests.get, None))
         except ValueError as error:
@@ -48,8 +50,39 @@ class ManyStream:
         """Send a request, without waiting until it is on its way."""
         self._requests.put(request)
 
+    def receive_ahead(self) -> None:
+        """Receive in a thread of its own from now on; receive() then takes what that has."""
+        if self._received is None:
+            self._received = SimpleQueue()
+            args = (self._received,)
+            threading.Thread(
+                target=self._receive_all, args=args, name="gradwire-receiver", daemon=True
+            ).start()
+
+    @property
+    def has_received(self) -> bool:
+        """Whether receive() need not wait; never but after receive_ahead()."""
+        return self._received is not None and not self._received.empty()
+
     def receive(self) -> bytes:
         """Wait for the next answer; raise GradwireError where none comes."""
+        if self._received is None:
+            return self._receive()
+        came = self._received.get()
+        if isinstance(came, GradwireError):
+            raise came
+        return came
+
+    def _receive_all(self, received: SimpleQueue[bytes | GradwireError]) -> None:
+        with contextlib.suppress(GradwireError):
+            while True:
+                try:
+                    received.put(self._receive())
+                except GradwireError as error:
+                    received.put(error)
+                    raise
+
+    def _receive(self) -> bytes:
         try:
             message: bytes = next(self._call)
         except StopIteration:

@@ -70,7 +70,7 @@ class Turns:
 
     def contestants(self) -> dict[str, Callable[[int], None]]:
         """Return what each one does with a number of evaluations."""
-        unary = {f"unary, {n} threads": self._unary(n) for n in _THREADS}
+        unary = {f"unary, {n} thread{'s' * (n > 1)}": self._unary(n) for n in _THREADS}
         return {
             **unary,
             "many, ordered": self._many,

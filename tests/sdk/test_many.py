@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -199,6 +200,25 @@ def test_with_one_in_flight_an_item_may_be_made_of_the_result_before_it(
             yield Item(COPY, np.ones((2, 2), np.float32), (2, 2))
 
     assert len(collect(server.address, items(), max_in_flight=1, on_outcome=done.append)) == 20
+
+
+@both_clients
+@either_way
+def test_results_do_not_wait_until_many_slow_items_are_there(
+    server: ServerThread, collect: Collect, *, ordered: bool
+) -> None:
+    done: list[int] = []
+    done_before: list[int] = []
+
+    def items() -> Iterator[Item]:
+        for number in range(7):
+            time.sleep(0.06)
+            done_before.append(len(done))
+            yield Item(COPY, np.full((2,), number, np.float32), (2,))
+
+    outcomes = collect(server.address, items(), ordered=ordered, on_outcome=done.append)
+    assert len(outcomes) == 7
+    assert done_before[-1] > 0
 
 
 @both_clients
