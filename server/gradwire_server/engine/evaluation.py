@@ -87,7 +87,7 @@ class Evaluation:
         """Descriptor of the input."""
         return self.request.input
 
-    @property
+    @cached_property
     def work(self) -> int:
         """Multiplications, or elements copied where there are none."""
         return self.plan.work + self.output.elements
