@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast
-from uuid import uuid4
 
 import grpc
 import numpy as np
@@ -71,7 +70,7 @@ class Call:
     def __init__(self, method: str, context: Context, active: ActiveCalls) -> None:
         self.method = method
         self.context = context
-        self.request_id = uuid4().hex
+        self.request_id = _random_hex(128)
         self.traceparent = _traceparent(context)
         self.facts: dict[str, object] = {}
         self.phases = Phases(active.in_phase)
@@ -184,11 +183,20 @@ class Call:
             "traceparent": self.traceparent,
             **self.facts,
         }
-        _log.log(level, "call", extra={"facts": facts}, exc_info=error)
+        told = (type(error), error, error.__traceback__) if error else None
+        # Not log(): it looks for the line that calls it, which takes longer than the rest.
+        record = logging.LogRecord(_log.name, level, __file__, 0, "call", (), told)
+        vars(record)["facts"] = facts
+        _log.handle(record)
 
 
 def _traceparent(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
             return value
-    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"
+    return f"00-{_random_hex(128)}-{_random_hex(64)}-00"
+
+
+def _random_hex(bits: int) -> str:
+    """Make a name. It is no secret: the system's randomness would take longer than a small call."""
+    return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"

@@ -18,38 +18,51 @@ class _Formatter(logging.Formatter):
     def __init__(self, always: Mapping[str, object]) -> None:
         super().__init__()
         self._always = always
+        # Of the latest record; a handler formats one at a time.
+        self._second, self._text_of_second = -1, ""
+
+    def _time(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second:
+            text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            self._second, self._text_of_second = second, text
+        return f"{self._text_of_second}.{int(1e3 * (record.created - second)):03d}+00:00"
 
     def _facts(self, record: logging.LogRecord) -> dict[str, object]:
-        facts: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **self._always,
-            **getattr(record, "facts", {}),
-        }
-        if record.exc_info:
-            facts["traceback"] = self.formatException(record.exc_info)
-        return facts
+        facts: dict[str, object] = getattr(record, "facts", {})
+        return {**self._always, **facts} if self._always else facts
+
+    def _traceback(self, record: logging.LogRecord) -> str:
+        return self.formatException(record.exc_info) if record.exc_info else ""
 
 
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        facts = self._facts(record)
-        traceback = facts.pop("traceback", None)
-        head = f"{facts.pop('time')} {facts.pop('level'):7} {facts.pop('event')}"
-        line = " ".join([head, *(f"{name}={_word(value)}" for name, value in facts.items())])
+        words = [f" {name}={_word(value)}" for name, value in self._facts(record).items()]
+        level, event = record.levelname.lower(), record.getMessage()
+        line = f"{self._time(record)} {level:7} {event}{''.join(words)}"
+        traceback = self._traceback(record)
         return f"{line}\n{traceback}" if traceback else line
 
 
 class _Json(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self._facts(record), default=str)
+        facts = {
+            "time": self._time(record),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **self._facts(record),
+        }
+        if traceback := self._traceback(record):
+            facts["traceback"] = traceback
+        return json.dumps(facts, default=str)
 
 
 def _word(value: object) -> str:
     text = str(value)
-    plain = text.isprintable() and not any(mark in text for mark in ' "=')
-    return text if plain and text else json.dumps(text)
+    if text.isprintable() and " " not in text and '"' not in text and "=" not in text and text:
+        return text
+    return json.dumps(text)
 
 
 def configure(log_format: str, log_level: str, **always: object) -> None:
