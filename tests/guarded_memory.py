@@ -15,8 +15,9 @@ import numpy.typing as npt
 import kernel_maps as maps
 import oracles
 from gradwire_server import backends
-from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends import Backend, NumpyCpu
 from kernel_cases import cases, numbers, some_formats
+from numba_here import streaming
 
 _PROT_NONE = 0
 
@@ -81,9 +82,15 @@ class GuardedScratch:
         return array.ctypes.data // 64 * 64
 
 
-def check_guarded_cases() -> None:
+def check_guarded_streams() -> None:
+    """Assert the same of results that are written past the caches."""
+    with streaming(1) as backend:
+        check_guarded_cases(backend)
+
+
+def check_guarded_cases(given: Backend | None = None) -> None:
     """Assert NumPy's bits of all listed cases, in some formats, with guarded buffers."""
-    backend, _ = backends.choose("numba_cpu")
+    backend = given or backends.choose("numba_cpu")[0]
     scratch = vars(backend)["_scratch"] = GuardedScratch()
     largest = max(
         max(math.prod(case.plan.input_shape), math.prod(case.plan.output_shape)) for case in cases()

@@ -67,7 +67,12 @@ def _ways(case: Case, formats: Formats) -> Iterator[Way]:
     compute = compute_dtype(formats[0])
     plan = case.plan
     jobs = kernels.jobs.jobs_of(
-        plan.input_shape, plan.passes, formats, compute, partial(table.of, compute=compute)
+        plan.input_shape,
+        plan.passes,
+        formats,
+        compute,
+        partial(table.of, compute=compute),
+        streamed_bytes=1 << 60,
     )
     longest = int(plan.passes[-1].map.counts.max())
     for job in jobs:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,15 +19,15 @@ from processes import environment
 
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
-_MODULE = "gradwire_server.backends.numba_cpu.backend"
+_PACKAGE = "gradwire_server.backends.numba_cpu"
 
 
 @contextmanager
 def small_shares() -> Generator[None]:
     """Let threads share tensors of the sizes that tests have time for, and wake up for them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{_MODULE}._WORK_OF_A_THREAD", 1 << 10)
-        patch.setattr(f"{_MODULE}._WAKING", 0)
+        patch.setattr(f"{_PACKAGE}.backend._WORK_OF_A_THREAD", 1 << 10)
+        patch.setattr(f"{_PACKAGE}.backend._WAKING", 0)
         yield
 
 
@@ -36,6 +37,16 @@ def compiled(threads: int) -> Backend:
     backend, _ = backends.choose("numba_cpu", threads=threads)
     backend.warm_up()
     return backend
+
+
+@contextmanager
+def streaming(threads: int) -> Generator[Backend]:
+    """Let a compiled backend write all results past the caches, short rows as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{_PACKAGE}.blocking._LEAST_STREAMED", 0)
+        made: Backend = import_module(_PACKAGE).NumbaCpu(threads=threads, streamed_bytes=0)
+        made.warm_up()
+        yield made
 
 
 def run_program(

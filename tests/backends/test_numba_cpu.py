@@ -17,9 +17,9 @@ from gradwire_server import backends
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
 from kernel_cases import Case, cases, check, numbers
-from kernel_checks import check_case, check_conversions
+from kernel_checks import check_all, check_case, check_conversions
 from kernel_ways import listed_ways, methods, window_methods
-from numba_here import compiled, needs_numba
+from numba_here import compiled, needs_numba, small_shares, streaming
 
 pytestmark = needs_numba
 
@@ -27,6 +27,32 @@ pytestmark = needs_numba
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_every_listed_case_has_the_bits_of_numpy(case: Case) -> None:
     check_case(compiled(1), case)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results_written_past_the_caches_have_the_bits_of_numpy(threads: int) -> None:
+    with small_shares(), streaming(threads) as backend:
+        check_all(backend)
+
+
+@given(
+    before=st.integers(0, 80), rows=st.integers(1, 40), width=st.integers(1, 300), data=st.data()
+)
+def test_results_written_past_the_caches_may_stand_anywhere(
+    before: int, rows: int, width: int, data: st.DataObject
+) -> None:
+    dtype = np.dtype(data.draw(st.sampled_from(oracles.STORAGE_TYPES)))
+    plan = Plan.build([None, maps.linear(width, 2 * width + 1)], (rows, width))
+    x = data.draw(kernel_plans.tensors((rows, width), dtype))
+    expected = np.empty(plan.output_shape, dtype)
+    NumpyCpu().apply(plan, x, expected)
+    memory = np.full(before + expected.nbytes + 80, 0xA5, np.uint8)
+    y = memory[before : before + expected.nbytes].view(dtype).reshape(expected.shape)
+    with streaming(1) as backend:
+        backend.apply(plan, x, y)
+    oracles.same_bits(y, expected)
+    assert (memory[:before] == 0xA5).all()
+    assert (memory[before + expected.nbytes :] == 0xA5).all()
 
 
 def test_the_listed_cases_go_every_way() -> None:

@@ -10,7 +10,9 @@ from numba_here import needs_numba, run_program
 
 
 @needs_numba
-@pytest.mark.parametrize("check", ["check_guarded_cases", "check_guarded_sums"])
+@pytest.mark.parametrize(
+    "check", ["check_guarded_cases", "check_guarded_streams", "check_guarded_sums"]
+)
 def test_nothing_before_or_beyond_a_tensor_is_read_or_written(check: str) -> None:
     done = run_program(f"import guarded_memory\nguarded_memory.{check}()")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ CHECK = """
 import sys
 import assembly, guarded_memory, kernel_checks, kernel_ways
 from gradwire_server.backends.numba_cpu.vectors import FEATURES
-from numba_here import compiled
+from numba_here import compiled, streaming
 
 kernel_checks.check_all(compiled(2))
+with streaming(2) as backend:
+    kernel_checks.check_all(backend)
 guarded_memory.check_guarded_sums()
 every = kernel_ways.methods() | kernel_ways.window_methods()
 assert {way.method for way in kernel_ways.listed_ways()} == every
@@ -63,6 +66,16 @@ def test_no_compiled_function_multiplies_and_adds_with_one_rounding() -> None:
     assert "gradwire_server.backends.numba_cpu.blocks.run" in found
     assert any("mulps" in text and "addps" in text for text in found.values())
     assert not {name: assembly.fused(text) for name, text in found.items() if assembly.fused(text)}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instructions of x86-64")
+def test_streamed_lines_are_written_past_the_caches_and_fenced() -> None:
+    compiled(1)
+    found = assembly.of_kernels()
+    package = "gradwire_server.backends.numba_cpu"
+    for name in ("stream", "stream_zeros"):
+        assert "movnt" in found[f"{package}.streaming.{name}"]
+    assert re.search(r"mfence|lock\s+or", found[f"{package}.blocks.run"])
 
 
 @pytest.mark.skipif(not _has("fma"), reason="this processor has no fused multiply-add")

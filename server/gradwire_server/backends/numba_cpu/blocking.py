@@ -32,7 +32,9 @@ _SHORT_ROW = 32
 _PAIR = 2
 # Rows of a block of windows: as many as a tile's bytes hold.
 _LEAST_ROWS, _MOST_ROWS = 16, 256
-_BUFFERS = ("stage_at", "sums_at", "columns_at", "results_at", "lines_at")
+# Of shorter rows too much is their ends, which share lines with others.
+_LEAST_STREAMED = 2 << 10
+_BUFFERS = ("stage_at", "sums_at", "columns_at", "results_at", "lines_at", "converted_at")
 # Fewer rows than this are not worth a transpose.
 _FEW_ROWS = 3
 
@@ -47,6 +49,7 @@ class Blocking:
     units    blocks of work
     scratch  bytes of all buffers
     outputs  numbers of the result
+    streamed whether results are written past the caches
     """
 
     values: dict[str, int]
@@ -55,6 +58,7 @@ class Blocking:
     units: int
     scratch: int
     outputs: int
+    streamed: bool
 
     @property
     def method(self) -> int:
@@ -74,18 +78,26 @@ def block(
     compute: np.dtype[Any],
     *,
     can_pick: bool,
+    streamed_bytes: int,
 ) -> Blocking | None:
-    """Decide; None where buffers would be too large. formats: of input and result."""
-    if formats[0] == formats[1]:
-        found = _windows(form, axes, compute, can_pick=can_pick)
-        if found is not None:
-            return found
-    narrow = formats[1] != compute
-    depth, height, width = axes
+    """Decide; None where buffers would be too large.
+
+    formats         of input and result
+    streamed_bytes  results of so many bytes, or more, are written past the caches
+    """
     depths, heights, pixels = (
         length if table is None else table.outputs
         for length, table in zip(form[1:4], axes, strict=True)
     )
+    outputs = form.outer * depths * heights * pixels * form.channels
+    row = pixels * form.channels * formats[1].itemsize
+    streamed = outputs * formats[1].itemsize >= streamed_bytes and row >= _LEAST_STREAMED
+    if formats[0] == formats[1]:
+        found = _windows(form, axes, formats[0], compute, can_pick=can_pick, streamed=streamed)
+        if found is not None:
+            return found
+    held_back = formats[1] != compute or streamed
+    depth, height, width = axes
     number, lanes = compute.itemsize, _VECTOR_BYTES // compute.itemsize
     all_rows = form.outer * depths * heights
     method, steady = _method(form, width, all_rows, can_pick=can_pick)
@@ -103,7 +115,7 @@ def block(
     per_plane = -(-heights // block_rows)
     blocks = -(-all_rows // block_rows) if depth is None else per_plane * form.outer * depths
     ahead = max(1, min(block_rows, _AHEAD_BYTES // row_bytes))
-    if method == records.NO_WIDTH and not narrow:
+    if method == records.NO_WIDTH and not held_back:
         ahead = lanes  # no row is held
     held = lanes if method == records.COLUMNS else ahead
     values = {
@@ -120,15 +132,23 @@ def block(
         "line_bytes": _odd_vectors((tile * form.channels + records.PAD) * number),
     }
     sizes = _buffers(form, values, window=window, held=held)
+    if streamed and formats[1] != compute:
+        sizes["converted_at"] = sizes["lines_at"]
     *places, scratch = itertools.accumulate(sizes.values(), initial=0)
     values |= dict(zip(sizes, places, strict=True))
     groups = width.groups(form.channels) if width and method == records.PERMUTE else None
-    outputs = all_rows * pixels * form.channels
-    return Blocking(values, steady, groups, blocks * values["tiles"], scratch, outputs)
+    units = blocks * values["tiles"]
+    return Blocking(values, steady, groups, units, scratch, outputs, streamed)
 
 
 def _windows(
-    form: Form, axes: Sequence[Table | None], compute: np.dtype[Any], *, can_pick: bool
+    form: Form,
+    axes: Sequence[Table | None],
+    memory: np.dtype[Any],
+    compute: np.dtype[Any],
+    *,
+    can_pick: bool,
+    streamed: bool,
 ) -> Blocking | None:
     """Decide on a job of weights that are all 1; None where `windows` does not take it."""
     width, lanes = axes[2], _VECTOR_BYTES // compute.itemsize
@@ -167,7 +187,9 @@ def _windows(
         "line_bytes": 0,
     }
     units = -(-rows // together) * values["tiles"]
-    return Blocking(values, steady, groups, units, 0, rows * pixels * form.channels)
+    scratch = (tile * form.channels + records.PAD) * memory.itemsize if streamed else 0
+    outputs = rows * pixels * form.channels
+    return Blocking(values, steady, groups, units, scratch, outputs, streamed)
 
 
 def _pairs(width: Table) -> Steady | None:
@@ -190,6 +212,7 @@ def _buffers(form: Form, values: dict[str, int], *, window: int, held: int) -> d
         "columns_at": columns,
         "results_at": results,
         "lines_at": values["block" if transposed else "ahead"] * values["line_bytes"],
+        "converted_at": 0,
     }
 
 

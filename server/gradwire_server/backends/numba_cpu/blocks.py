@@ -30,7 +30,7 @@ from gradwire_server.backends.numba_cpu.records import (
     band,
     span,
 )
-from gradwire_server.backends.numba_cpu.simd import call, clear
+from gradwire_server.backends.numba_cpu.simd import call, clear, fence
 from gradwire_server.backends.numba_cpu.vectors import part
 
 _RUN = types.void(JOB_POINTER, *[types.int64] * 5)
@@ -117,7 +117,8 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
     """The last two stages of a few rows; y stands at their first result."""
     channels, size = job.channels, job.output_size
     length, line = (j1 - j0) * channels, job.width.outputs * channels * size
-    to, step = (scratch + job.lines_at, job.line_bytes) if job.output_narrow else (y, line)
+    held = job.output_narrow or job.stream
+    to, step = (scratch + job.lines_at, job.line_bytes) if held else (y, line)
     if job.method == NO_WIDTH:
         stage = scratch + job.stage_at
         _sum_height(job, x, stage, bottom, first, count, j0, length, to, step)
@@ -126,8 +127,22 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
         rows, row_step = _rows(job, x, scratch, bottom, first, count, count, low, high)
         rows -= low * channels * job.number
         _sum_width(job, rows, row_step, count, j0, j1, to, step)
-    if job.output_narrow:
-        call(job.convert, (to, step, count, length, size, y, line))
+    if held:
+        _put(job, scratch, to, step, count, length, y, line)
+
+
+@part
+def _put(job, scratch, rows, step, count, length, y, line):
+    """Convert and stream rows of so many numbers, whichever is due, to their place."""
+    size = job.output_size
+    to, to_step = y, line
+    if job.output_narrow or not job.stream:
+        if job.stream:
+            to, to_step = scratch + job.converted_at, job.line_bytes
+        call(job.convert, (rows, step, count, length, size, to, to_step))
+        rows, step = to, to_step
+    if job.stream:
+        call(job.stream, (rows, step, count, length * size, y, line))
 
 
 @part
@@ -137,6 +152,9 @@ def _clear_rows(job, y, count, j0, j1):
     line, length = job.width.outputs * size, (j1 - j0) * size
     if line == length:
         count, length = 1, count * length
+    if job.stream:
+        call(job.stream_zeros, (count, length, y, line))
+        return
     for i in range(count):
         clear(y + i * line, length)
 
@@ -174,15 +192,29 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
         call(job.to_columns, (rows, row_step, (c1 - c0) * job.channels, columns))
         call(job.width_stage, (job.address, columns, c0, c1, j0, j1, results, 0))
     line = axis.outputs * job.channels * job.output_size
-    direct = not job.output_narrow and count == job.block and length >= job.block
+    held = job.output_narrow or job.stream
+    direct = not held and count == job.block and length >= job.block
     to, step = (y, line) if direct else (scratch + job.lines_at, job.line_bytes)
     call(job.to_rows, (results, length, to, step, direct))
     if not direct:
-        call(job.convert, (to, step, count, length, job.output_size, y, line))
+        _put(job, scratch, to, step, count, length, y, line)
     if job.height.gaps:
         for i in range(count):
             if _is_empty(job, first + i):
                 _clear_rows(job, y + i * line, 1, j0, j1)
+
+
+@part
+def _windows(job, x, y, scratch, first, count, j0, j1):
+    """All passes at once for some rows; y stands at the first of their results."""
+    if not job.stream:
+        call(job.width_stage, (job.address, x, first, count, j0, j1, y))
+        return
+    size = job.channels * job.output_size
+    rows, line = scratch + job.lines_at, job.width.outputs * size
+    for i in range(count):
+        call(job.width_stage, (job.address, x, first + i, 1, j0, j1, rows))
+        call(job.stream, (rows, 0, 1, (j1 - j0) * size, y + i * line, line))
 
 
 @part
@@ -202,7 +234,7 @@ def _block(job, x, y, scratch, unit):
     size = job.channels * job.output_size
     to = y + (first * width.outputs + j0) * size
     if job.method >= WINDOW_CHANNELS:
-        call(job.width_stage, (job.address, x, first, count, j0, j1, to))
+        _windows(job, x, to, scratch, first, count, j0, j1)
         return
     if job.staged:
         inside = block * job.block
@@ -224,6 +256,8 @@ def run(jobs, x, y, scratch, first, stop):
     job = carray(jobs, 1)[0]
     for unit in range(first, stop):
         _block(job, x, y, scratch, unit)
+    if job.stream:
+        fence()
 
 
 @njit(_ACCUMULATE, nogil=True, cache=True)

@@ -10,14 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.numba_cpu import columns, nearest, records, rows, steady
+from gradwire_server.backends.numba_cpu import (
+    columns,
+    nearest,
+    records,
+    rows,
+    steady,
+    streaming,
+)
 from gradwire_server.backends.numba_cpu.blocking import block
 from gradwire_server.backends.numba_cpu.forms import Form, form_of
 from gradwire_server.backends.numba_cpu.shuffles import CAN_PICK
@@ -56,20 +63,24 @@ def jobs_of(
     formats: Formats,
     compute: np.dtype[Any],
     tables: Tables,
+    *,
+    streamed_bytes: int,
 ) -> list[Job]:
     """Return the jobs that apply passes one after the other.
 
-    formats  of input and result; between jobs it is the compute type
+    formats         of input and result; between jobs it is the compute type
+    streamed_bytes  results of so many bytes, or more, are written past the caches
     """
     form = form_of(shape, passes)
-    job = None if form is None else _job(form, formats, compute, tables)
+    job = None if form is None else _job(form, formats, compute, tables, streamed_bytes)
     if job is not None:
         return [job]
     first, *rest = passes
+    some = partial(jobs_of, compute=compute, tables=tables, streamed_bytes=streamed_bytes)
     between = (*shape[: first.axis], first.map.outputs, *shape[first.axis + 1 :])
     return [
-        *jobs_of(shape, [first], (formats[0], compute), compute, tables),
-        *jobs_of(between, rest, (compute, formats[1]), compute, tables),
+        *some(shape, [first], (formats[0], compute)),
+        *some(between, rest, (compute, formats[1])),
     ]
 
 
@@ -91,12 +102,19 @@ def accumulation(
     return _record(records.ACCUMULATION, values)
 
 
-def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -> Job | None:
+def _job(
+    form: Form,
+    formats: Formats,
+    compute: np.dtype[Any],
+    tables: Tables,
+    streamed_bytes: int,
+) -> Job | None:
     """Settle how the kernel goes about one form; None where its buffers would be too large."""
     axes = tuple(None if one is None else tables(one) for one in form.maps)
-    blocking = block(form, axes, formats, compute, can_pick=CAN_PICK)
+    blocking = block(form, axes, formats, compute, can_pick=CAN_PICK, streamed_bytes=streamed_bytes)
     if blocking is None:
         return None
+    stream, stream_zeros = streaming.functions() if blocking.streamed else (0, 0)
     depth, height, width = (table is None or table.is_plain for table in axes)
     plain = (depth, height, width)
     values = {
@@ -110,6 +128,8 @@ def _job(form: Form, formats: Formats, compute: np.dtype[Any], tables: Tables) -
         "output_size": formats[1].itemsize,
         **_axes(form, axes),
         **_functions(plain, formats, compute, method=blocking.method, staged=blocking.staged),
+        "stream": stream,
+        "stream_zeros": stream_zeros,
         **blocking.values,
         **_steadiness(blocking.steady),
         "groups": blocking.groups.record if blocking.groups else (0,) * 7,

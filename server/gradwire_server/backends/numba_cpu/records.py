@@ -46,6 +46,8 @@ JOB = np.dtype(
         ("to_columns", "i8"),
         ("to_rows", "i8"),
         ("convert", "i8"),
+        ("stream", "i8"),  # 0 where results are not streamed
+        ("stream_zeros", "i8"),
         ("channels", "i8"),
         ("rows", "i8"),  # result rows of all outer indices
         ("input_bytes", "i8"),
@@ -62,12 +64,13 @@ JOB = np.dtype(
         ("tiles", "i8"),
         ("chunk", "i8"),  # input pixels of a row that are held at once
         ("row_bytes", "i8"),  # of a row of the depth and height buffers
-        ("line_bytes", "i8"),  # of a row of results not converted yet
+        ("line_bytes", "i8"),  # of a row of results not converted or streamed yet
         ("stage_at", "i8"),  # places of the buffers in scratch
         ("sums_at", "i8"),
         ("columns_at", "i8"),
         ("results_at", "i8"),
         ("lines_at", "i8"),
+        ("converted_at", "i8"),
         ("steady_first", "i8"),  # results that `even` and `odd` describe
         ("steady_stop", "i8"),
         ("even", _PHASE),

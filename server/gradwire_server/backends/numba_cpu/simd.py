@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import memset
+from numba.core.cgutils import memset, raw_memcpy
 from numba.extending import intrinsic
 
 from gradwire_server.backends.numba_cpu.formats import memory_type, narrowed, widened
@@ -202,6 +202,42 @@ def store_first(_context: Any, memory: Any, address: Any, vector: Any, count: An
         return context.get_dummy_value()
 
     return types.void(memory, types.int64, vector, types.int64), generate
+
+
+@intrinsic
+def put_streaming(_context: Any, address: Any, vector: Any) -> Any:
+    """Write a vector past the caches. The address is a multiple of 64, and others see it late."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        instruction = builder.store(args[1], pointer(builder, args[0], args[1].type))
+        instruction.align = 64
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector), generate
+
+
+@intrinsic
+def fence(_context: Any) -> Any:
+    """Let others see what was written before, if they see anything that is written after."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def copy(_context: Any, to: Any, source: Any, count: Any) -> Any:
+    """Copy so many bytes, which do not overlap."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to, source = (pointer(builder, one, ir.IntType(8)) for one in args[:2])
+        raw_memcpy(builder, to, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
