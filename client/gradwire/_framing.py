@@ -2,8 +2,13 @@
 
 Bulk bytes are the last field of their message and its number is 15, so that they end the message:
 
-    EvaluateRequest, EvaluateResponse  [0a <length> <request_id>] <header> 7a <length> <bytes>
-    a stream's chunk                   12 <length> [08 <offset>] 7a <length> <bytes>
+    evaluation              [0a <length> <request_id>] <header> 7a <length> <bytes>
+    request among many      0a <length> <evaluation>
+    result among many       0a <length> <request_id> 12 <length> <evaluation>
+    a stream's chunk        12 <length> [08 <offset>] 7a <length> <bytes>
+
+An evaluation is an EvaluateRequest or an EvaluateResponse; among many, in EvaluateManyRequest and
+EvaluateManyResponse, it has a request_id, and a result the same twice.
 
 The header is what stands between: of a request fields 2 to 5, of a response its descriptor, field
 2. EvaluateStreamRequest and EvaluateStreamResponse hold their chunk in the same field, so one frame
@@ -15,6 +20,8 @@ header.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from gradwire import v1
 
@@ -43,42 +50,97 @@ _HEADER = frozenset(
 _BULK = _tag(v1.EvaluateRequest.DATA_FIELD_NUMBER, _LENGTH_DELIMITED)
 _CHUNK = _tag(v1.EvaluateStreamResponse.CHUNK_FIELD_NUMBER, _LENGTH_DELIMITED)
 _OFFSET = _tag(v1.Chunk.OFFSET_FIELD_NUMBER, _VARINT)
+_AMONG_MANY = _tag(v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER, _LENGTH_DELIMITED)
+_RESULT = _tag(v1.EvaluateManyResponse.RESULT_FIELD_NUMBER, _LENGTH_DELIMITED)
 
 # Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
 _LENGTH_BYTES, _OFFSET_BYTES = 4, 9
 
 
 def evaluation_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
-    """Encode an EvaluateRequest or EvaluateResponse; its data has at least one byte."""
-    named = b"\x0a%b%b" % (varint(len(request_id)), request_id) if request_id else b""
-    return b"".join((named, header, b"\x7a", varint(len(data)), data))
+    """Encode an evaluation; its data has at least one byte, and its request_id is ASCII."""
+    return b"".join((_head(request_id, header, data), data))
+
+
+def many_request_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode a request among many; it has a request_id."""
+    head = _head(request_id, header, data)
+    return b"".join((b"\x0a", varint(len(head) + len(data)), head, data))
+
+
+def many_result_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode a result among many; it has a request_id."""
+    head = _head(request_id, header, data)
+    length = varint(len(head) + len(data))
+    return b"".join((_named(request_id), b"\x12", length, head, data))
+
+
+def _head(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode what stands before the data of an evaluation."""
+    return b"%b%b\x7a%b" % (_named(request_id), header, varint(len(data)))
+
+
+def _named(request_id: bytes) -> bytes:
+    return b"\x0a%b%b" % (varint(len(request_id)), request_id) if request_id else b""
 
 
 def read_evaluation(message: bytes) -> Parts | None:
-    """Return the parts of an EvaluateRequest or EvaluateResponse.
+    """Return the parts of an evaluation.
 
     None where it is for protobuf to read: not in this form, or with a request_id that is not ASCII.
     """
     try:
-        request_id, start = _read_request_id(message)
-        at = start
-        while message[at] in _HEADER:
-            length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
-            at += length
-        stop = at
-        length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+        return _read_evaluation(message, 0)
     except IndexError:
         return None
-    if message[stop] != _BULK or at + length != len(message) or not request_id.isascii():
+
+
+def read_many_request(message: bytes) -> Parts | None:
+    """Return the parts of a request among many, as of an evaluation."""
+    try:
+        parts = _read_enclosed(message, 0, _AMONG_MANY)
+    except IndexError:
+        return None
+    return parts if parts is not None and parts[0] else None
+
+
+def read_many_result(message: bytes) -> Parts | None:
+    """Return the parts of a result among many, as of an evaluation."""
+    try:
+        request_id, at = _read_request_id(message, 0)
+        parts = _read_enclosed(message, at, _RESULT)
+    except IndexError:
+        return None
+    return parts if parts is not None and parts[0] == request_id != b"" else None
+
+
+def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
+    """Read the field that starts here and ends with the message, as an evaluation."""
+    if message[at] != tag:
+        return None
+    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    return _read_evaluation(message, at) if at + length == len(message) else None
+
+
+def _read_evaluation(message: bytes, at: int) -> Parts | None:
+    """Read what starts here and ends with the message."""
+    request_id, start = _read_request_id(message, at)
+    at = start
+    while (tag := message[at]) in _HEADER:
+        length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+        at += length
+    stop = at
+    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    if tag != _BULK or at + length != len(message) or not request_id.isascii():
         return None
     return request_id, message[start:stop], memoryview(message)[at:]
 
 
-def _read_request_id(message: bytes) -> tuple[bytes, int]:
+def _read_request_id(message: bytes, at: int) -> tuple[bytes, int]:
     """Return the request_id, empty where there is none, and where the next thing starts."""
-    if message[0] != _REQUEST_ID:
-        return b"", 0
-    length, at = _read_varint(message, 1, _LENGTH_BYTES)
+    if message[at] != _REQUEST_ID:
+        return b"", at
+    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
     return message[at : at + length], at + length
 
 
@@ -117,8 +179,9 @@ def _read_chunk(message: bytes) -> tuple[int, memoryview] | None:
     return offset, memoryview(message)[at:]
 
 
+@lru_cache
 def varint(number: int) -> bytes:
-    """Encode a number, at least 0, in seven bits to a byte."""
+    """Encode a number, at least 0, in seven bits to a byte; of lengths few are different."""
     encoded = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - seven bits
         encoded.append(number & 0x7F | 0x80)

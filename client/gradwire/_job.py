@@ -110,19 +110,30 @@ def prepare(
 
     Without out, the result's axes nest as the input's do: that can be streamed at any size.
     """
+    template, source = find_template(operator, array, output_shape=output_shape, out=out)
+    return Job(template, source, out, new_request_id())
+
+
+def find_template(
+    operator: object,
+    array: object,
+    *,
+    output_shape: Sequence[int] | None,
+    out: NDArray[Any] | None,
+) -> tuple[Template, NDArray[Any]]:
+    """Check the arguments of evaluate(); return their template, and the array."""
     checked = check_operator(operator)
     key = key_of(checked, array, output_shape) if out is None else None
     template = None if key is None else _TEMPLATES.get(key, checked)
-    if template is None:
-        source = tensors.as_array(array)
-        described = tensors.describe(source)
-        output = _described_output(source, described, output_shape=output_shape, out=out)
-        template = Template(checked, ops.to_message(checked), described, output)
-        if key is not None:
-            _TEMPLATES.keep(key, template)
-    else:
-        source = np.asarray(array)
-    return Job(template, source, out, new_request_id())
+    if template is not None:
+        return template, np.asarray(array)
+    source = tensors.as_array(array)
+    described = tensors.describe(source)
+    output = _described_output(source, described, output_shape=output_shape, out=out)
+    template = Template(checked, ops.to_message(checked), described, output)
+    if key is not None:
+        _TEMPLATES.keep(key, template)
+    return template, source
 
 
 def new_request_id() -> str:

@@ -18,8 +18,9 @@ from uuid import uuid4
 from numpy.typing import NDArray
 
 from gradwire._calls import check_timeout
-from gradwire._many_framing import read_request, read_result
-from gradwire._many_items import Item, Slot, Templates, as_item, parse_answer
+from gradwire._framing import many_request_frame, read_many_request, read_many_result
+from gradwire._job import find_template
+from gradwire._many_items import Item, Slot, as_item, parse_answer
 from gradwire._options import Options
 from gradwire.errors import (
     DeadlineExceededError,
@@ -49,7 +50,6 @@ class Exchange:
         self,
         *,
         options: Options,
-        templates: Templates,
         budget: RetryBudget,
         ordered: bool,
         max_in_flight: int,
@@ -62,7 +62,6 @@ class Exchange:
         self.alone: deque[Slot] = deque()
         self.timeout_s = check_timeout(timeout_s) or options.timeout_s
         self._options = options
-        self._templates = templates
         self._budget = budget
         self._ordered = ordered
         self._most = max_in_flight
@@ -103,13 +102,15 @@ class Exchange:
         slot = self._slot()
         try:
             given = as_item(item)
-            template, array = self._templates.find(given)
-            slot.template = template
+            template, array = find_template(
+                given.op, given.array, output_shape=given.output_shape, out=given.out
+            )
+            slot.template, slot.out = template, given.out
             large = template.bulk_bytes > self._options.stream_threshold_bytes
             if large or self._all_alone:
                 self._leave_alone(slot, given)
                 return None
-            slot.frame = template.frame(slot.name, array)
+            slot.frame = many_request_frame(slot.name, template.header, template.data(array))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.settle(slot, error=error)
             return None
@@ -155,7 +156,7 @@ class Exchange:
 
     def take(self, message: bytes) -> None:
         """Take a message of the stream; raise the error that ends it where it is one."""
-        parts = read_result(message)
+        parts = read_many_result(message)
         if parts is not None:
             name, header, data = parts
             self._receive(self._answered(name), header, data)
@@ -240,11 +241,11 @@ class Exchange:
         """Have a slot evaluated by a call of its own."""
         template = slot.template
         if item is None and template is not None:
-            parts = read_request(slot.frame)
+            parts = read_many_request(slot.frame)
             array = template.array(parts[2] if parts else _NOTHING)
-            output = template.job.output
+            output = template.output
             shape = None if output is None else tuple(output.sizes)
-            item = Item(template.op, array, shape, template.job.out)
+            item = Item(template.op, array, shape, slot.out)
         slot.alone, slot.frame = item, b""
         self._open_alone += 1
         self.alone.append(slot)
@@ -261,7 +262,7 @@ class Exchange:
         if slot.template is None:
             raise AssertionError("what is in flight has a template")
         try:
-            self.settle(slot, result=slot.template.result(header, data))
+            self.settle(slot, result=slot.template.result(header, data, out=slot.out))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.settle(slot, error=error)
 

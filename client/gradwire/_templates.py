@@ -78,6 +78,18 @@ class Template:
             return source.reshape(-1).view(np.uint8).data
         return tensors.WireView(source, self.input).read(0, self.input_bytes)
 
+    def array(self, data: memoryview) -> NDArray[Any]:
+        """Return the input that has these bytes on the wire."""
+        described = self.input
+        strides = tensors.strides_of(described)
+        sizes = [
+            size if stride else 1 for size, stride in zip(described.sizes, strides, strict=True)
+        ]
+        carried = v1.TensorDescriptor(data_type=described.data_type, sizes=sizes, strides=strides)
+        array = tensors.empty_result(carried)
+        tensors.WireView(array, carried).write(0, data)
+        return np.broadcast_to(array, tuple(described.sizes))
+
     def result(self, header: bytes, data: memoryview, *, out: NDArray[Any] | None) -> NDArray[Any]:
         """Store a result from the header and the data of a response, in out where it is given.
 

@@ -16,7 +16,7 @@ from gradwire._calls import Evaluation, UnaryCall
 from gradwire._channel import AsyncLine, AsyncLink, PerProcess, from_rpc_error
 from gradwire._many import Exchange
 from gradwire._many_async import AsyncResults
-from gradwire._many_items import Item, Templates
+from gradwire._many_items import Item
 from gradwire._options import (
     CHUNK_BYTES,
     CONNECTIONS,
@@ -64,7 +64,6 @@ class AsyncClient:
             retry=retry,
         )
         self._links = PerProcess(lambda: AsyncLink(self._options))
-        self._templates = Templates()
 
     async def evaluate(
         self,
@@ -132,7 +131,6 @@ class AsyncClient:
         """
         exchange = Exchange(
             options=self._options,
-            templates=self._templates,
             budget=self._link().blocking.budget,
             ordered=ordered,
             max_in_flight=max_in_flight,

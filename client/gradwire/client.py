@@ -14,7 +14,7 @@ from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
 from gradwire._channel import Line, Link, PerProcess, from_rpc_error
 from gradwire._many import Exchange
-from gradwire._many_items import Item, Templates
+from gradwire._many_items import Item
 from gradwire._many_results import Results
 from gradwire._options import (
     CHUNK_BYTES,
@@ -81,7 +81,6 @@ class Client:
             retry=retry,
         )
         self._link = PerProcess(lambda: Link(self._options))
-        self._templates = Templates()
 
     def evaluate(
         self,
@@ -174,7 +173,6 @@ class Client:
         link = self._link.get()
         exchange = Exchange(
             options=self._options,
-            templates=self._templates,
             budget=link.budget,
             ordered=ordered,
             max_in_flight=max_in_flight,

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 import grpc
 
 from gradwire import v1
-from gradwire._many_framing import result_frame
+from gradwire._framing import many_result_frame
 from gradwire_server import many_items, wire
 from gradwire_server.calls import Call, Context
 from gradwire_server.encoding import Bytes
@@ -247,7 +247,7 @@ class _Stream:
         data = results.reshape(-1).data
         for number, each in enumerate(items):
             one = data[number * length : (number + 1) * length]
-            frame = result_frame(each.name, each.recipe.header, one)
+            frame = many_result_frame(each.name, each.recipe.header, one)
             self._answers.append((each.name, frame, each.memory))
         self._news.set()
 

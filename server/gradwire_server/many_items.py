@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from gradwire import v1
-from gradwire._many_framing import Parts, read_request
+from gradwire._framing import Parts, read_many_request
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.engine import Batch, Evaluation, Recent
@@ -111,7 +111,7 @@ def read(message: bytes) -> Parts:
     Raises InvalidDataError or UnknownFieldError where it holds no request, or one that no answer
     would find.
     """
-    name, header, data = read_request(message) or _parse(message)
+    name, header, data = read_many_request(message) or _parse(message)
     if not name:
         raise InvalidDataError(
             "evaluation.request_id", "empty; answers are found by it: give each request another one"

@@ -14,8 +14,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gradwire import v1
-from gradwire._framing import chunk_frame, evaluation_frame, read_chunk, read_evaluation
-from gradwire._many_framing import read_request, read_result, request_frame, result_frame
+from gradwire._framing import (
+    chunk_frame,
+    evaluation_frame,
+    many_request_frame,
+    many_result_frame,
+    read_chunk,
+    read_evaluation,
+    read_many_request,
+    read_many_result,
+)
 from gradwire_server import encoding
 from raw_calls import published_request
 from schema import MESSAGES
@@ -317,8 +325,8 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
     body = _bytes(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
     framed = b"\x0a" + _length(len(body)) + body
     assert v1.EvaluateManyRequest(evaluation=request).SerializeToString() == framed
-    assert request_frame(name, _bytes(header), data) == framed
-    assert read_request(framed) == (name, _bytes(header), memoryview(data))
+    assert many_request_frame(name, _bytes(header), data) == framed
+    assert read_many_request(framed) == (name, _bytes(header), memoryview(data))
 
     result = v1.EvaluateResponse(request_id=name.decode(), output=TENSOR, data=data)
     header = f"12 0b {TENSOR_HEX}"
@@ -326,8 +334,8 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
     framed = _bytes(NAMES[name]) + b"\x12" + _length(len(body)) + body
     answer = v1.EvaluateManyResponse(request_id=name.decode(), result=result)
     assert answer.SerializeToString() == framed
-    assert result_frame(name, _bytes(header), data) == framed
-    assert read_result(framed) == (name, _bytes(header), memoryview(data))
+    assert many_result_frame(name, _bytes(header), data) == framed
+    assert read_many_result(framed) == (name, _bytes(header), memoryview(data))
 
 
 def _length(number: int) -> bytes:

@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire import v1
-from gradwire._many_framing import (
+from gradwire._framing import (
     Parts,
-    read_request,
-    read_result,
-    request_frame,
-    result_frame,
+    many_request_frame,
+    many_result_frame,
+    read_many_request,
+    read_many_result,
 )
 from raw_calls import float32, published_request
 
@@ -48,24 +48,24 @@ def answer(name: str, data: bytes) -> tuple[v1.EvaluateManyResponse, bytes]:
 @given(NAMES, DATA)
 def test_a_frame_is_what_protobuf_writes(name: str, data: bytes) -> None:
     message, header = request(name, data)
-    assert request_frame(name.encode(), header, data) == message.SerializeToString()
+    assert many_request_frame(name.encode(), header, data) == message.SerializeToString()
     response, header = answer(name, data)
-    assert result_frame(name.encode(), header, data) == response.SerializeToString()
+    assert many_result_frame(name.encode(), header, data) == response.SerializeToString()
 
 
 @given(NAMES, DATA)
 def test_what_protobuf_wrote_is_read_back(name: str, data: bytes) -> None:
     message, header = request(name, data)
-    assert plain(read_request(message.SerializeToString())) == (name.encode(), header, data)
+    assert plain(read_many_request(message.SerializeToString())) == (name.encode(), header, data)
     response, header = answer(name, data)
-    assert plain(read_result(response.SerializeToString())) == (name.encode(), header, data)
+    assert plain(read_many_result(response.SerializeToString())) == (name.encode(), header, data)
 
 
 @given(NAMES, DATA, st.data())
 def test_a_truncated_frame_is_none(name: str, data: bytes, draw: st.DataObject) -> None:
     for frame, read in (
-        (request(name, data)[0].SerializeToString(), read_request),
-        (answer(name, data)[0].SerializeToString(), read_result),
+        (request(name, data)[0].SerializeToString(), read_many_request),
+        (answer(name, data)[0].SerializeToString(), read_many_result),
     ):
         assert read(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
 
@@ -98,7 +98,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @example(b"\x0a\x87\x00\x0a\x81\x00a\x7a\x81\x00\x05")
 @example(b"\x0a\x09\x0a\x01a\x12\x01\xff\x7a\x01\x05")
 def test_what_is_read_by_hand_protobuf_reads_alike(message: bytes) -> None:
-    parts = read_request(message)
+    parts = read_many_request(message)
     if parts is not None:
         asked = parsed(v1.EvaluateManyRequest, message)
         header = parsed(v1.EvaluateRequest, parts[1])
@@ -106,7 +106,7 @@ def test_what_is_read_by_hand_protobuf_reads_alike(message: bytes) -> None:
         if asked is not None and header is not None:
             header.MergeFrom(v1.EvaluateRequest(request_id=parts[0].decode(), data=bytes(parts[2])))
             assert asked == v1.EvaluateManyRequest(evaluation=header)
-    parts = read_result(message)
+    parts = read_many_result(message)
     if parts is not None:
         answered = parsed(v1.EvaluateManyResponse, message)
         result = parsed(v1.EvaluateResponse, parts[1])
@@ -135,7 +135,7 @@ def test_other_messages_are_none() -> None:
         v1.EvaluateManyRequest(evaluation=foreign),
         v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(request_id="a")),
     ):
-        assert read_request(message.SerializeToString()) is None
+        assert read_many_request(message.SerializeToString()) is None
     result = v1.EvaluateResponse(request_id="b", data=b"\x05")
     for response in (
         v1.EvaluateManyResponse(),
@@ -144,4 +144,4 @@ def test_other_messages_are_none() -> None:
         v1.EvaluateManyResponse(request_id="a", result=result),
         v1.EvaluateManyResponse(result=result),
     ):
-        assert read_result(response.SerializeToString()) is None
+        assert read_many_result(response.SerializeToString()) is None
