@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import grpc
 import numpy as np
 
+from gradwire_server import logs
 from gradwire_server.failures import Failure, failure
 from gradwire_server.phases import PHASES, Phase, Phases
 from gradwire_server.telemetry import Observer
@@ -183,11 +184,10 @@ class Call:
             "traceparent": self.traceparent,
             **self.facts,
         }
-        told = (type(error), error, error.__traceback__) if error else None
-        # Not log(): it looks for the line that calls it, which takes longer than the rest.
-        record = logging.LogRecord(_log.name, level, __file__, 0, "call", (), told)
-        vars(record)["facts"] = facts
-        _log.handle(record)
+        if error is None:
+            logs.tell(level, "call", facts)
+        else:
+            _log.log(level, "call", extra={"facts": facts}, exc_info=error)
 
 
 def _traceparent(context: Context) -> str:

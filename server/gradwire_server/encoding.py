@@ -6,7 +6,7 @@ is read that is not in that form is left to protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,10 +34,22 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk as it is written by protobuf and by hand; its bytes are those of its message."""
+    """Bytes from an offset on.
+
+    frame  the message they came in, which is as good for a response; None where there is none
+    """
 
     offset: int
     data: Bytes
+    frame: bytes | None = None
+
+    def parts(self, size: int) -> Iterator[Chunk]:
+        """Cut it into chunks of at most so many bytes."""
+        if len(self.data) <= size:
+            yield self
+            return
+        for first in range(0, len(self.data), size):
+            yield Chunk(self.offset + first, self.data[first : first + size])
 
 
 StreamRequest = Chunk | v1.EvaluateStreamRequest
@@ -77,7 +89,7 @@ def _read_stream_request(message: bytes) -> StreamRequest | Malformed:
     if chunk is None:
         return _parse_stream_request(message)
     offset, data = chunk
-    return Chunk(offset, np.frombuffer(data, np.uint8))
+    return Chunk(offset, np.frombuffer(data, np.uint8), message)
 
 
 def _write_stream_response(response: bytes | v1.EvaluateStreamResponse) -> bytes:
@@ -119,6 +131,6 @@ def response(request_id: str, header: bytes, data: Bytes) -> bytes:
     return evaluation_frame(request_id.encode("ascii"), header, data.data)
 
 
-def chunk_response(offset: int, data: Bytes) -> bytes:
-    """Make the message that carries result bytes from offset on."""
-    return chunk_frame(offset, data.data)
+def chunk_response(chunk: Chunk) -> bytes:
+    """Make the message that carries a part of a result."""
+    return chunk_frame(chunk.offset, chunk.data.data) if chunk.frame is None else chunk.frame

@@ -5,57 +5,97 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import TextIO
+
+Facts = Mapping[str, object]
+
+_log = logging.getLogger("gradwire_server")
 
 
-class _Formatter(logging.Formatter):
-    """Formats one record in one line, but for a traceback in text.
+def tell(level: int, event: str, facts: Facts) -> None:
+    """Log an event of which there are many.
+
+    Where `configure` has said how lines are written, one is written right away: a record and its
+    way through loggers and handlers take longer than a small call.
+    """
+    if not _log.isEnabledFor(level):
+        return
+    if _Lines.configured is None:
+        _log.log(level, event, extra={"facts": facts})
+    else:
+        _Lines.configured.write(time.time(), logging.getLevelName(level), event, facts)
+
+
+def configure(log_format: str, log_level: str, **always: object) -> None:
+    """Send the server's log lines to stderr; each tells also the facts given here."""
+    lines = _Lines(_json if log_format == "json" else _text, sys.stderr, always)
+    # What exports traces has warnings of its own.
+    for name, level in ((_log.name, log_level.upper()), ("opentelemetry", "WARNING")):
+        logger = logging.getLogger(name)
+        logger.handlers = [lines]
+        logger.setLevel(level)
+        logger.propagate = False
+    _Lines.configured = lines
+
+
+# Of the time as text, level, event, facts, and a traceback or nothing.
+_Format = Callable[[str, str, str, Facts, str], str]
+
+
+class _Lines(logging.Handler):
+    """Writes lines to a stream.
 
     always  facts that every line tells
     """
 
-    def __init__(self, always: Mapping[str, object]) -> None:
+    configured: _Lines | None = None
+
+    def __init__(self, form: _Format, stream: TextIO, always: Facts) -> None:
         super().__init__()
+        self._form = form
+        self._stream = stream
         self._always = always
-        # Of the latest record; a handler formats one at a time.
+        self._writing = threading.Lock()
+        # Of the latest line.
         self._second, self._text_of_second = -1, ""
 
-    def _time(self, record: logging.LogRecord) -> str:
-        second = int(record.created)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line of a record."""
+        facts: Facts = getattr(record, "facts", {})
+        traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+        self.write(record.created, record.levelname, record.getMessage(), facts, traceback)
+
+    def write(self, at: float, level: str, event: str, facts: Facts, traceback: str = "") -> None:
+        """Write a line; at is in seconds since 1970."""
+        if self._always:
+            facts = {**self._always, **facts}
+        with self._writing:
+            line = self._form(self._time(at), level.lower(), event, facts, traceback)
+            self._stream.write(line)
+            self._stream.flush()
+
+    def _time(self, at: float) -> str:
+        second = int(at)
         if second != self._second:
             text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
             self._second, self._text_of_second = second, text
-        return f"{self._text_of_second}.{int(1e3 * (record.created - second)):03d}+00:00"
-
-    def _facts(self, record: logging.LogRecord) -> dict[str, object]:
-        facts: dict[str, object] = getattr(record, "facts", {})
-        return {**self._always, **facts} if self._always else facts
-
-    def _traceback(self, record: logging.LogRecord) -> str:
-        return self.formatException(record.exc_info) if record.exc_info else ""
+        return f"{self._text_of_second}.{int(1e3 * (at - second)):03d}+00:00"
 
 
-class _Text(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        words = [f" {name}={_word(value)}" for name, value in self._facts(record).items()]
-        level, event = record.levelname.lower(), record.getMessage()
-        line = f"{self._time(record)} {level:7} {event}{''.join(words)}"
-        traceback = self._traceback(record)
-        return f"{line}\n{traceback}" if traceback else line
+def _text(at: str, level: str, event: str, facts: Facts, traceback: str) -> str:
+    words = [f" {name}={_word(value)}" for name, value in facts.items()]
+    return f"{at} {level:7} {event}{''.join(words)}\n{traceback and traceback + chr(10)}"
 
 
-class _Json(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        facts = {
-            "time": self._time(record),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **self._facts(record),
-        }
-        if traceback := self._traceback(record):
-            facts["traceback"] = traceback
-        return json.dumps(facts, default=str)
+def _json(at: str, level: str, event: str, facts: Facts, traceback: str) -> str:
+    told = {"time": at, "level": level, "event": event, **facts}
+    if traceback:
+        told["traceback"] = traceback
+    return json.dumps(told, default=str) + "\n"
 
 
 def _word(value: object) -> str:
@@ -63,15 +103,3 @@ def _word(value: object) -> str:
     if text.isprintable() and " " not in text and '"' not in text and "=" not in text and text:
         return text
     return json.dumps(text)
-
-
-def configure(log_format: str, log_level: str, **always: object) -> None:
-    """Send the server's log lines to stderr; each tells also the facts given here."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter((_Json if log_format == "json" else _Text)(always))
-    # What exports traces has warnings of its own.
-    for name, level in (("gradwire_server", log_level.upper()), ("opentelemetry", "WARNING")):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(level)
-        logger.propagate = False

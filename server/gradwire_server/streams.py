@@ -19,7 +19,7 @@ import numpy as np
 from gradwire import v1
 from gradwire_server import encoding, wire
 from gradwire_server.calls import Call, Context
-from gradwire_server.engine import Evaluation, InputAssembler, Step, StepRunner
+from gradwire_server.engine import Evaluation, InputAssembler, Ring, Step, StepRunner
 from gradwire_server.errors import (
     DrainingError,
     EvaluationChangedError,
@@ -33,6 +33,8 @@ from gradwire_server.service import Workshop
 # How long a caller that does not read may hold up the error that ends its stream.
 _LAST_WORD_S = 5.0
 _LISTEN_ON_S = 0.2
+# Between two stages: one waits and one is in work.
+_STEPS = 2
 # Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
 _CANCELLATION_S = 0.5
 
@@ -63,7 +65,7 @@ class _Stream:
         self._write: asyncio.Task[None] | None = None
         self._read: asyncio.Task[Any] | None = None
         self._steps: asyncio.Queue[tuple[Step, encoding.Bytes] | None] = asyncio.Queue(1)
-        self._results: asyncio.Queue[tuple[int, encoding.Bytes] | None] = asyncio.Queue(1)
+        self._results: asyncio.Queue[encoding.Chunk | None] = asyncio.Queue(1)
 
     async def run(self) -> None:
         """Answer the stream under watch."""
@@ -135,39 +137,53 @@ class _Stream:
     async def _answer(self, header: v1.Open, evaluation: Evaluation) -> None:
         digest = await self._workshop.off_loop(lambda: evaluation.digest)
         resume_from = _resume_from(header, evaluation, digest)
-        assembler = InputAssembler(evaluation, resume_from=resume_from)
+        assembler = InputAssembler(evaluation, resume_from=resume_from, held=_STEPS)
+        through = evaluation.passes_through
         limit = self._workshop.settings.max_chunk_bytes
         opened = v1.Opened(
             output=wire.write_descriptor(evaluation.output),
-            read_from_byte=assembler.position,
+            read_from_byte=resume_from if through else assembler.position,
             evaluation_digest=digest,
             max_chunk_bytes=limit,
         )
         await self._send(v1.EvaluateStreamResponse(opened=opened))
+        total, writing = evaluation.input.wire_bytes, min(header.max_chunk_bytes or limit, limit)
+        if through:
+            await _together(self._pass_on(resume_from, total), self._write_results(writing))
+            return
         await _together(
-            self._read_input(assembler, evaluation.input.wire_bytes),
+            self._read_input(assembler, total),
             self._compute(evaluation, resume_from),
-            self._write_results(min(header.max_chunk_bytes or limit, limit)),
+            self._write_results(writing),
         )
+
+    async def _pass_on(self, position: int, total: int) -> None:
+        """Hand the input's bytes from a position on to the writer as they come."""
+        while (message := await self._next()) is not None:
+            chunk = self._check_chunk(message, position, total)
+            self._call.received_bytes += len(chunk.data)
+            self._call.note_step(2 * len(chunk.data))
+            await self._results.put(chunk)
+            position += len(chunk.data)
+        if position != total:
+            raise await _cut_short(position, total)
+        await self._results.put(None)
 
     async def _read_input(self, assembler: InputAssembler, total: int) -> None:
         for ready in assembler.feed(_NOTHING):
             await self._steps.put(ready)
         while (message := await self._next()) is not None:
-            data = self._check_chunk(message, assembler.position, total)
-            self._call.received_bytes += len(data)
-            for ready in assembler.feed(data):
+            chunk = self._check_chunk(message, assembler.position, total)
+            self._call.received_bytes += len(chunk.data)
+            for ready in assembler.feed(chunk.data):
                 await self._steps.put(ready)
         if not assembler.complete:
-            await asyncio.sleep(_CANCELLATION_S)
-            raise InvalidDataError(
-                "chunk", f"half-close after {assembler.position} of {total} bytes; all are needed"
-            )
+            raise await _cut_short(assembler.position, total)
         await self._steps.put(None)
 
     def _check_chunk(
         self, message: encoding.StreamRequest, position: int, total: int
-    ) -> encoding.Bytes:
+    ) -> encoding.Chunk:
         chunk = message if isinstance(message, encoding.Chunk) else _read_chunk(message)
         data = chunk.data
         limit = self._workshop.settings.max_chunk_bytes
@@ -177,27 +193,25 @@ class _Stream:
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
             raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
-        return data
+        return chunk
 
     async def _compute(self, evaluation: Evaluation, resume_from: int) -> None:
         run = StepRunner(evaluation.walk, self._workshop.backend)
         inline = evaluation.work <= self._workshop.settings.inline_work
+        results = Ring(_STEPS + 1)
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             offset, stop = evaluation.output_range(step)
             self._busy = True
-            if evaluation.passes_through:
-                result = data
-            else:
-                result = np.empty(stop - offset, np.uint8)
-                with self._call.phases.spending("compute"):
-                    await self._do(partial(run, step, data, result), inline=inline)
+            result = results.take(stop - offset)
+            with self._call.phases.spending("compute"):
+                await self._do(partial(run, step, data, result), inline=inline)
             self._busy = False
             self._progress = time.monotonic()
             self._call.note_step(len(data) + len(result))
             skipped = max(0, resume_from - offset)
             if len(result) > skipped:
-                await self._results.put((offset + skipped, result[skipped:]))
+                await self._results.put(encoding.Chunk(offset + skipped, result[skipped:]))
         await self._results.put(None)
 
     async def _do(self, work: Callable[[], None], *, inline: bool) -> None:
@@ -208,11 +222,9 @@ class _Stream:
 
     async def _write_results(self, chunk_bytes: int) -> None:
         while (ready := await self._results.get()) is not None:
-            offset, result = ready
-            for first in range(0, len(result), chunk_bytes):
-                data = result[first : first + chunk_bytes]
-                await self._send(encoding.chunk_response(offset + first, data))
-                self._call.sent_bytes += len(data)
+            for part in ready.parts(chunk_bytes):
+                await self._send(encoding.chunk_response(part))
+                self._call.sent_bytes += len(part.data)
 
     async def _next(self) -> encoding.StreamRequest | None:
         with self._call.phases.spending("receive"):
@@ -281,6 +293,13 @@ def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:
             digest=digest,
         )
     return header.resume_from
+
+
+async def _cut_short(position: int, total: int) -> InvalidDataError:
+    await asyncio.sleep(_CANCELLATION_S)
+    return InvalidDataError(
+        "chunk", f"half-close after {position} of {total} bytes; all are needed"
+    )
 
 
 def _note_error(task: asyncio.Task[Any]) -> None:

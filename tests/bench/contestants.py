@@ -89,16 +89,19 @@ def _operator(given: Gradient) -> ops.Operator:
     )
 
 
-def _cubic_plan(given: Gradient) -> Plan:
-    """Gradient of Keys' cubic at half-pixel centers, edges repeated, in float32."""
-    shape = stored(given.case.src, given.layout)
-    wide = stored(given.case.dst, given.layout)
-    moved = range(2, len(shape)) if given.layout == "NCX" else range(1, len(shape) - 1)
+def cubic_plan(*, src: tuple[int, ...], dst: tuple[int, ...], moved: range) -> Plan:
+    """Gradient of Keys' cubic along some axes: half-pixel centers, edges repeated, float32."""
     maps = [
-        _cubic_map(src, dst) if axis in moved else None
-        for axis, (src, dst) in enumerate(zip(shape, wide, strict=True))
+        _cubic_map(low, high) if axis in moved else None
+        for axis, (low, high) in enumerate(zip(src, dst, strict=True))
     ]
-    return Plan.build(maps, shape).adjoint()
+    return Plan.build(maps, src).adjoint()
+
+
+def _cubic_plan(given: Gradient) -> Plan:
+    src, dst = stored(given.case.src, given.layout), stored(given.case.dst, given.layout)
+    moved = range(2, len(src)) if given.layout == "NCX" else range(1, len(src) - 1)
+    return cubic_plan(src=src, dst=dst, moved=moved)
 
 
 def _cubic_map(src: int, dst: int) -> BandedMap:

@@ -305,7 +305,8 @@ def test_chunks_framed_by_hand_have_the_bytes_of_messages(
     assert message.SerializeToString() == framed
     assert chunk_frame(offset, data) == framed
     assert read_chunk(framed) == (offset, memoryview(data))
-    assert encoding.chunk_response(offset, np.frombuffer(data, np.uint8)) == framed
+    chunk = encoding.Chunk(offset, np.frombuffer(data, np.uint8))
+    assert encoding.chunk_response(chunk) == framed
 
 
 NAMES = {b"a": "0a 01 61", b"b" * 128: f"0a 80 01 {'62' * 128}"}

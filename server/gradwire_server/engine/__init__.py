@@ -15,6 +15,7 @@ from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.engine.limits import Limits
 from gradwire_server.engine.plan_cache import PlanCache
 from gradwire_server.engine.recent import Recent
+from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
 from gradwire_server.engine.whole import WholeRun
@@ -30,6 +31,7 @@ __all__ = [
     "PlanCache",
     "Preparer",
     "Recent",
+    "Ring",
     "Step",
     "StepRunner",
     "TensorSpec",

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire_server.engine.evaluation import Evaluation
+from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.steps import Step
 
 Bytes = NDArray[np.uint8]
@@ -18,9 +19,12 @@ class InputAssembler:
 
     Holds the bytes of one step, and of them only what has arrived. Where ranges of steps overlap,
     the shared bytes are copied; a range that lies in one chunk is a view of it.
+
+    held  steps whose bytes are still in use when the next step's begin to arrive
     """
 
-    def __init__(self, evaluation: Evaluation, *, resume_from: int = 0) -> None:
+    def __init__(self, evaluation: Evaluation, *, resume_from: int = 0, held: int = 1) -> None:
+        self._ring = Ring(held + 1)
         self._total = evaluation.input.wire_bytes
         self._pieces = (
             _Piece(step, *evaluation.input_range(step)) for step in evaluation.steps(resume_from)
@@ -40,7 +44,7 @@ class InputAssembler:
         base, self.position = self.position, self.position + len(chunk)
         while self._next is not None:
             piece = self._next
-            if not piece.fill(chunk, base, self._last):
+            if not piece.fill(chunk, base, self._last, self._ring):
                 return
             yield piece.step, piece.data
             self._last, self._next = piece, next(self._pieces, None)
@@ -55,7 +59,7 @@ class _Piece:
         self.data: Bytes = np.empty(0, np.uint8)
         self._filled = 0
 
-    def fill(self, chunk: Bytes, base: int, last: _Piece | None) -> bool:
+    def fill(self, chunk: Bytes, base: int, last: _Piece | None, ring: Ring) -> bool:
         """Take what the chunk, which starts at base, has; return whether every byte is there."""
         end = base + len(chunk)
         if self.start >= base and self.stop <= end:
@@ -67,7 +71,7 @@ class _Piece:
         if self.start >= end and self.stop > end:
             return False
         if not self._filled:
-            self._begin(last)
+            self._begin(last, ring)
         first = self.start + self._filled
         stop = min(end, self.stop)
         if stop > first:
@@ -75,8 +79,8 @@ class _Piece:
             self._filled = stop - self.start
         return self._filled == self.stop - self.start
 
-    def _begin(self, last: _Piece | None) -> None:
-        self.data = np.empty(self.stop - self.start, np.uint8)
+    def _begin(self, last: _Piece | None, ring: Ring) -> None:
+        self.data = ring.take(self.stop - self.start)
         if last is not None and last.stop > self.start:
             self._filled = min(last.stop, self.stop) - self.start
             offset = self.start - last.start

@@ -173,19 +173,26 @@ class Evaluation:
 
     def run_whole(self, data: NDArray[np.uint8], backend: Backend) -> NDArray[np.uint8]:
         """Return the result's bytes in wire order from all of the input's."""
+        if self._whole is not None:
+            x = data.view(self.input.dtype).reshape(self._whole.input_shape)
+            y = np.empty(self._whole.output_shape, self.input.dtype)
+            with default_float_environment():
+                backend.apply(self._whole, x, y)
+            return y.reshape(-1).view(np.uint8)
         out = np.empty(self.output.wire_bytes, np.uint8)
-        if self._only_step is not None:
-            step, needed = self._only_step
-            StepRunner(self.walk, backend)(step, data[needed], out)
-        else:
-            deque(self.run_into(out, data, backend), maxlen=0)
+        deque(self.run_into(out, data, backend), maxlen=0)
         return out
 
     @cached_property
-    def _only_step(self) -> tuple[Step, slice] | None:
-        """The step of an evaluation that has no other, and the part of the input it needs."""
-        first, *more = islice(self.steps(), 2)
-        return None if more else (first, slice(*self.input_range(first)))
+    def _whole(self) -> Plan | None:
+        """The plan from the input's bytes as they are to the result's; None where none will do."""
+        walk = self.walk
+        plans, layout = walk.step_plans, walk.layout
+        if plans is None or walk.mode == "running" or layout.held or self.input.broadcast:
+            return None
+        if len(list(islice(self.steps(), 2))) > 1:
+            return None
+        return plans.window(walk.outer, (0, walk.in_rows), (0, walk.out_rows))
 
 
 class Preparer:

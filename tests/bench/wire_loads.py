@@ -1,0 +1,206 @@
+"""The clients of the wire benchmark: what is sent, and one sample of how that went."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.servers import Server, own_cpu_s
+from gradwire import Client, ops, tensors, v1
+from gradwire._framing import chunk_frame, read_chunk
+from gradwire._job import prepare
+
+OPERATOR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+EVALUATE = "/gradwire.v1.GradientService/Evaluate"
+EVALUATE_STREAM = "/gradwire.v1.GradientService/EvaluateStream"
+
+Array = NDArray[Any]
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How calls went for a while.
+
+    rate            calls per second
+    p50_ms, p99_ms  of their latencies
+    server_ms       processor time of the server's process for each call
+    client_ms       the same of this process
+    """
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    server_ms: float
+    client_ms: float
+
+
+class _Meter:
+    """Makes a sample of what happens between its making and `sample`."""
+
+    def __init__(self, server: Server | None) -> None:
+        self._server = server
+        self._server_s, self._client_s = self._cpu_s()
+        self._started = time.perf_counter()
+        self.times: list[float] = []
+
+    def _cpu_s(self) -> tuple[float, float]:
+        return (0.0 if self._server is None else self._server.cpu_s()), own_cpu_s()
+
+    def sample(self) -> Sample:
+        seconds = time.perf_counter() - self._started
+        server_s, client_s = self._cpu_s()
+        count = len(self.times)
+        ordered = sorted(self.times)
+        return Sample(
+            rate=count / seconds,
+            p50_ms=1e3 * statistics.median(ordered),
+            p99_ms=1e3 * ordered[min(count - 1, count * 99 // 100)],
+            server_ms=1e3 * (server_s - self._server_s) / count,
+            client_ms=1e3 * (client_s - self._client_s) / count,
+        )
+
+
+def one_by_one(call: Call, server: Server | None, *, seconds: float) -> Sample:
+    """Call again and again, in this thread."""
+    call()
+    meter = _Meter(server)
+    until = time.perf_counter() + seconds
+    while (started := time.perf_counter()) < until:
+        call()
+        meter.times.append(time.perf_counter() - started)
+    return meter.sample()
+
+
+def many_at_once(
+    server: Server, request: bytes, *, connections: int, in_flight: int, seconds: float
+) -> Sample:
+    """Keep so many unary calls of the same bytes in flight, over so many connections."""
+    return asyncio.run(_flood(server, request, connections, in_flight, seconds))
+
+
+async def _flood(
+    server: Server, request: bytes, connections: int, in_flight: int, seconds: float
+) -> Sample:
+    channels = [
+        grpc.aio.insecure_channel(server.address, options=_OPTIONS) for _ in range(connections)
+    ]
+    calls: list[Any] = [channel.unary_unary(EVALUATE) for channel in channels]
+    await asyncio.gather(*(call(request) for call in calls * 8))
+    meter = _Meter(server)
+    until = time.perf_counter() + seconds
+
+    async def caller(number: int) -> None:
+        call = calls[number % connections]
+        while (started := time.perf_counter()) < until:
+            await call(request)
+            meter.times.append(time.perf_counter() - started)
+
+    await asyncio.gather(*map(caller, range(in_flight)))
+    sample = meter.sample()
+    for channel in channels:
+        await channel.close()
+    return sample
+
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+]
+
+
+def channel_to(server: Server, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+    """Open a connection of its own."""
+    return grpc.insecure_channel(server.address, options=[*_OPTIONS, *options])
+
+
+def request_for(source: Array, output_shape: tuple[int, ...]) -> bytes:
+    """Return the bytes of an EvaluateRequest."""
+    return prepare(OPERATOR, source, output_shape=output_shape, out=None).unary_request()
+
+
+def unary_bytes(server: Server, request: bytes) -> Call:
+    """Send the same bytes each time, as a client without protobuf does."""
+    method: Any = channel_to(server).unary_unary(EVALUATE)
+    return partial(method, request)
+
+
+def sdk(server: Server, source: Array, output_shape: tuple[int, ...], **options: Any) -> Call:
+    """Evaluate through the SDK."""
+    client = Client(server.address, **options)
+    return partial(client.evaluate, OPERATOR, source, output_shape=output_shape)
+
+
+def protobuf(server: Server, source: Array, output_shape: tuple[int, ...]) -> Call:
+    """Evaluate through the generated stub, as a plain client does."""
+    stub = v1.GradientServiceStub(channel_to(server))
+    described = tensors.describe(source)
+    result = tensors.result_descriptor(described, output_shape)
+
+    def call() -> Array:
+        request = v1.EvaluateRequest(
+            operator=ops.to_message(OPERATOR),
+            input=described,
+            output=result,
+            data=source.tobytes(),
+        )
+        return np.frombuffer(stub.Evaluate(request).data, source.dtype).reshape(output_shape)
+
+    return call
+
+
+def raw_stream(
+    server: Server, source: Array, chunk_bytes: int, options: Sequence[tuple[str, Any]] = ()
+) -> Call:
+    """Send a tensor's bytes in raw chunks and store as many that come back."""
+    method: Any = channel_to(server, options).stream_stream(EVALUATE_STREAM)
+    data = source.reshape(-1).view(np.uint8).data
+
+    def call() -> Array:
+        out = np.empty_like(source)
+        stored, place = out.reshape(-1).view(np.uint8), 0
+        chunks = (bytes(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes))
+        for message in method(chunks):
+            stored[place : place + len(message)] = np.frombuffer(message, np.uint8)
+            place += len(message)
+        assert place == len(data)
+        return out
+
+    return call
+
+
+def framed_stream(server: Server, source: Array, chunk_bytes: int) -> Call:
+    """Do what `raw_stream` does with the messages of EvaluateStream, and as little besides."""
+    method: Any = channel_to(server).stream_stream(EVALUATE_STREAM)
+    data = source.reshape(-1).view(np.uint8).data
+    described = tensors.describe(source)
+    header = v1.Open(operator=ops.to_message(OPERATOR), input=described, output=described)
+    opening = v1.EvaluateStreamRequest(open=header).SerializeToString()
+
+    def call() -> Array:
+        out = np.empty_like(source)
+        stored, place = out.reshape(-1).view(np.uint8), 0
+
+        def messages() -> Any:
+            yield opening
+            for at in range(0, len(data), chunk_bytes):
+                yield chunk_frame(at, data[at : at + chunk_bytes])
+
+        for message in method(messages()):
+            if (chunk := read_chunk(message)) is not None:
+                place, part = chunk
+                stored[place : place + len(part)] = np.frombuffer(part, np.uint8)
+        assert place + len(part) == len(data)
+        return out
+
+    return call
