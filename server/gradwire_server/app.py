@@ -21,11 +21,13 @@ from gradwire_server import backends, logs, service
 from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
-from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.door import Door
+from gradwire_server.engine import Admission, Intake, PlanCache, Preparer
 from gradwire_server.rehearsal import rehearse
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
 from gradwire_server.streams import StreamService
+from gradwire_server.upkeep import trim_memory, watch_lag
 from gradwire_server.version import VERSION
 
 _log = logging.getLogger("gradwire_server")
@@ -50,6 +52,7 @@ class Server:
         self._workshop = _workshop(settings, self._pool, backend)
         self._server = self._build()
         self._warm_up_s: float | None = None
+        self._upkeep: list[asyncio.Future[None]] = []
         self.port = 0
 
     @property
@@ -64,11 +67,14 @@ class Server:
             ("grpc.max_send_message_length", limit),
             # Two servers on one port share its calls; not without anyone having asked for it.
             ("grpc.so_reuseport", int(self._shares_port)),
+            ("grpc.server.max_pending_requests", self.settings.max_backlog),
+            ("grpc.server.max_pending_requests_hard_limit", self.settings.max_backlog),
         ]
         server = grpc.aio.server(options=options)
         streams = StreamService(self._workshop)
-        handlers = service.handlers(GradientService(self._workshop), streams.evaluate_stream)
-        server.add_generic_rpc_handlers((handlers,))
+        evaluations = GradientService(self._workshop)
+        handlers = service.handlers(evaluations, streams.evaluate_stream)
+        server.add_generic_rpc_handlers((Door(handlers, evaluations, self._workshop),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -96,6 +102,10 @@ class Server:
             self.port = self._server.add_insecure_port(settings.address)
         await self._tell_health(serving=False)
         await self._server.start()
+        self._upkeep = [
+            asyncio.ensure_future(watch_lag(self._workshop)),
+            asyncio.ensure_future(trim_memory(self._workshop)),
+        ]
 
     async def get_ready(self) -> None:
         """Have everything compiled that calls need, then serve."""
@@ -155,6 +165,9 @@ class Server:
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await self._server.stop(None)
         await stopped
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
         _log.info("stopped")
 
@@ -164,6 +177,9 @@ class Server:
         return self._workshop.admission.streams
 
 
+# Requests that are taken in although the loop is behind, beside one for each thread: one that is
+# read and one that is answered.
+_TAKEN_IN_BESIDE = 2
 # How long streams have, after the grace period, to tell their callers that the server stops.
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
@@ -177,16 +193,26 @@ def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | Non
         )
     else:
         backend, reason = given, f"{given.name} was given"
+    admission = Admission(
+        max_memory_bytes=settings.max_memory_bytes,
+        max_streams=settings.max_streams,
+        retry_after_s=settings.retry_after_s,
+        threads=settings.threads,
+        max_queue=settings.max_queue,
+        max_queue_s=settings.max_queue_s,
+    )
+    intake = Intake(
+        least=settings.threads + _TAKEN_IN_BESIDE,
+        max_queue_s=settings.max_queue_s,
+        refusals=admission.refusals,
+    )
     return Workshop(
         settings=settings,
         backend=backend,
         backend_reason=reason,
         preparer=Preparer(settings.limits, PlanCache(max_entries=settings.plan_cache_entries)),
-        admission=Admission(
-            max_memory_bytes=settings.max_memory_bytes,
-            max_streams=settings.max_streams,
-            retry_after_s=settings.retry_after_s,
-        ),
+        admission=admission,
+        intake=intake,
         pool=pool,
         active=ActiveCalls(),
         ready=asyncio.Event(),

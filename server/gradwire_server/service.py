@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import numpy as np
@@ -15,21 +18,34 @@ from google.protobuf.duration_pb2 import Duration
 from gradwire import ops, v1
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
+from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context
 from gradwire_server.engine import (
     NUMERICS_VERSION,
+    TURN_S,
     Admission,
     Evaluation,
     EvaluationRequest,
+    Intake,
     Preparer,
     TensorSpec,
+    Turns,
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
+from gradwire_server.phases import Phases
 from gradwire_server.settings import Settings
 from gradwire_server.version import VERSION
 
 NAME = "gradwire.v1.GradientService"
 T = TypeVar("T")
+
+
+class Do(Protocol):
+    """Does a part of an evaluation when it is its turn."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        """Return what the work returns."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,7 @@ class Workshop:
     backend_reason: str
     preparer: Preparer
     admission: Admission
+    intake: Intake
     pool: ThreadPoolExecutor
     active: ActiveCalls
     ready: asyncio.Event
@@ -62,6 +79,31 @@ class Workshop:
             return self.preparer.prepare(request)
         async with self.building:
             return await self.off_loop(lambda: self.preparer.prepare(request))
+
+    @contextmanager
+    def computing(
+        self, evaluation: Evaluation, call: Call, *, left: float = 1.0, paced: bool = False
+    ) -> Generator[Do]:
+        """Let an evaluation in, and give what does a part of it: here if it is small, else in turn.
+
+        left   part of the evaluation that is not done yet
+        paced  whether the caller sends the input step by step
+        """
+        no_work = paced and evaluation.passes_through
+        if no_work or evaluation.work <= self.settings.inline_work:
+            yield partial(_at_once, call.phases)
+            return
+        claim = claim_of(evaluation, call.context, left=left, paced=paced)
+        with self.admission.turns(claim) as turns:
+            yield partial(self._in_turn, call.phases, turns)
+
+    async def _in_turn(self, phases: Phases, turns: Turns, work: Callable[[], T]) -> T:
+        with phases.spending("queue"):
+            slot = await turns.slot()
+        with slot, phases.spending("compute"):
+            done = self.pool.submit(_timed, work, turns)
+            slot.until(done)
+            return await asyncio.wrap_future(done)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Do work in the thread pool."""
@@ -92,9 +134,10 @@ class GradientService:
             decoded, output = self._decode(request, call)
         with call.phases.spending("queue"):
             evaluation = await self._workshop.prepare(decoded)
-        memory = self._workshop.admission.memory(evaluation.memory_bytes)
-        with memory, call.phases.spending("compute"):
-            data = await self._compute(evaluation, np.frombuffer(request.data, np.uint8))
+        # Request and result are there more than once: as grpc has them, in messages, as bytes.
+        copies = 2 * evaluation.input.wire_bytes + 3 * evaluation.output.wire_bytes
+        with self._workshop.admission.memory(evaluation.memory_bytes + copies):
+            data = await self._compute(evaluation, np.frombuffer(request.data, np.uint8), call)
         return v1.EvaluateResponse(
             request_id=call.request_id, output=wire.write_descriptor(output), data=data
         )
@@ -125,14 +168,15 @@ class GradientService:
                 allowed=allowed,
             )
 
-    async def _compute(self, evaluation: Evaluation, data: encoding.Bytes) -> bytes:
+    async def _compute(self, evaluation: Evaluation, data: encoding.Bytes, call: Call) -> bytes:
         if evaluation.work <= self._workshop.settings.inline_work:
-            return evaluation.run_whole(data, self._workshop.backend)
+            with call.phases.spending("compute"):
+                return evaluation.run_whole(data, self._workshop.backend)
         result = np.empty(evaluation.output.wire_bytes, np.uint8)
         steps = evaluation.run_into(result, data, self._workshop.backend)
-        # One hop per step, so that the work of a call that is over stops.
-        while await self._workshop.off_loop(lambda: next(steps, None)) is not None:
-            pass
+        with self._workshop.computing(evaluation, call) as do:
+            while await do(partial(_take_turn, steps)):
+                pass
         return result.tobytes()
 
     async def list_operators(
@@ -160,6 +204,25 @@ class GradientService:
             operators=list(ops.OPERATORS),
             limits=_limits(workshop.settings),
         )
+
+
+def _timed(work: Callable[[], T], turns: Turns) -> T:
+    began = time.perf_counter()
+    try:
+        return work()
+    finally:
+        turns.spend(time.perf_counter() - began)
+
+
+async def _at_once(phases: Phases, work: Callable[[], T]) -> T:
+    with phases.spending("compute"):
+        return work()
+
+
+def _take_turn(steps: Iterator[object]) -> bool:
+    """Do as many steps as make a turn, at least one; return whether there may be more."""
+    until = time.perf_counter() + TURN_S
+    return any(time.perf_counter() >= until for _ in steps)
 
 
 def _limits(settings: Settings) -> v1.Limits:

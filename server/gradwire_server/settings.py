@@ -88,15 +88,32 @@ class Settings:
         16 << 20, "Largest message read at all; larger ones end in RESOURCE_EXHAUSTED unread."
     )
     max_streams: int = _setting(64, "Most streams open at once; workers divide them.")
+    max_queue: int = _setting(256, "Most evaluations that wait for a thread in each worker.")
+    max_queue_s: float = _setting(
+        0.02,
+        "Seconds that an evaluation may have to wait; beyond it newcomers are refused, but one may "
+        "always be next. Low keeps the latency of those who are let in low.",
+    )
+    max_backlog: int = _setting(
+        64,
+        "Most calls in each worker that have arrived and nobody has looked at yet; grpc refuses "
+        "more at once, with CANCELLED. What waits there is seen by no other limit.",
+    )
     retry_after_s: float = _setting(
         0.25,
-        "Seconds after which a caller who came when the server was full or starting may retry.",
+        "Seconds after which a caller may retry who came when the server was starting, or full "
+        "before anything was measured.",
     )
     stall_timeout_s: float = _setting(
         60.0, "Seconds without progress after which a stream is ended."
     )
     grace_s: float = _setting(
         30.0, "Seconds that running calls have to finish after SIGTERM or SIGINT."
+    )
+    trim_after_s: float = _setting(
+        1.0,
+        "Seconds without a call after which freed memory is handed back to the system; 0 for "
+        "never. Only with glibc.",
     )
     log_format: Literal["text", "json"] = _setting(
         "text", "Format of log lines on stderr.", choices=("text", "json")
@@ -173,9 +190,9 @@ class Settings:
 
 
 # What messages and grpc can carry; in seconds some thirty years.
-_MOST = {"max_rank": _LIMITS.max_rank, "max_message_bytes": 2**31 - 1}
+_MOST = {"max_rank": _LIMITS.max_rank, "max_message_bytes": 2**31 - 1, "max_backlog": 2**31 - 1}
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
-_MAY_BE_ZERO = {"compute_threads", "inline_work", "plan_cache_entries", "grace_s"}
+_MAY_BE_ZERO = {"compute_threads", "inline_work", "plan_cache_entries", "grace_s", "trim_after_s"}
 # Everything of a message but the tensor's bytes.
 _HEADER_BYTES = 64 << 10

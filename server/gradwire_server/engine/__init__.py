@@ -10,20 +10,25 @@ from gradwire_server.engine.evaluation import (
     EvaluationRequest,
     Preparer,
 )
+from gradwire_server.engine.intake import Intake
 from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.engine.limits import Limits
 from gradwire_server.engine.plan_cache import PlanCache
 from gradwire_server.engine.recent import Recent
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
+from gradwire_server.engine.turns import TURN_S, Claim, Turns
 from gradwire_server.engine.whole import WholeRun
 
 __all__ = [
     "NUMERICS_VERSION",
+    "TURN_S",
     "Admission",
+    "Claim",
     "Evaluation",
     "EvaluationRequest",
     "InputAssembler",
+    "Intake",
     "Limits",
     "PlanCache",
     "Preparer",
@@ -31,5 +36,6 @@ __all__ = [
     "Step",
     "StepRunner",
     "TensorSpec",
+    "Turns",
     "WholeRun",
 ]
