@@ -177,9 +177,6 @@ class Server:
         return self._workshop.admission.streams
 
 
-# Requests that are taken in although the loop is behind, beside one for each thread: one that is
-# read and one that is answered.
-_TAKEN_IN_BESIDE = 2
 # How long streams have, after the grace period, to tell their callers that the server stops.
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
@@ -201,18 +198,13 @@ def _workshop(settings: Settings, pool: ThreadPoolExecutor, given: Backend | Non
         max_queue=settings.max_queue,
         max_queue_s=settings.max_queue_s,
     )
-    intake = Intake(
-        least=settings.threads + _TAKEN_IN_BESIDE,
-        max_queue_s=settings.max_queue_s,
-        refusals=admission.refusals,
-    )
     return Workshop(
         settings=settings,
         backend=backend,
         backend_reason=reason,
         preparer=Preparer(settings.limits, PlanCache(max_entries=settings.plan_cache_entries)),
         admission=admission,
-        intake=intake,
+        intake=Intake(max_queue_s=settings.max_queue_s, refusals=admission.refusals),
         pool=pool,
         active=ActiveCalls(),
         ready=asyncio.Event(),

@@ -91,8 +91,8 @@ class Settings:
     max_queue: int = _setting(256, "Most evaluations that wait for a thread in each worker.")
     max_queue_s: float = _setting(
         0.02,
-        "Seconds that an evaluation may have to wait; beyond it newcomers are refused, but one may "
-        "always be next. Low keeps the latency of those who are let in low.",
+        "Seconds that an evaluation may have to wait for a thread, or as long as it takes itself; "
+        "beyond that newcomers are refused. Low keeps the latency of those who are let in low.",
     )
     max_backlog: int = _setting(
         64,

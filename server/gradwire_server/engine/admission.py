@@ -6,8 +6,8 @@
   queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets short
   work pass.
 - The queue is short in time: where all slots are taken, a newcomer that would wait longer than
-  `max_queue_s` is refused. That, and not how many wait, keeps the latency of those who are let in
-  near that of an idle server.
+  `max_queue_s`, and longer than it takes itself, is refused. That, and not how many wait, keeps the
+  latency of those who are let in near that of an idle server.
 - Who could not be done by its deadline is refused before it waits, and dropped where that turns out
   while it waits. Who is cancelled leaves at once.
 
@@ -148,7 +148,7 @@ class Admission:
             raise self._refuse(
                 f"{came}, and its deadline is in {left_s:.3g} s", "deadline", wait_s, seconds
             )
-        if wait_s > self._max_queue_s:
+        if wait_s > max(self._max_queue_s, seconds):
             came = f"a call like this waits for some {wait_s:.3g} s now"
             came = _beyond(came, "max_queue_s", self._max_queue_s)
             raise self._refuse(came, "max_queue_s", wait_s, seconds)

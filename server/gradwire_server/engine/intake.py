@@ -8,12 +8,15 @@ share of those taken in is let in beside them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 
 from gradwire_server.engine.pace import Appointments, Drain
 
+# Taken in however slow the loop is: some are read, some computed, some answered.
+LEAST = 8
 # A loop that is so late, of late, has more to do than it can; one that is back at this has not.
 _BEHIND_S = 0.001
 _IN_TIME_S = 0.0003
@@ -30,8 +33,7 @@ class Intake:
     refusals   counts who is refused, as "unread"
     """
 
-    def __init__(self, *, least: int, max_queue_s: float, refusals: Counter[str]) -> None:
-        self._least = least
+    def __init__(self, *, max_queue_s: float, refusals: Counter[str]) -> None:
         self._max_queue_s = max_queue_s
         self._refusals = refusals
         self._inside: dict[Hashable, Hashable] = {}
@@ -51,10 +53,10 @@ class Intake:
         self.is_behind = self.lag_s > (_IN_TIME_S if self.is_behind else _BEHIND_S)
 
     @property
-    def most(self) -> int:
-        """Requests taken in at once while the loop is behind."""
+    def most(self) -> float:
+        """Requests taken in at once while the loop is behind; infinite before it was measured."""
         each_s = self._drain.seconds_for()
-        return max(self._least, int(self._max_queue_s / each_s)) if each_s else self._least
+        return max(LEAST, self._max_queue_s // each_s) if each_s else math.inf
 
     def enter(self, call: Hashable, *, peer: Hashable, now: float) -> bool:
         """Take a call in, or refuse it."""
