@@ -14,16 +14,19 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
+from gradwire import v1
 from gradwire_server import encoding
 from gradwire_server.callers import caller_of
 from gradwire_server.calls import Call, Context
 from gradwire_server.errors import InvalidDataError, OverloadedError, StalledError
 from gradwire_server.failures import failure
 from gradwire_server.service import NAME, GradientService, Workshop
+
+Reply = v1.EvaluateResponse
 
 _METHOD = f"/{NAME}/Evaluate"
 # A request that takes longer than this to arrive waits for its sender, and not for the loop.
@@ -56,7 +59,7 @@ class Door(grpc.GenericRpcHandler):
             return
         try:
             request = await self._read(context)
-            reply = await self._service.evaluate(request, context)
+            reply = cast("Reply | None", await self._service.evaluate(request, context))
             # With any status but OK there is none.
             if reply is not None:
                 await context.write(reply)

@@ -108,14 +108,14 @@ def served(order: list[Place[int]], upto: int, flow: object, *, large: bool = Fa
 def test_callers_share_the_work_alike_as_long_as_they_want_any(costs: list[list[float]]) -> None:
     pieces = [Piece(str(peer), cost) for peer, own in enumerate(costs) for cost in own]
     order = drained(filled(pieces)[0])
-    waiting = Counter(piece.peer for piece in pieces)
+    waiting: Counter[object] = Counter(piece.peer for piece in pieces)
     for upto, place in enumerate(order, 1):
         # Start-time fair queueing promises two flows that both wait shares that differ by no more
         # than the largest piece of each.
         for one, other in combinations(waiting, 2):
             if waiting[one] and waiting[other]:
                 difference = abs(served(order, upto, one) - served(order, upto, other))
-                assert difference <= max(costs[int(one)]) + max(costs[int(other)]) + 1e-9
+                assert difference <= max(costs[int(str(one))]) + max(costs[int(str(other))]) + 1e-9
         waiting[place.peer] -= 1
 
 

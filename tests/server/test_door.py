@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
@@ -26,6 +26,7 @@ from raw_calls import (
 from refusals import check_refusal, refusal_of
 from serving import ServerThread, serving
 
+StreamUnary: TypeAlias = "grpc.StreamUnaryMultiCallable[bytes, bytes]"
 EVALUATE = "/gradwire.v1.GradientService/Evaluate"
 
 
@@ -117,7 +118,7 @@ def test_behind_a_late_loop_answers_are_the_same(
 def test_bytes_that_are_no_request_are_refused_in_the_same_words(
     server: ServerThread, client: RawClient
 ) -> None:
-    call = client.channel.unary_unary(EVALUATE)
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary(EVALUATE)
     with behind(server), pytest.raises(grpc.RpcError) as caught:
         call(b"\xff\xff", timeout=PATIENCE_S)
     check_refusal(
@@ -171,7 +172,7 @@ def test_a_writer_that_sends_no_request_is_ended_and_keeps_nobody_out(
         release.wait(PATIENCE_S)
         yield b""
 
-    method = client.channel.stream_unary(EVALUATE)
+    method: StreamUnary = client.channel.stream_unary(EVALUATE)
     with behind(server):
         calls = [method.future(silent(), timeout=PATIENCE_S) for _ in range(20)]
         errors = [call.exception() for call in calls]
@@ -186,7 +187,7 @@ def test_a_writer_that_sends_no_request_is_ended_and_keeps_nobody_out(
 def test_a_half_close_without_a_request_is_refused_by_name(
     server: ServerThread, client: RawClient
 ) -> None:
-    method = client.channel.stream_unary(EVALUATE)
+    method: StreamUnary = client.channel.stream_unary(EVALUATE)
     with behind(server), pytest.raises(grpc.RpcError) as caught:
         method(iter(()), timeout=PATIENCE_S)
     check_refusal(

@@ -35,7 +35,7 @@ PATIENT: dict[str, Any] = {"compute_threads": 1, "max_queue_s": 60.0}
 
 
 def ask(client: RawClient, pool: ThreadPoolExecutor, count: int) -> list[Answer]:
-    return list(pool.map(lambda _: client.evaluate(laborious()), range(count)))
+    return list(pool.map(client.evaluate, [laborious()] * count))
 
 
 def test_evaluations_wait_for_a_thread_and_are_all_served() -> None:
