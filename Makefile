@@ -64,6 +64,8 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
+	PYTHONPATH=tests $(BIN)/python -m bench.overload --json out/overload.json
+	PYTHONPATH=tests $(BIN)/python -m bench.overload --flags "--max-backlog 4" --settle 0 --json out/overload_prompt.json
 
 bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
 	mkdir -p out

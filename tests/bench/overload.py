@@ -1,25 +1,26 @@
 """Three times more calls than a server can do: who is served how fast, and who is refused how.
 
-    PYTHONPATH=tests python -m bench.overload [--kinds tiny,medium,...] [--settle S] [--json FILE]
+    PYTHONPATH=tests python -m bench.overload [--kinds tiny,...] [--flags ...] [--json FILE]
 
-Each kind has a server of its own in a process of its own, with its default settings unless --flags
-says otherwise; the load comes from this process over loopback (bench.http2), and the two share the
+Each kind has a server in a process of its own, with the default settings unless --flags says
+otherwise; the load comes from this process over loopback (bench.http2), and both share the
 machine's cores. In turn:
 
 - peak      calls per second of 8 callers back to back on 4 connections
 - unloaded  calls due at a fifth of that rate, whatever becomes of them
 - overload  the same at three times that rate
 
-A latency counts from the time a call was due. Refusals are told apart by their status: ours say
-when to come back (RetryInfo); what grpc refuses itself, because nobody has looked at it yet
-(max_backlog), is CANCELLED and says nothing. RSS is anonymous memory: after a few calls (idle), at
-its highest while overloaded, and --settle seconds later. `other_load` is what other processes took
-of the cores meanwhile: above 0.1 the figures are worth little.
+The kinds of calls:
 
-    tiny      12 KiB there and 3 KiB back would be small; this is 3 KiB and 768 B: the event loop's
-    medium    1 MiB and 256 KiB, bilinear x2: moving bytes
-    work      4 bytes and 16 KiB, 2048 x 2048 elements: computing
-    streams   tiny, beside two callers who stream 16 MiB back to back
+- tiny      3 KiB there, 768 B back, bilinear x2: the event loop's work
+- medium    1 MiB there, 256 KiB back, bilinear x2: moving bytes
+- work      4 bytes there, 16 KiB back, 2048 x 2048 elements: computing
+- streams   tiny, beside two callers who stream 16 MiB back to back
+
+A latency counts from the time a call was due. A refusal says when to come back (RetryInfo) if it is
+ours; where nobody has looked at a call yet, grpc refuses it, as CANCELLED. Memory is anonymous RSS:
+after a few calls (idle), at its highest, and --settle seconds after the load. `other_load` is the
+processor time per second that other processes took meanwhile: above 0.1 figures are worth little.
 """
 
 from __future__ import annotations

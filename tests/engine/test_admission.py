@@ -287,6 +287,42 @@ def test_who_began_first_goes_on_first_of_a_callers_equals() -> None:
     asyncio.run(scene())
 
 
+def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None:
+    async def scene() -> None:
+        hall = Hall()
+        slots = await hall.fill()
+        patient = waiting(hall.hold())
+        await settle()
+        hurried = waiting(hall.hold(work=0, deadline=hall.now + 0.5))
+        hall.now += 2.0
+        late = waiting(hall.hold(work=0, deadline=hall.now + 0.5))
+        await settle()
+        leave(slots[0])
+        await patient
+        assert not late.done()
+        for task in (hurried, late):
+            task.cancel()
+
+    asyncio.run(scene())
+
+
+def test_streams_take_turns_with_their_steps() -> None:
+    async def scene() -> None:
+        hall = Hall()
+        older, newer = hall.enter(paced=True), hall.enter(paced=True)
+        slots = [await older.slot(), await newer.slot()]
+        again = waiting(newer.slot())
+        await settle()
+        oldest = waiting(older.slot())
+        await settle()
+        leave(slots[0])
+        await again
+        assert not oldest.done()
+        oldest.cancel()
+
+    asyncio.run(scene())
+
+
 def test_a_paced_evaluation_is_never_refused_and_waits_step_by_step() -> None:
     async def scene() -> None:
         hall = Hall(max_queue=1, max_queue_s=0.001)

@@ -42,6 +42,7 @@ def filled(pieces: list[Piece]) -> tuple[FairQueue[int], list[Place[int]]]:
             peer=piece.peer,
             cost_s=piece.cost_s,
             large=piece.large,
+            due=piece.deadline,
             deadline=piece.deadline,
         )
         for number, piece in enumerate(pieces)
@@ -75,14 +76,14 @@ def test_what_is_taken_out_does_not_come(pieces: list[Piece], data: st.DataObjec
 
 
 @given(st.lists(PIECES))
-def test_within_a_flow_the_nearest_deadline_goes_first_and_then_who_came_first(
+def test_within_a_flow_what_is_due_first_goes_first_and_then_who_came_first(
     pieces: list[Piece],
 ) -> None:
     order = drained(filled(pieces)[0])
     for peer in "abc":
         for large in (False, True):
             flow = [place for place in order if (place.peer, place.large) == (peer, large)]
-            assert flow == sorted(flow, key=lambda place: (place.deadline, place.number))
+            assert flow == sorted(flow, key=lambda place: (place.due, place.number))
 
 
 @given(st.lists(PIECES), st.floats(0, 10))
@@ -161,7 +162,7 @@ def test_of_a_callers_places_that_are_not_firm_the_last_is_found() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.push("begun", number=9, peer="a", cost_s=1.0, large=True, firm=True)
     queue.push("first", number=1, peer="a", cost_s=1.0, large=False)
-    queue.push("urgent", number=3, peer="a", cost_s=1.0, large=False, deadline=5.0)
+    queue.push("urgent", number=3, peer="a", cost_s=1.0, large=False, due=5.0)
     last = queue.push("last", number=2, peer="a", cost_s=1.0, large=True)
     queue.push("other", number=4, peer="b", cost_s=1.0, large=False)
     assert queue.last_of("a") is last

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from gated import gated, laborious, wait_for
-from gradwire import v1
+from gradwire import Client, RetryPolicy, ops, v1
 from raw_calls import (
     PATIENCE_S,
     Answer,
@@ -187,6 +188,24 @@ def test_a_stream_waits_for_its_turn_and_is_never_refused_one() -> None:
         for stream, first in zip(streams, opened, strict=True):
             answer = read_all(stream, itertools.chain([first], stream))
             assert (answer.refusal, answer.data) == (None, data)
+        wait_idle(server)
+
+
+def test_the_sdk_comes_back_to_a_full_server_until_it_is_served() -> None:
+    array = np.random.default_rng(0).normal(size=(1, 1, 512, 512)).astype(np.float32)
+    operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+    policy = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=1000)
+    limits: dict[str, Any] = {"max_backlog": 1, "max_queue": 1, "max_queue_s": 0.001}
+    with (
+        serving(compute_threads=1, **limits) as server,
+        Client(server.address, retry=policy) as client,
+        ThreadPoolExecutor(12) as pool,
+    ):
+
+        def call(_: int) -> bytes:
+            return client.evaluate(operator, array, output_shape=(1, 1, 256, 256)).tobytes()
+
+        assert len(set(pool.map(call, range(60)))) == 1
         wait_idle(server)
 
 

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
+from itertools import count
 
 from gradwire_server.engine.backlog import Backlog
 from gradwire_server.engine.pace import Appointments, Drain, WorkPace
@@ -67,7 +68,7 @@ class Admission:
         self._pace = WorkPace()
         self._drains = {"max_memory_bytes": Drain(), "max_streams": Drain()}
         self._appointments = Appointments()
-        self._number = 0
+        self._numbers = count()
         self.entered = 0
         self.memory_bytes = 0
         self.streams = 0
@@ -129,8 +130,7 @@ class Admission:
         seconds = self._pace.estimate_s(claim.work)
         if not claim.paced:
             self._make_room(claim, seconds)
-        self._number += 1
-        turns = Turns(claim, self._slots, self._number, seconds=seconds)
+        turns = Turns(claim, self._slots, self._numbers, seconds=seconds)
         with self._backlog.holding(turns):
             yield turns
         if turns.seconds:

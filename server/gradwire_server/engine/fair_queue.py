@@ -1,8 +1,8 @@
 """Who is next: a queue that is fair to callers and to sizes, and heeds deadlines.
 
 Callers share alike the seconds of work that are served; what one caller gets, its small and its
-large pieces share alike; within those the nearest deadline goes first. So many small pieces and a
-few huge ones pass each other, and nobody starves.
+large pieces share alike; within those what is due first goes first. So many small pieces and a few
+huge ones pass each other, and nobody starves.
 
 Shares follow start-time fair queueing (Goyal, Vin and Cheng, 1996): each flow has a virtual time at
 which its next piece may start, serving a piece moves that on by the piece's cost, and the flow with
@@ -28,16 +28,18 @@ _MOST_REMEMBERED = 128
 class Place(Generic[T]):
     """A place in the queue; those of one flow stand in the order of the first two fields.
 
-    deadline  on the caller's clock; infinite for none
+    due       when it had best be done
     number    of the call, by arrival: a call that has begun goes before those behind it
+    deadline  when it is too late; infinite for never
     cost_s    estimated seconds of work
     needs_s   the same of all that is to be done by the deadline
     large     whether it shares with large pieces
     firm      whether it keeps its place whoever comes
     """
 
-    deadline: float
+    due: float
     number: int
+    deadline: float = field(compare=False)
     item: T = field(compare=False)
     peer: Hashable = field(compare=False)
     cost_s: float = field(compare=False)
@@ -71,12 +73,14 @@ class FairQueue(Generic[T]):
         needs_s: float | None = None,
         large: bool,
         firm: bool = False,
+        due: float = math.inf,
         deadline: float = math.inf,
     ) -> Place[T]:
         """Queue a piece; pieces of one call have one number, and no two wait at once."""
         place = Place(
-            deadline,
+            due,
             number,
+            deadline,
             item,
             peer,
             cost_s,

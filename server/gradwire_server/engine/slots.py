@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
@@ -29,7 +28,7 @@ class Slots:
     ) -> None:
         self.count = count
         self._refusals: Counter[str] = Counter() if refusals is None else refusals
-        self._clock = clock
+        self.clock = clock
         self._queue: FairQueue[Grant] = FairQueue()
         self.taken = 0
 
@@ -46,13 +45,14 @@ class Slots:
         needs_s: float,
         large: bool,
         firm: bool,
-        deadline: float = math.inf,
+        due: float,
+        deadline: float,
     ) -> None:
         """Wait for a slot; what the arguments mean is told by fair_queue.Place.
 
         Raises TimeoutError where the deadline cannot be met any more, and what drop() says.
         """
-        if deadline <= self._clock():
+        if deadline <= self.clock():
             self._refusals["late"] += 1
             raise TimeoutError
         if self.taken < self.count and not self._queue:
@@ -67,6 +67,7 @@ class Slots:
             needs_s=needs_s,
             large=large,
             firm=firm,
+            due=due,
             deadline=deadline,
         )
         try:
@@ -80,7 +81,7 @@ class Slots:
     def free(self) -> None:
         """Give a slot back: who is next has it."""
         self.taken -= 1
-        for place in self._queue.expire(self._clock()):
+        for place in self._queue.expire(self.clock()):
             self._refusals["late"] += 1
             _fail(place.item, TimeoutError())
         while self._queue and self.taken < self.count:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from gradwire_server.engine.slots import Slot, Slots
 
 # The longest turn. What takes more than one shares with large work.
 TURN_S = 0.005
+# How long anyone may be passed by those with nearer deadlines.
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +41,23 @@ class Turns:
     large    whether it shares with large work
     """
 
-    def __init__(self, claim: Claim, slots: Slots, number: int, *, seconds: float) -> None:
+    def __init__(
+        self, claim: Claim, slots: Slots, numbers: Iterator[int], *, seconds: float
+    ) -> None:
         self.claim = claim
         self.seconds = 0.0
         self.left_s = seconds * claim.part if claim.paced else seconds
         self.large = seconds > TURN_S
         self._slots = slots
-        self._number = number
+        self._numbers = numbers
         self._cost_s = min(self.left_s, TURN_S)
         self._firm = claim.paced
+        self._stand()
+
+    def _stand(self) -> None:
+        """Take a place behind those who are here, unless there is a hurry."""
+        self._number = next(self._numbers)
+        self._due = min(self.claim.deadline, self._slots.clock() + _PATIENCE_S)
 
     async def slot(self) -> Slot:
         """Wait for a slot, and return it to be held.
@@ -55,6 +65,9 @@ class Turns:
         Raises TimeoutError where the deadline cannot be met any more, OverloadedError where the
         first turn has to go to a caller with less.
         """
+        if self.claim.paced:
+            # Each step anew, or the oldest stream would keep the others out.
+            self._stand()
         await self._slots.take(
             self._number,
             peer=self.claim.peer,
@@ -62,6 +75,7 @@ class Turns:
             needs_s=self.left_s,
             large=self.large,
             firm=self._firm,
+            due=self._due,
             deadline=self.claim.deadline,
         )
         self._firm = True
