@@ -17,12 +17,15 @@ from gradwire_server.engine.plan_cache import PlanCache
 from gradwire_server.engine.recent import Recent
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
+from gradwire_server.engine.turns import TURN_S, Claim, Turns
 from gradwire_server.engine.whole import WholeRun
 
 __all__ = [
     "NUMERICS_VERSION",
+    "TURN_S",
     "Admission",
     "Batch",
+    "Claim",
     "Evaluation",
     "EvaluationRequest",
     "InputAssembler",
@@ -33,5 +36,6 @@ __all__ = [
     "Step",
     "StepRunner",
     "TensorSpec",
+    "Turns",
     "WholeRun",
 ]
