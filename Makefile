@@ -70,6 +70,7 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
 	PYTHONPATH=tests $(BIN)/python -m bench.telemetry --json out/telemetry.json
 	PYTHONPATH=tests $(BIN)/python -m bench.many --json out/many.json
+	PYTHONPATH=tests $(BIN)/python -m bench.overload --json out/overload.json
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python

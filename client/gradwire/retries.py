@@ -8,7 +8,9 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
    would only fail again.
 2. Between tries lies a growing, jittered pause, never shorter than the server asked for.
 3. Tries are counted in a row: new result bytes start the count anew.
-4. A client whose calls mostly fail stops repeating them, so that a sick server is not kept down.
+4. A client whose calls mostly fail stops repeating them, so that a sick server is not kept down. A
+   server that refuses at once is well, and one that says when to come back sets the pace itself:
+   such a failure counts an eighth.
 5. No pause reaches past the deadline; the error that came last is then the one that is raised.
 
 Pauses, jitter and the budget follow gRPC's proposal A6, client retries. gRPC's own retries are off
@@ -30,6 +32,8 @@ from gradwire.errors import (
     UnavailableError,
 )
 
+# What a refusal counts of a failure.
+_REFUSAL = 0.125
 # A6, "Exponential Backoff": a pause is drawn from 0.8 to 1.2 times its nominal length.
 _JITTER = 0.2
 
@@ -95,9 +99,9 @@ class RetryBudget:
         """Note a call that succeeded."""
         self._tokens = min(self._max_tokens, self._tokens + self._token_ratio)
 
-    def fail(self) -> None:
+    def fail(self, tokens: float = 1.0) -> None:
         """Note a try that failed."""
-        self._tokens = max(0.0, self._tokens - 1)
+        self._tokens = max(0.0, self._tokens - tokens)
 
     @property
     def allows_retry(self) -> bool:
@@ -125,7 +129,7 @@ class Tries:
         if progressed:
             self._failures = 0
         else:
-            self._budget.fail()
+            self._budget.fail(_REFUSAL if _is_refusal(error) else 1.0)
         self._failures += 1
         pause = self._policy.backoff_s(self._failures, draw=draw)
         if isinstance(error, OverloadedError | UnavailableError):
@@ -139,6 +143,11 @@ class Tries:
     def succeed(self) -> None:
         """Note that the call succeeded."""
         self._budget.succeed()
+
+
+def _is_refusal(error: GradwireError) -> bool:
+    """Whether a server that is up turned the call away before it did any work for it."""
+    return isinstance(error, OverloadedError) and error.retry_after_s > 0
 
 
 def is_retryable(error: GradwireError, *, streamed: bool) -> bool:

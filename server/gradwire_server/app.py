@@ -29,6 +29,7 @@ from gradwire_server.rehearsal import rehearse
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
 from gradwire_server.streams import StreamService
+from gradwire_server.upkeep import trim_memory
 from gradwire_server.version import VERSION
 
 _log = logging.getLogger("gradwire_server")
@@ -62,6 +63,7 @@ class Server:
         self._workshop = _workshop(settings, self._pool, backend, active)
         self._server = self._build()
         self._warm_up_s: float | None = None
+        self._trimming: asyncio.Future[None] | None = None
         self.port = 0
 
     @property
@@ -76,6 +78,9 @@ class Server:
             ("grpc.max_send_message_length", limit),
             # Two servers on one port share its calls; not without anyone having asked for it.
             ("grpc.so_reuseport", int(self._shares_port)),
+            ("grpc.max_concurrent_streams", self.settings.max_connection_calls),
+            # Or streams that have ended count for a while, and calls are refused, not held back.
+            ("grpc.http.overload_protection", 0),
             *_connection_options(self.settings.max_connection_age_s),
         ]
         server = grpc.aio.server(options=options)
@@ -113,6 +118,7 @@ class Server:
         self.instruments.start(self._workshop, address=self.bound)
         await self._tell_health(serving=False)
         await self._server.start()
+        self._trimming = asyncio.ensure_future(trim_memory(self._workshop))
 
     async def get_ready(self) -> None:
         """Have everything compiled that calls need, then serve."""
@@ -183,6 +189,9 @@ class Server:
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await self._server.stop(None)
         await stopped
+        if self._trimming is not None:
+            self._trimming.cancel()
+            await asyncio.wait({self._trimming})
         self._pool.shutdown(wait=False, cancel_futures=True)
         await self.instruments.stop()
         _log.info("stopped")
@@ -229,16 +238,21 @@ def _workshop(
         )
     else:
         backend, reason = given, f"{given.name} was given"
+    admission = Admission(
+        max_memory_bytes=settings.max_memory_bytes,
+        max_streams=settings.max_streams,
+        retry_after_s=settings.retry_after_s,
+        threads=settings.threads,
+        max_queue=settings.max_queue,
+        max_queue_s=settings.max_queue_s,
+        max_standing_queue_s=settings.max_standing_queue_s,
+    )
     return Workshop(
         settings=settings,
         backend=backend,
         backend_reason=reason,
         preparer=Preparer(settings.limits, PlanCache(max_entries=settings.plan_cache_entries)),
-        admission=Admission(
-            max_memory_bytes=settings.max_memory_bytes,
-            max_streams=settings.max_streams,
-            retry_after_s=settings.retry_after_s,
-        ),
+        admission=admission,
         pool=pool,
         active=active,
         ready=asyncio.Event(),

@@ -162,7 +162,7 @@ class _Stream:
             wire.read_request_id(name.decode())
             recipe = await self._recipes.find(header)
             many_items.check_length(recipe, data)
-            memory = await self._admit(recipe.evaluation.memory_bytes)
+            memory = await self._admit(recipe.memory_bytes)
         except (NoMessageError, StartingError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's alone
@@ -224,8 +224,7 @@ class _Stream:
 
     async def _compute_in_thread(self, items: Sequence[Item]) -> None:
         try:
-            with self._call.phases.spending("compute"):
-                results = await many_items.compute_in_thread(items, self._workshop)
+            results = await many_items.compute_in_turn(items, self._workshop, self._call)
         except Exception as error:  # noqa: BLE001 - the callers of these requests get it
             self._busy -= 1
             self._fail(items, error)

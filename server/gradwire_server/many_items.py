@@ -14,9 +14,12 @@ from gradwire import v1
 from gradwire._framing import Parts, read_many_request
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
+from gradwire_server.callers import claim_of_batch
+from gradwire_server.calls import Call
 from gradwire_server.engine import Batch, Evaluation, Recent
 from gradwire_server.errors import InvalidDataError, UseStreamError
-from gradwire_server.service import Workshop
+from gradwire_server.recipes import memory_bytes
+from gradwire_server.service import Workshop, take_turn
 
 # Recipes that are kept, and the table entries of all of them.
 _RECENT = 256
@@ -36,15 +39,17 @@ class NoMessageError(InvalidDataError):
 class Recipe:
     """What requests share that differ in name and data only.
 
-    batch   the way to compute several at once; None where one takes several steps
-    header  of the result's message
-    inline  whether one is computed sooner than handed to a thread
+    batch         the way to compute several at once; None where one takes several steps
+    header        of the result's message
+    inline        whether one is computed sooner than handed to a thread
+    memory_bytes  that one needs
     """
 
     evaluation: Evaluation
     batch: Batch | None
     header: bytes
     inline: bool
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +107,8 @@ class Recipes:
         batch = Batch.of(evaluation)
         response = v1.EvaluateResponse(output=wire.write_descriptor(output))
         inline = batch is not None and evaluation.work <= settings.inline_work
-        return Recipe(evaluation, batch, response.SerializeToString(), inline)
+        header = response.SerializeToString()
+        return Recipe(evaluation, batch, header, inline, memory_bytes(evaluation))
 
 
 def read(message: bytes) -> Parts:
@@ -145,19 +151,21 @@ def compute(items: Sequence[Item], backend: Backend) -> encoding.Bytes:
     return batch.run([each.data for each in items], backend)
 
 
-async def compute_in_thread(items: Sequence[Item], workshop: Workshop) -> encoding.Bytes:
-    """Do the same in a thread, whether there is a batch or not."""
+async def compute_in_turn(items: Sequence[Item], workshop: Workshop, call: Call) -> encoding.Bytes:
+    """Do the same in a thread when it is their turn, whether there is a batch or not."""
     recipe, backend = items[0].recipe, workshop.backend
-    if recipe.batch is not None:
-        return await workshop.off_loop(partial(compute, items, backend))
-    # Kernels want numbers aligned, wherever they lie in the message.
-    data = np.frombuffer(bytes(items[0].data), np.uint8)
-    result = np.empty((1, recipe.evaluation.output.wire_bytes), np.uint8)
-    steps = recipe.evaluation.run_into(result[0], data, backend)
-    # One hop per step, so that the work of a stream that is over stops.
-    while await workshop.off_loop(partial(next, steps, None)) is not None:
-        pass
-    return result
+    evaluation, at_once = recipe.evaluation, recipe.batch is not None
+    claim = claim_of_batch(evaluation, call.context, count=len(items), at_once=at_once)
+    with workshop.turns(claim, call) as do:
+        if at_once:
+            return await do(partial(compute, items, backend))
+        # Kernels want numbers aligned, wherever they lie in the message.
+        data = np.frombuffer(bytes(items[0].data), np.uint8)
+        result = np.empty((1, evaluation.output.wire_bytes), np.uint8)
+        steps = evaluation.run_into(result[0], data, backend)
+        while await do(partial(take_turn, steps)):
+            pass
+        return result
 
 
 def _parse(message: bytes) -> Parts:

@@ -17,17 +17,19 @@ _LONGEST_HEADER = 4096
 class Recipe:
     """A request without its request_id and data, ready to run.
 
-    header  of the response
+    header        of the response
+    memory_bytes  that it needs from its first byte to its last
     """
 
     evaluation: Evaluation
     header: bytes
+    memory_bytes: int
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Recipe:
         """Make the recipe of an evaluation."""
         output = wire.write_descriptor(evaluation.output)
-        return cls(evaluation, encoding.response_header(output))
+        return cls(evaluation, encoding.response_header(output), memory_bytes(evaluation))
 
 
 class Recipes:
@@ -47,3 +49,13 @@ class Recipes:
         """Keep a recipe, unless it or its header is too large."""
         if len(header) <= _LONGEST_HEADER:
             self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)
+
+
+def memory_bytes(evaluation: Evaluation) -> int:
+    """Return the bytes of memory an evaluation needs whose tensors come and go in one message.
+
+    They are there more than once: as grpc has them, as its message, and the result before that.
+    """
+    return (
+        evaluation.memory_bytes + 2 * evaluation.input.wire_bytes + 3 * evaluation.output.wire_bytes
+    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import numpy as np
@@ -16,21 +19,34 @@ from gradwire import ops, v1
 from gradwire._framing import Parts
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
+from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context
 from gradwire_server.engine import (
     NUMERICS_VERSION,
+    TURN_S,
     Admission,
+    Claim,
     Evaluation,
     EvaluationRequest,
     Preparer,
+    Turns,
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
+from gradwire_server.phases import Phases
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.settings import Settings
 from gradwire_server.version import VERSION
 
 NAME = "gradwire.v1.GradientService"
 T = TypeVar("T")
+
+
+class Do(Protocol):
+    """Does a part of an evaluation when it is its turn."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        """Return what the work returns."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,34 @@ class Workshop:
             return self.preparer.prepare(request)
         async with self.building:
             return await self.off_loop(lambda: self.preparer.prepare(request))
+
+    @contextmanager
+    def computing(self, evaluation: Evaluation, call: Call, *, left: float) -> Generator[Do]:
+        """Let a stream in, and give what does a step of it: here if it is small, else in turn.
+
+        left  part of the evaluation that is not done yet
+        """
+        if evaluation.passes_through or evaluation.work <= self.settings.inline_work:
+            yield partial(_at_once, call.phases)
+            return
+        with self.turns(claim_of(evaluation, call.context, left=left, paced=True), call) as do:
+            yield do
+
+    @contextmanager
+    def turns(self, claim: Claim, call: Call) -> Generator[Do]:
+        """Let what claims slots in, and give what does a part of it in a thread, in turn."""
+        with self.admission.turns(claim) as turns:
+            yield partial(self._in_turn, call.phases, turns)
+
+    async def _in_turn(self, phases: Phases, turns: Turns, work: Callable[[], T]) -> T:
+        with phases.spending("queue"):
+            slot = await turns.slot()
+        with slot, phases.spending("compute"):
+            done = self.pool.submit(_timed, work)
+            slot.until(done)
+            result, seconds = await asyncio.wrap_future(done)
+        turns.spend(seconds)
+        return result
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Do work in the thread pool."""
@@ -98,9 +142,8 @@ class GradientService:
             _note(call, recipe.evaluation.request, len(data))
             _check_length(len(data), recipe.evaluation.request)
         evaluation = recipe.evaluation
-        memory = self._workshop.admission.memory(evaluation.memory_bytes)
-        with memory, call.phases.spending("compute"):
-            result = await self._compute(evaluation, np.frombuffer(data, np.uint8))
+        with self._workshop.admission.memory(recipe.memory_bytes):
+            result = await self._compute(evaluation, np.frombuffer(data, np.uint8), call)
         with call.phases.spending("send"):
             call.sent_bytes = len(result)
             return encoding.response(call.request_id, recipe.header, result)
@@ -128,14 +171,17 @@ class GradientService:
                 allowed=allowed,
             )
 
-    async def _compute(self, evaluation: Evaluation, data: encoding.Bytes) -> encoding.Bytes:
+    async def _compute(
+        self, evaluation: Evaluation, data: encoding.Bytes, call: Call
+    ) -> encoding.Bytes:
         if evaluation.work <= self._workshop.settings.inline_work:
-            return evaluation.run_whole(data, self._workshop.backend)
+            with call.phases.spending("compute"):
+                return evaluation.run_whole(data, self._workshop.backend)
         result = np.empty(evaluation.output.wire_bytes, np.uint8)
         steps = evaluation.run_into(result, data, self._workshop.backend)
-        # One hop per step, so that the work of a call that is over stops.
-        while await self._workshop.off_loop(lambda: next(steps, None)) is not None:
-            pass
+        with self._workshop.turns(claim_of(evaluation, call.context), call) as do:
+            while await do(partial(take_turn, steps)):
+                pass
         return result
 
     async def list_operators(
@@ -176,6 +222,22 @@ def _check_length(length: int, request: EvaluationRequest) -> None:
     needed = request.input.wire_bytes
     if length != needed:
         raise InvalidDataError("data", f"{length} bytes; input's descriptor takes {needed}")
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    began = time.perf_counter()
+    return work(), time.perf_counter() - began
+
+
+async def _at_once(phases: Phases, work: Callable[[], T]) -> T:
+    with phases.spending("compute"):
+        return work()
+
+
+def take_turn(steps: Iterator[object]) -> bool:
+    """Do as many steps as make a turn, at least one; return whether there may be more."""
+    until = time.perf_counter() + TURN_S
+    return any(time.perf_counter() >= until for _ in steps)
 
 
 def _limits(settings: Settings) -> v1.Limits:

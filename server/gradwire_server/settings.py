@@ -91,9 +91,26 @@ class Settings:
     max_in_flight: int = _setting(
         256, "Most requests of one EvaluateMany stream in work; the others wait unread."
     )
+    max_connection_calls: int = _setting(
+        256,
+        "Most calls open at once on one connection; clients hold the others back "
+        "(HTTP/2's MAX_CONCURRENT_STREAMS).",
+    )
+    max_queue: int = _setting(1024, "Most evaluations that wait for a thread; workers divide them.")
+    max_queue_s: float = _setting(
+        1.0,
+        "Seconds after its beginning in which a burst must be done; those who come later than that "
+        "allows are refused.",
+    )
+    max_standing_queue_s: float = _setting(
+        0.02,
+        "Seconds that an evaluation may have to wait for a thread where the queue has stood for "
+        "max_queue_s, or as long as it takes itself. Low keeps latencies low under overload.",
+    )
     retry_after_s: float = _setting(
         0.25,
-        "Seconds after which a caller who came when the server was full or starting may retry.",
+        "Seconds after which a caller may retry who came when the server was starting, or full "
+        "before anything was measured.",
     )
     stall_timeout_s: float = _setting(
         60.0, "Seconds without progress after which a stream is ended."
@@ -108,6 +125,11 @@ class Settings:
         300.0,
         "Seconds, give or take a tenth, after which a connection takes no new calls, so that "
         "clients find new servers; running calls finish. 0 means never.",
+    )
+    trim_after_s: float = _setting(
+        1.0,
+        "Seconds without a call after which freed memory is handed back to the system; 0 for "
+        "never. Only with glibc.",
     )
     log_format: Literal["text", "json"] = _setting(
         "text", "Format of log lines on stderr.", choices=("text", "json")
@@ -220,7 +242,11 @@ def _is_loopback(address: str) -> bool:
 
 
 # What messages and grpc can carry; in seconds some thirty years.
-_MOST = {"max_rank": _LIMITS.max_rank, "max_message_bytes": 2**31 - 1}
+_MOST = {
+    "max_rank": _LIMITS.max_rank,
+    "max_message_bytes": 2**31 - 1,
+    "max_connection_calls": 2**31 - 1,
+}
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
 _MAY_BE_ZERO = {
@@ -230,6 +256,7 @@ _MAY_BE_ZERO = {
     "inline_work",
     "max_connection_age_s",
     "plan_cache_entries",
+    "trim_after_s",
 }
 # Everything of a message but the tensor's bytes.
 _HEADER_BYTES = 64 << 10

@@ -51,6 +51,7 @@ def share(settings: Settings, address: str) -> Settings:
         compute_threads=settings.threads,
         max_memory_bytes=max(1, settings.max_memory_bytes // settings.workers),
         max_streams=max(1, settings.max_streams // settings.workers),
+        max_queue=max(1, settings.max_queue // settings.workers),
     )
 
 

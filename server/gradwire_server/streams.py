@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from gradwire_server.errors import (
     StalledError,
 )
 from gradwire_server.failures import Failure
-from gradwire_server.service import Workshop
+from gradwire_server.service import Do, Workshop
 
 # How long a caller that does not read may hold up the error that ends its stream.
 _LAST_WORD_S = 5.0
@@ -110,7 +110,11 @@ class _Stream:
                     "sizes": evaluation.input.sizes,
                     "resume_from": header.resume_from,
                 }
-                with workshop.admission.memory(evaluation.memory_bytes):
+                # Beside what steps hold, a chunk each way is on its way through grpc, twice.
+                most = workshop.settings.max_chunk_bytes
+                ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
+                in_transit = sum(2 * min(most, each) for each in ways)
+                with workshop.admission.memory(evaluation.memory_bytes + in_transit):
                     await self._answer(header, evaluation)
         finally:
             self._done.set()
@@ -196,16 +200,19 @@ class _Stream:
         return chunk
 
     async def _compute(self, evaluation: Evaluation, resume_from: int) -> None:
+        left = 1 - resume_from / evaluation.output.wire_bytes
+        with self._workshop.computing(evaluation, self._call, left=left) as do:
+            await self._compute_steps(evaluation, resume_from, do)
+
+    async def _compute_steps(self, evaluation: Evaluation, resume_from: int, do: Do) -> None:
         run = StepRunner(evaluation.walk, self._workshop.backend)
-        inline = evaluation.work <= self._workshop.settings.inline_work
         results = Ring(_STEPS + 1)
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             offset, stop = evaluation.output_range(step)
             self._busy = True
             result = results.take(stop - offset)
-            with self._call.phases.spending("compute"):
-                await self._do(partial(run, step, data, result), inline=inline)
+            await do(partial(run, step, data, result))
             self._busy = False
             self._progress = time.monotonic()
             self._call.note_step(len(data) + len(result))
@@ -213,12 +220,6 @@ class _Stream:
             if len(result) > skipped:
                 await self._results.put(encoding.Chunk(offset + skipped, result[skipped:]))
         await self._results.put(None)
-
-    async def _do(self, work: Callable[[], None], *, inline: bool) -> None:
-        if inline:
-            work()
-        else:
-            await self._workshop.off_loop(work)
 
     async def _write_results(self, chunk_bytes: int) -> None:
         while (ready := await self._results.get()) is not None:

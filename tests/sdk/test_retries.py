@@ -130,6 +130,22 @@ def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
     assert len(pauses(Tries(patient, budget))) == 4
 
 
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (AWAY, 4),
+        (OverloadedError("full"), 4),
+        (OverloadedError("full", retry_after_s=0.001), 39),
+        (CallCancelledError("the server stops"), 4),
+    ],
+)
+def test_refusals_by_a_server_that_is_well_count_an_eighth(
+    error: GradwireError, tries: int
+) -> None:
+    patient = RetryPolicy(max_attempts=1000)
+    assert len(pauses(Tries(patient, RetryBudget(max_tokens=10)), error)) == tries
+
+
 RETRYABLE = (
     UnavailableError(""),
     OverloadedError(""),

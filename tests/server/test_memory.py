@@ -23,6 +23,7 @@ from raw_calls import (
     identity_request,
     opening,
     wait_idle,
+    wait_until,
 )
 from refusals import check_in_band, check_refusal
 from serving import serving
@@ -121,6 +122,20 @@ def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) ->
             client.check_alive()
         # A few MiB for each of them would be more.
         assert memory_kib(command.pid, "RssAnon") < idle + 24 * 1024
+
+
+def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path: Path) -> None:
+    request = identity_request(896, 1024, data=bytes(896 * 4096))
+    with (
+        running_command("--trim-after-s", "0.1", log=tmp_path / "log") as command,
+        RawClient(command.address) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        client.check_alive()
+        client.check_alive()
+        idle = memory_kib(command.pid, "RssAnon")
+        list(pool.map(client.evaluate, [request] * 64))
+        wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)
 
 
 GIANTS: dict[str, tuple[v1.TensorDescriptor, v1.TensorDescriptor]] = {

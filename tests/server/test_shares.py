@@ -24,9 +24,16 @@ def test_cores_are_divided_evenly_and_none_is_left_out(count: int, workers: int)
 
 
 def test_a_share_is_never_nothing() -> None:
-    settings = Settings(workers=5, max_streams=3, max_memory_bytes=2, compute_threads=7)
+    settings = Settings(
+        workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7
+    )
     shared = share(settings, "127.0.0.1:7")
-    assert (shared.max_streams, shared.max_memory_bytes, shared.threads) == (1, 1, 7)
+    assert (shared.max_streams, shared.max_queue) == (1, 1)
+    assert (shared.max_memory_bytes, shared.threads) == (1, 7)
+
+
+def test_workers_divide_what_may_wait() -> None:
+    assert share(Settings(workers=4, max_queue=1000), "127.0.0.1:7").max_queue == 250
 
 
 def test_a_job_arrives_as_it_was_sent() -> None:

@@ -18,12 +18,15 @@ from gradwire_server.engine.recent import Recent
 from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
+from gradwire_server.engine.turns import TURN_S, Claim, Turns
 from gradwire_server.engine.whole import WholeRun
 
 __all__ = [
     "NUMERICS_VERSION",
+    "TURN_S",
     "Admission",
     "Batch",
+    "Claim",
     "Evaluation",
     "EvaluationRequest",
     "InputAssembler",
@@ -35,5 +38,6 @@ __all__ = [
     "Step",
     "StepRunner",
     "TensorSpec",
+    "Turns",
     "WholeRun",
 ]

@@ -1,56 +1,222 @@
-"""Lets evaluations in while their memory fits, and refuses the rest at once."""
+"""Lets evaluations in while there is room for them, and refuses the rest at once.
+
+- Memory, of all evaluations in flight, those that wait included: what does not fit is refused.
+- Slots: as many as threads that compute, and one for what is next, so that no thread waits for the
+  event loop. An evaluation takes a slot for a turn at a time and waits for the next one in a fair
+  queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets short
+  work pass.
+- The queue is bounded in time: a burst is let in as far as it is done `max_queue_s` after it began.
+  Under a load that lasts for longer a long queue serves no more calls than a short one and each of
+  them later: newcomers are refused that would wait longer than `max_standing_queue_s`, and longer
+  than they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues from bad ones so.
+- Who could not be done by its deadline is refused before it waits, and dropped where that turns out
+  while it waits. Who is cancelled leaves at once.
+
+Who has had a turn is never refused. Every refusal says when to come back, by how fast things drain
+here (pace.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
+from itertools import count
+from types import TracebackType
 
+from gradwire_server.engine.pace import Appointments, Drain, QueueLimit, WorkPace
+from gradwire_server.engine.slots import Slots
+from gradwire_server.engine.turns import Backlog, Claim, Turns
 from gradwire_server.errors import OverloadedError
+
+# The slot for what is next.
+_NEXT = 1
 
 
 class Admission:
-    """The memory and the streams of all evaluations in flight. Used from one event loop only."""
+    """What all evaluations in flight hold. Used from one event loop only.
 
-    def __init__(self, *, max_memory_bytes: int, max_streams: int, retry_after_s: float) -> None:
+    entered       evaluations that were let in so far
+    memory_bytes  held by evaluations in flight, those that wait included
+    streams       open
+    refusals      so far, by what stood in the way: a setting; "deadline", which could not be met;
+                  "late", which turned out while waiting
+    """
+
+    def __init__(
+        self,
+        *,
+        max_memory_bytes: int,
+        max_streams: int,
+        retry_after_s: float,
+        threads: int = 1,
+        max_queue: int = 1024,
+        max_queue_s: float = math.inf,
+        max_standing_queue_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_memory_bytes = max_memory_bytes
         self._max_streams = max_streams
         self._retry_after_s = retry_after_s
+        self._max_queue = max_queue
+        self._limit = QueueLimit(max_queue_s=max_queue_s, max_standing_queue_s=max_standing_queue_s)
+        self._threads = threads
+        self._clock = clock
+        self.refusals: Counter[str] = Counter()
+        self._slots = Slots(threads + _NEXT, clock=clock, refusals=self.refusals)
+        self._backlog = Backlog()
+        self._pace = WorkPace()
+        self._memory_drain, self._stream_drain = Drain(), Drain()
+        self._appointments = Appointments()
+        self._numbers = count()
+        self.entered = 0
         self.memory_bytes = 0
         self.streams = 0
 
-    @contextmanager
-    def memory(self, needed: int) -> Generator[None]:
-        """Hold `needed` bytes of the budget; a request larger than all of it is let in alone."""
+    @property
+    def queue_depth(self) -> int:
+        """Evaluations that wait for a slot."""
+        return len(self._slots)
+
+    @property
+    def computing(self) -> int:
+        """Slots in which something computes."""
+        return self._slots.taken
+
+    @property
+    def backlog_s(self) -> float:
+        """Estimated seconds until all that was let in is done."""
+        return self._backlog.seconds / self._threads
+
+    def memory(self, needed: int) -> _Memory:
+        """Return the context that holds `needed` bytes of the budget.
+
+        A request larger than all of it is let in alone. Entering raises OverloadedError where there
+        is no room.
+        """
+        return _Memory(self, needed)
+
+    def take_memory(self, needed: int) -> None:
+        """Take bytes of the budget, or raise OverloadedError."""
         if self.memory_bytes and self.memory_bytes + needed > self._max_memory_bytes:
-            raise self._overloaded(
+            raise self._full(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
                 "max_memory_bytes",
                 self._max_memory_bytes,
+                drain=self._memory_drain,
+                missing=self.memory_bytes + needed - self._max_memory_bytes,
+                amount=needed,
             )
+        self._memory_drain.enter(self._clock())
         self.memory_bytes += needed
-        try:
-            yield
-        finally:
-            self.memory_bytes -= needed
+        self.entered += 1
+
+    def free_memory(self, held: int) -> None:
+        """Give them back."""
+        self.memory_bytes -= held
+        self._memory_drain.leave(self._clock(), amount=held, empty=not self.memory_bytes)
 
     @contextmanager
     def stream(self) -> Generator[None]:
         """Hold one of the places for streams."""
+        drain = self._stream_drain
         if self.streams >= self._max_streams:
-            raise self._overloaded(
-                f"{self.streams} streams are open", "max_streams", self._max_streams
+            came = f"{self.streams} streams are open"
+            raise self._full(
+                came, "max_streams", self._max_streams, drain=drain, missing=1, amount=1
             )
+        drain.enter(self._clock())
         self.streams += 1
         try:
             yield
         finally:
             self.streams -= 1
+            drain.leave(self._clock(), empty=not self.streams)
 
-    def _overloaded(self, came: str, limit: str, allowed: int) -> OverloadedError:
+    def turns(self, claim: Claim) -> Turns:
+        """Let an evaluation in to compute, or raise OverloadedError."""
+        turns = Turns(claim, self._slots, self._numbers, self._backlog, self._pace)
+        if not self._slots:
+            self._limit.rest(self._clock())
+        if not claim.paced and (self._slots or self._slots.taken >= self._slots.count):
+            self._make_room(turns)
+        return turns
+
+    def _make_room(self, turns: Turns) -> None:
+        """Find a newcomer that has to wait a place, or refuse it."""
+        peer, seconds, now = turns.claim.peer, turns.left_s, self._clock()
+        ahead_s = self._backlog.ahead_s(peer, seconds=seconds, large=turns.large)
+        wait_s = ahead_s / self._threads
+        left_s = turns.claim.deadline - now
+        if wait_s + seconds > left_s:
+            came = f"a call like this takes some {wait_s + seconds:.3g} s now"
+            raise self._refuse(
+                f"{came}, and its deadline is in {left_s:.3g} s", "deadline", wait_s, seconds
+            )
+        allowed_s = self._limit.allowed_s(now)
+        if wait_s > max(allowed_s, seconds):
+            self._limit.note_refusal(now)
+            came = f"a call like this waits for some {wait_s:.3g} s now"
+            burst = allowed_s > self._limit.standing_s
+            limit = "max_queue_s" if burst else "max_standing_queue_s"
+            came = _beyond(came, limit, f"{allowed_s:.3g} s")
+            raise self._refuse(came, limit, wait_s, seconds)
+        if len(self._slots) >= self._max_queue:
+            self._limit.note_refusal(now)
+            came = _beyond(f"{len(self._slots)} calls wait", "max_queue", self._max_queue)
+            refused = self._refuse(came, "max_queue", wait_s, seconds)
+            if not self._displace(peer, seconds, refused):
+                raise refused
+
+    def _displace(self, peer: Hashable, seconds: float, refused: OverloadedError) -> bool:
+        """Refuse the last of the caller with most work instead, if that is not this caller."""
+        heaviest = self._backlog.heaviest()
+        if self._backlog.of(heaviest) <= self._backlog.of(peer) + seconds:
+            return False
+        return self._slots.drop(heaviest, refused)
+
+    def _full(
+        self, came: str, limit: str, allowed: int, *, drain: Drain, missing: int, amount: int
+    ) -> OverloadedError:
+        """Refuse what does not fit: so much is missing of the amount it needs."""
+        wait_s, spacing_s = drain.seconds_for(missing), drain.seconds_for(amount)
+        wait_s = self._retry_after_s if wait_s is None else wait_s
+        came = _beyond(came, limit, allowed)
+        return self._refuse(came, limit, wait_s, spacing_s or 0.0, allowed=allowed)
+
+    def _refuse(
+        self, came: str, limit: str, wait_s: float, spacing_s: float, **facts: object
+    ) -> OverloadedError:
+        self.refusals[limit] += 1
+        spacing_s /= self._threads
+        after_s = self._appointments.give_s(self._clock(), wait_s=wait_s, spacing_s=spacing_s)
         return OverloadedError(
-            f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()}); "
-            f"retry after {self._retry_after_s} s",
-            retry_after_s=self._retry_after_s,
-            limit=limit,
-            allowed=allowed,
+            f"{came}; retry after {after_s} s", retry_after_s=after_s, limit=limit, **facts
         )
+
+
+class _Memory:
+    """Bytes of the budget. A class, since a generator takes several times as long."""
+
+    __slots__ = ("_admission", "_needed")
+
+    def __init__(self, admission: Admission, needed: int) -> None:
+        self._admission = admission
+        self._needed = needed
+
+    def __enter__(self) -> None:
+        self._admission.take_memory(self._needed)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._admission.free_memory(self._needed)
+
+
+def _beyond(came: str, limit: str, allowed: object) -> str:
+    return f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()})"

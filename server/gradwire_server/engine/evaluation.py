@@ -95,6 +95,12 @@ class Evaluation:
         return self.plan.work + self.output.elements
 
     @cached_property
+    def step_part(self) -> float:
+        """Estimate of the part of the work that one step does."""
+        elements = self.input.elements + self.output.elements
+        return min(1.0, self.walk.largest_step / elements)
+
+    @cached_property
     def memory_bytes(self) -> int:
         """Estimate of the memory the evaluation needs at once.
 

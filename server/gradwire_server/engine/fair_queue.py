@@ -1,0 +1,210 @@
+"""Who is next: a queue that is fair to callers and to sizes, and heeds deadlines.
+
+Callers share alike the seconds of work that are served; what one caller gets, its small and its
+large pieces share alike; within those what is due first goes first. So many small pieces and a few
+huge ones pass each other, and nobody starves.
+
+Shares follow start-time fair queueing (Goyal, Vin and Cheng, 1996): each flow has a virtual time at
+which its next piece may start, serving a piece moves that on by the piece's cost, and the flow with
+the earliest start is next. A flow that has nothing to serve saves nothing up meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+# Flows remembered although nothing of theirs waits, before those without a debt are forgotten.
+_MOST_REMEMBERED = 128
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place(Generic[T]):
+    """A place in the queue; those of one flow stand in the order of the first two fields.
+
+    due       when it had best be done
+    number    of the call, by arrival: a call that has begun goes before those behind it
+    deadline  when it is too late; infinite for never
+    cost_s    estimated seconds of work
+    needs_s   the same of all that is to be done by the deadline
+    large     whether it shares with large pieces
+    firm      whether it keeps its place whoever comes
+    """
+
+    due: float
+    number: int
+    deadline: float = field(compare=False)
+    item: T = field(compare=False)
+    peer: Hashable = field(compare=False)
+    cost_s: float = field(compare=False)
+    needs_s: float = field(compare=False)
+    large: bool = field(compare=False)
+    firm: bool = field(compare=False)
+
+    @property
+    def late(self) -> float:
+        """When it will not be done by its deadline even if it is next."""
+        return self.deadline - self.needs_s
+
+
+class FairQueue(Generic[T]):
+    """Pieces of work that wait, as many as are let in. Knows no clock.
+
+    cost_s  estimated seconds of all of them
+    """
+
+    def __init__(self) -> None:
+        self._peers: dict[Hashable, _Peer[T]] = {}
+        self._shares: _Shares[Hashable] = _Shares()
+        self._length = 0
+        self._first_late = math.inf
+        self.cost_s = 0.0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(
+        self,
+        item: T,
+        *,
+        number: int,
+        peer: Hashable,
+        cost_s: float,
+        needs_s: float | None = None,
+        large: bool,
+        firm: bool = False,
+        due: float = math.inf,
+        deadline: float = math.inf,
+    ) -> Place[T]:
+        """Queue a piece; pieces of one call have one number, and no two wait at once."""
+        place = Place(
+            due,
+            number,
+            deadline,
+            item,
+            peer,
+            cost_s,
+            cost_s if needs_s is None else needs_s,
+            large=large,
+            firm=firm,
+        )
+        self._peers.setdefault(peer, _Peer()).push(place)
+        self._first_late = min(self._first_late, place.late)
+        self._length += 1
+        self.cost_s += cost_s
+        return place
+
+    def pop(self) -> Place[T]:
+        """Take the piece that is next; raise IndexError where there is none."""
+        if not self._length:
+            raise IndexError("the queue is empty")
+        peer = self._shares.earliest(self._peers)
+        place = self._peers[peer].pop()
+        self._shares.charge(peer, place.cost_s)
+        self._forget(place)
+        return place
+
+    def remove(self, place: Place[T]) -> bool:
+        """Take a piece out, at no cost to its flow; return whether it was still there."""
+        peer = self._peers.get(place.peer)
+        if peer is None or not peer.remove(place):
+            return False
+        self._forget(place)
+        return True
+
+    def expire(self, now: float) -> list[Place[T]]:
+        """Take out, and return, what will not be done by its deadline even if it is next."""
+        if now <= self._first_late:
+            return []
+        waiting = [place for peer in self._peers.values() for place in peer]
+        late = [place for place in waiting if place.late < now]
+        for place in late:
+            self.remove(place)
+        self._first_late = min(
+            (place.late for place in waiting if place.late >= now), default=math.inf
+        )
+        return late
+
+    def last_of(self, peer: Hashable) -> Place[T] | None:
+        """Return the last of a caller's places that are not firm, if there is one."""
+        waiting = self._peers.get(peer, ())
+        return max((place for place in waiting if not place.firm), default=None)
+
+    def _forget(self, place: Place[T]) -> None:
+        self._length -= 1
+        self.cost_s -= place.cost_s
+        if not self._peers[place.peer]:
+            del self._peers[place.peer]
+        if not self._length:
+            # Rounding would add up.
+            self.cost_s = 0.0
+            self._shares = _Shares()
+
+
+class _Peer(Generic[T]):
+    """What waits for one caller: small and large pieces apart."""
+
+    def __init__(self) -> None:
+        self._flows: dict[bool, list[Place[T]]] = {}
+        self._shares: _Shares[bool] = _Shares()
+        self.cost_s = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._flows)
+
+    def __iter__(self) -> Iterator[Place[T]]:
+        for flow in self._flows.values():
+            yield from flow
+
+    def push(self, place: Place[T]) -> None:
+        insort(self._flows.setdefault(place.large, []), place)
+        self.cost_s += place.cost_s
+
+    def pop(self) -> Place[T]:
+        large = self._shares.earliest(self._flows)
+        place = self._flows[large].pop(0)
+        self._shares.charge(large, place.cost_s)
+        self._forget(place)
+        return place
+
+    def remove(self, place: Place[T]) -> bool:
+        flow = self._flows.get(place.large, [])
+        index = bisect_left(flow, place)
+        if index == len(flow) or flow[index] is not place:
+            return False
+        del flow[index]
+        self._forget(place)
+        return True
+
+    def _forget(self, place: Place[T]) -> None:
+        self.cost_s -= place.cost_s
+        if not self._flows[place.large]:
+            del self._flows[place.large]
+
+
+class _Shares(Generic[K]):
+    """Virtual times of flows that share alike."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._next: dict[K, float] = {}
+
+    def earliest(self, waiting: Iterable[K]) -> K:
+        """Return the flow that may start first."""
+        return min(waiting, key=self._start)
+
+    def charge(self, key: K, cost_s: float) -> None:
+        """Note that a flow was served."""
+        self._now = self._start(key)
+        self._next[key] = self._now + cost_s
+        if len(self._next) > _MOST_REMEMBERED:
+            self._next = {one: start for one, start in self._next.items() if start > self._now}
+
+    def _start(self, key: K) -> float:
+        return max(self._now, self._next.get(key, 0.0))

@@ -1,0 +1,328 @@
+"""Three times more calls than a server can do: who is served how fast, and who is refused how.
+
+    PYTHONPATH=tests python -m bench.overload [--kinds ms,...] [--flags ...] [--json FILE]
+
+Each kind has a server in a process of its own, with the default settings unless --flags says
+otherwise; the load comes from this process over loopback (bench.http2), and both share the
+machine's cores. In turn:
+
+- peak      calls per second of 8 callers back to back on 4 connections
+- unloaded  calls due at a fifth of that rate, whatever becomes of them
+- overload  the same at three times that rate; `onset` are those due in its first 2 s, while the
+            server takes it for a burst, the other figures are of those due later
+
+The kinds of calls:
+
+- ms        4 bytes there, 16 KiB back, 1024 x 1024 elements: computing, about a millisecond
+- work      the same of 2048 x 2048 elements
+- mix       ms on three connections, work on the fourth
+- medium    1 MiB there, 256 KiB back, bilinear x2: moving bytes
+- tiny      3 KiB there, 768 B back, bilinear x2: the event loop's work
+- streams   ms, beside two callers who stream 16 MiB back to back
+
+A latency counts from the time a call was due. A refusal says when to come back (RetryInfo). Memory
+is anonymous RSS: after a few calls (idle), at its highest, and --settle seconds after the load.
+`other_load` is the processor time per second that other processes took meanwhile: above 0.1 figures
+are worth little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import machine
+from bench.http2 import Connection, Outcome, closed_loop, open_loop
+from gradwire import Client, ops, v1
+
+Load = Callable[[Sequence[Connection]], object]
+
+_METHOD = "/gradwire.v1.GradientService/Evaluate"
+_BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+_CONNECTIONS, _CALLERS = 4, 8
+_STREAMED = (1, 4, 1024, 1024)
+_ONSET_S = 2.0
+_STATUSES = {0: "ok", 1: "CANCELLED", 4: "DEADLINE_EXCEEDED", 8: "RESOURCE_EXHAUSTED"}
+
+
+def _bilinear(*diff_dst: int) -> bytes:
+    diff_src = (*diff_dst[:2], diff_dst[2] // 2, diff_dst[3] // 2)
+    data = np.random.default_rng(0).normal(size=diff_dst).astype(np.float32)
+    return _request(_BILINEAR, diff_dst, diff_src, data=data.tobytes())
+
+
+def _request(
+    operator: ops.Operator,
+    sizes: Sequence[int],
+    result: Sequence[int],
+    *,
+    data: bytes,
+    strides: Sequence[int] = (),
+) -> bytes:
+    kind = v1.DataType.DATA_TYPE_FLOAT32
+    return v1.EvaluateRequest(
+        operator=ops.to_message(operator),
+        input=v1.TensorDescriptor(data_type=kind, sizes=sizes, strides=strides),
+        output=v1.TensorDescriptor(data_type=kind, sizes=result),
+        data=data,
+    ).SerializeToString()
+
+
+def _laborious(side: int) -> bytes:
+    resample = ops.DmlResampleGrad(interpolation_mode="linear")
+    return _request(resample, (side, side), (64, 64), data=bytes(4), strides=(0, 0))
+
+
+def _requests() -> dict[str, tuple[bytes, ...]]:
+    """Return the messages of each kind, one for each connection in turn."""
+    ms, work = _laborious(1024), _laborious(2048)
+    return {
+        "ms": (ms,),
+        "work": (work,),
+        "mix": (ms, ms, ms, work),
+        "medium": (_bilinear(1, 4, 256, 256),),
+        "tiny": (_bilinear(1, 3, 16, 16),),
+        "streams": (ms,),
+    }
+
+
+@dataclass
+class Subject:
+    """A server under load and what is known of it.
+
+    rss    anonymous memory in MiB: "idle", "highest", "settled"
+    """
+
+    kind: str
+    process: subprocess.Popen[str]
+    address: str
+    rss: dict[str, float] = field(default_factory=dict[str, float])
+    ended: float = 0.0
+
+    @classmethod
+    def start(cls, kind: str, flags: Sequence[str]) -> Subject:
+        """Start a server and wait until it serves."""
+        process = subprocess.Popen(  # noqa: S603 - our own server
+            [sys.executable, "-m", "gradwire_server", "--address", "127.0.0.1:0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        return cls(kind, process, process.stdout.readline().split()[-1])
+
+    def rss_mib(self) -> float:
+        """Return the anonymous memory it holds."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        kib = next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
+        return round(int(kib) / 1024, 1)
+
+    def cpu_s(self) -> float:
+        """Return the seconds of processor time it has had."""
+        times = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").split()
+        return (int(times[13]) + int(times[14])) / os.sysconf("SC_CLK_TCK")
+
+    def load(self, messages: Sequence[bytes], run: Load, *, onset_s: float = 0.0) -> dict[str, Any]:
+        """Run a load on new connections and say what came of it."""
+        connections = [
+            Connection(self.address, _METHOD, messages[number % len(messages)])
+            for number in range(_CONNECTIONS)
+        ]
+        before, began = _busy_s(), time.perf_counter()
+        ours = self.cpu_s() + _own_cpu_s()
+        run(connections)
+        ended = time.perf_counter()
+        other = _busy_s() - before - (self.cpu_s() + _own_cpu_s() - ours)
+        for connection in connections:
+            connection.close()
+        outcomes = [one for connection in connections for one in connection.over]
+        later = [one for one in outcomes if one.due >= began + onset_s]
+        facts = _summary(later, ended - began - onset_s)
+        if onset_s:
+            facts["onset"] = _summary(
+                [one for one in outcomes if one.due < began + onset_s], onset_s
+            )
+        for message in sorted(set(messages), key=messages.index) if len(set(messages)) > 1 else ():
+            own = [one for each in connections if each.message == message for one in each.over]
+            own = [one for one in own if one.due >= began + onset_s]
+            facts[f"of connections {messages.index(message)}"] = _summary(
+                own, ended - began - onset_s
+            )
+        facts["unanswered"] = sum(len(connection.open) for connection in connections)
+        facts["other_load"] = round(other / (ended - began), 2)
+        return facts
+
+
+def _busy_s() -> float:
+    user, nice, system, _, _, *interrupts = (
+        int(text) for text in Path("/proc/stat").read_text(encoding="ascii").split()[1:8]
+    )
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _summary(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+    served = [one for one in outcomes if one.status == 0]
+    refused = [one for one in outcomes if one.status != 0]
+    return {
+        "served_per_s": round(len(served) / seconds, 1),
+        "served_ms": _quantiles(served),
+        "refused_share": round(len(refused) / max(1, len(outcomes)), 3),
+        "refused_ms": _quantiles(refused),
+        "refused_with_retry_info": round(
+            sum(one.retry for one in refused) / max(1, len(refused)), 3
+        ),
+        "statuses": dict(Counter(_STATUSES.get(one.status, str(one.status)) for one in outcomes)),
+    }
+
+
+def _quantiles(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    if not outcomes:
+        return {}
+    ms = np.percentile([one.seconds * 1e3 for one in outcomes], [50, 99, 100])
+    return dict(zip(("p50", "p99", "max"), ms.round(2).tolist(), strict=True))
+
+
+@contextmanager
+def _sampling(subject: Subject) -> Generator[None]:
+    """Note the highest memory meanwhile."""
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.05):
+            subject.rss["highest"] = max(subject.rss.get("highest", 0.0), subject.rss_mib())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+@contextmanager
+def _streaming(subject: Subject) -> Generator[list[int]]:
+    """Have two callers stream meanwhile, from a process of their own; give their finished calls."""
+    if subject.kind != "streams":
+        yield []
+        return
+    command = [sys.executable, "-m", "bench.overload", "--stream-to", subject.address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - ourselves
+    counts: list[int] = []
+    try:
+        yield counts
+    finally:
+        process.terminate()
+        assert process.stdout is not None
+        counts.append(sum(1 for _ in process.stdout))
+        process.wait()
+
+
+def _stream(address: str) -> None:
+    """Stream back to back until ended, and print a line for every call."""
+    array = np.ones(_STREAMED, np.float32)
+    shape = (*_STREAMED[:2], _STREAMED[2] // 2, _STREAMED[3] // 2)
+    with Client(address) as client:
+
+        def call() -> None:
+            while True:
+                client.evaluate(_BILINEAR, array, output_shape=shape)
+                print(flush=True)  # noqa: T201 - what the parent counts
+
+        threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _measure(subject: Subject, messages: Sequence[bytes], seconds: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": subject.kind}
+    subject.load(messages, lambda some: closed_loop(some, 2, 0.5))
+    time.sleep(2.0)
+    subject.rss["idle"] = subject.rss_mib()
+
+    def during(name: str, run: Load, *, onset_s: float = 0.0) -> dict[str, Any]:
+        with _streaming(subject) as streams:
+            found = subject.load(messages, run, onset_s=onset_s)
+        if streams:
+            found["streams"] = streams[0]
+        facts[name] = found
+        return found
+
+    with _sampling(subject):
+        peak = during("peak", lambda some: closed_loop(some, _CALLERS, seconds))["served_per_s"]
+        during("unloaded", lambda some: open_loop(some, peak / 5, seconds))
+        lasting_s = _ONSET_S + 2 * seconds
+        during("overload", lambda some: open_loop(some, 3 * peak, lasting_s), onset_s=_ONSET_S)
+    subject.ended = time.monotonic()
+    overload, unloaded = facts["overload"], facts["unloaded"]
+    facts["goodput_over_peak"] = round(overload["served_per_s"] / peak, 2)
+    facts["p99_over_unloaded"] = round(
+        overload["served_ms"]["p99"] / unloaded["served_ms"]["p99"], 2
+    )
+    return facts
+
+
+def _run(kinds: Sequence[str], flags: Sequence[str], *, seconds: float, settle_s: float) -> Any:
+    requests = _requests()
+    subjects: list[Subject] = []
+    found: list[dict[str, Any]] = []
+    try:
+        for kind in kinds:
+            subjects.append(Subject.start(kind, flags))
+            found.append(_measure(subjects[-1], requests[kind], seconds))
+        for subject, facts in zip(subjects, found, strict=True):
+            time.sleep(max(0.0, subject.ended + settle_s - time.monotonic()))
+            subject.rss["settled"] = subject.rss_mib()
+            facts["rss_mib"] = subject.rss
+    finally:
+        for subject in subjects:
+            subject.process.terminate()
+            subject.process.wait()
+    return {"machine": machine.facts(), "flags": list(flags), "kinds": found}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--kinds", default="ms,work,mix,medium,tiny,streams")
+    parser.add_argument("--flags", default="", help="of the servers, as one text")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of peak and unloaded each")
+    parser.add_argument("--settle", type=float, default=60.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--stream-to", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.stream_to:
+        _stream(arguments.stream_to)
+        return
+    kinds = arguments.kinds.split(",")
+    facts = _run(
+        kinds, arguments.flags.split(), seconds=arguments.seconds, settle_s=arguments.settle
+    )
+    text = json.dumps(facts, indent=2)
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
