@@ -17,7 +17,9 @@ class Ring:
         self._next = 0
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return a buffer of so many bytes, with whatever is in it."""
+        """Return a buffer of so many bytes, with whatever is in it. One of none is not counted."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
         place, self._next = self._next, (self._next + 1) % len(self._buffers)
         if len(self._buffers[place]) < nbytes:
             self._buffers[place] = np.empty(nbytes, np.uint8)
