@@ -91,7 +91,7 @@ def test_only_what_cannot_be_done_in_time_expires(pieces: list[Piece], now: floa
     queue, _ = filled(pieces)
     late = {place.item for place in queue.expire(now)}
     assert late == {
-        number for number, piece in enumerate(pieces) if now + piece.cost_s > piece.deadline
+        number for number, piece in enumerate(pieces) if now > piece.deadline - piece.cost_s
     }
     assert len(queue) == len(pieces) - len(late)
 
