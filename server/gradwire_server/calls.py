@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast
@@ -15,6 +17,7 @@ import grpc
 import numpy as np
 
 from gradwire_server import logs
+from gradwire_server.errors import OverloadedError
 from gradwire_server.failures import Failure, failure
 from gradwire_server.phases import PHASES, Phase, Phases
 from gradwire_server.telemetry import Observer
@@ -24,8 +27,30 @@ Reply = TypeVar("Reply")
 
 _log = logging.getLogger("gradwire_server")
 
+_REFUSALS_S = 1.0
+
 # W3C Trace Context, version 00; a malformed header starts a new trace.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Refusals:
+    """Tells of calls refused for want of room, at most once a second.
+
+    A line for each would take a full server longer than the refusal itself.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._next = -math.inf
+
+    def note(self, limit: str) -> None:
+        """Count a refusal; limit names the setting in the way."""
+        self._counts[limit] += 1
+        now = time.monotonic()
+        if now >= self._next:
+            _log.warning("refused", extra={"facts": dict(self._counts)})
+            self._counts.clear()
+            self._next = now + _REFUSALS_S
 
 
 class ActiveCalls:
@@ -33,12 +58,14 @@ class ActiveCalls:
 
     observer  told of each call's begin and end
     in_phase  how many calls are in each phase
+    refusals  by a server that is full
     """
 
     def __init__(self, observer: Observer | None = None) -> None:
         self._count = 0
         self.observer = observer or Observer()
         self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
+        self.refusals = Refusals()
         self.none_left = asyncio.Event()
         self.none_left.set()
 
@@ -131,13 +158,12 @@ class Call:
     ) -> None:
         failed = failure(error).within(request_id=self.request_id, traceparent=self.traceparent)
         fault = failed.code is grpc.StatusCode.INTERNAL
+        level = logging.ERROR if fault else logging.INFO
+        if isinstance(error, OverloadedError):
+            level = logging.DEBUG
+            self._active.refusals.note(failed.facts.get("limit", ""))
         self.facts |= {"reason": failed.reason_name, "error": failed.message}
-        self._finish(
-            logging.ERROR if fault else logging.INFO,
-            failed.code.name,
-            error if fault else None,
-            failed=failed,
-        )
+        self._finish(level, failed.code.name, error if fault else None, failed=failed)
         if in_band is not None:
             await in_band(failed)
         details: tuple[str, str | bytes] = ("grpc-status-details-bin", failed.details())

@@ -22,8 +22,8 @@ The kinds of calls:
 
 A latency counts from the time a call was due. A refusal says when to come back (RetryInfo). Memory
 is anonymous RSS: after a few calls (idle), at its highest, and --settle seconds after the load.
-`other_load` is the processor time per second that other processes took meanwhile: above 0.1 figures
-are worth little.
+`processors` is the processor time per second that the server, this process and others took: above
+0.1 of others figures are worth little.
 """
 
 from __future__ import annotations
@@ -142,10 +142,12 @@ class Subject:
             for number in range(_CONNECTIONS)
         ]
         before, began = _busy_s(), time.perf_counter()
-        ours = self.cpu_s() + _own_cpu_s()
+        busy = {"server": -self.cpu_s(), "load": -_own_cpu_s()}
         run(connections)
         ended = time.perf_counter()
-        other = _busy_s() - before - (self.cpu_s() + _own_cpu_s() - ours)
+        busy["server"] += self.cpu_s()
+        busy["load"] += _own_cpu_s()
+        busy["other"] = _busy_s() - before - sum(busy.values())
         for connection in connections:
             connection.close()
         outcomes = [one for connection in connections for one in connection.over]
@@ -162,7 +164,9 @@ class Subject:
                 own, ended - began - onset_s
             )
         facts["unanswered"] = sum(len(connection.open) for connection in connections)
-        facts["other_load"] = round(other / (ended - began), 2)
+        facts["processors"] = {
+            name: round(seconds / (ended - began), 2) for name, seconds in busy.items()
+        }
         return facts
 
 
