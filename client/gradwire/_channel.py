@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
@@ -29,12 +30,17 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _CLOSING_S = 1.0
 _EVALUATE_METHOD = "/gradwire.v1.GradientService/Evaluate"
 _STREAM_METHOD = "/gradwire.v1.GradientService/EvaluateStream"
+_USER_AGENT = f"gradwire/{version('gradwire')}"
+
+# grpc imports it with the first channel of a process, for which the first call would wait.
+with contextlib.suppress(ImportError):
+    import_module("grpc._channel")
 
 
 def channel_options(target: str) -> list[tuple[str, Any]]:
     """Return the options of a channel."""
     options: list[tuple[str, Any]] = [
-        ("grpc.primary_user_agent", f"gradwire/{version('gradwire')}"),
+        ("grpc.primary_user_agent", _USER_AGENT),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", -1),
         # Retries are this package's own: they resume streams, keep a budget, heed RetryInfo, and

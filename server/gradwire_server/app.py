@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -25,7 +26,7 @@ from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.instruments import Instruments
 from gradwire_server.many import ManyService
-from gradwire_server.rehearsal import rehearse
+from gradwire_server.rehearsal import rehearse, rehearse_calls
 from gradwire_server.service import GradientService, Workshop
 from gradwire_server.settings import Settings
 from gradwire_server.streams import StreamService
@@ -84,12 +85,7 @@ class Server:
             *_connection_options(self.settings.max_connection_age_s),
         ]
         server = grpc.aio.server(options=options)
-        streams = StreamService(self._workshop)
-        many = ManyService(self._workshop)
-        handlers = service.handlers(
-            GradientService(self._workshop), streams.evaluate_stream, many.evaluate_many
-        )
-        server.add_generic_rpc_handlers((handlers,))
+        server.add_generic_rpc_handlers((_handlers(self._workshop),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -150,7 +146,19 @@ class Server:
         started = time.monotonic()
         await self._workshop.off_loop(backend.warm_up)
         await self._workshop.off_loop(partial(rehearse, backend))
+        await self.rehearse_calls()
         self._warm_up_s = round(time.monotonic() - started, 3)
+
+    async def rehearse_calls(self) -> None:
+        """Have calls answered by handlers like this server's, with the same backend and threads.
+
+        All else they have is their own, so that nothing of them is kept, counted or traced.
+        """
+        settings = Settings(compute_threads=self.settings.threads)
+        backend, active = self._workshop.backend, ActiveCalls()
+        workshop = _workshop(settings, self._pool, backend, active)
+        workshop.ready.set()
+        await rehearse_calls(_handlers(workshop))
 
     async def _tell_health(self, *, serving: bool) -> None:
         told = health_pb2.HealthCheckResponse
@@ -227,6 +235,11 @@ def _connection_options(max_age_s: float) -> list[tuple[str, Any]]:
         age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
         options.append(("grpc.max_connection_age_ms", age_ms))
     return options
+
+
+def _handlers(workshop: Workshop) -> grpc.GenericRpcHandler:
+    streams, many = StreamService(workshop), ManyService(workshop)
+    return service.handlers(GradientService(workshop), streams.evaluate_stream, many.evaluate_many)
 
 
 def _workshop(
@@ -308,6 +321,8 @@ async def serve(
         # A compiler at work cannot be asked to stop, and nothing else runs yet.
         os._exit(0)
     await starting
+    # What starting leaves behind would otherwise be looked through during one of the first calls.
+    gc.collect()
     # Parents that start a server on port 0 read this line.
     print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
     await stopping

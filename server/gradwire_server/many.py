@@ -289,6 +289,8 @@ class _Stream:
                     f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
                 )
             waiting = asyncio.ensure_future(self._workshop.draining.wait())
-            await asyncio.wait({waiting}, timeout=timeout - idle)
-            waiting.cancel()
+            try:
+                await asyncio.wait({waiting}, timeout=timeout - idle)
+            finally:
+                waiting.cancel()
         raise DrainingError("the server is shutting down; send what is unanswered to another one")

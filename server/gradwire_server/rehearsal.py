@@ -1,7 +1,22 @@
-"""A few tiny requests before the first caller's, for what Python and a backend do only once."""
+"""What the first callers would wait for, done before they come.
+
+Python, gRPC and a backend do much only once: they import, specialize, start threads and ask the
+system for memory. Before a server serves, it evaluates tiny tensors of every data type and compares
+with NumPy, and then answers calls of its own, all the way through gRPC, on a socket in a folder
+that is private to its user.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import grpc
 import numpy as np
 
 from gradwire import ops, tensors, v1
@@ -9,12 +24,28 @@ from gradwire_server import wire
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.engine import Limits, PlanCache, Preparer
 
-_INPUT, _OUTPUT = (1, 2, 6, 34), (1, 2, 3, 17)
+_log = logging.getLogger("gradwire_server")
+
+_FLOAT32 = v1.DataType.DATA_TYPE_FLOAT32
+_SMALL = (1, 2, 6, 34)
+_LINEAR = ops.InterpolateBackward(mode="linear", data_format="NCX")
 _OPERATORS = (
-    ops.InterpolateBackward(mode="linear", data_format="NCX"),
+    _LINEAR,
     ops.InterpolateBackward(mode="nearest", data_format="NCX"),
     ops.DmlResampleGrad(interpolation_mode="linear"),
 )
+
+# Python specializes code that has run some ten times.
+_CALLS = 12
+# Several steps, of which the second stream finds the memory that the first has asked for.
+_LARGE = (4, 4, 256, 256)
+_STREAMS = 2
+_CHUNK_BYTES = 1 << 20
+# Far more than all of it takes on a machine that is not busy.
+_TIMEOUT_S = 2.0
+_GRACE_S = 0.5
+
+_is_rehearsal = ContextVar("_is_rehearsal", default=False)
 
 
 def rehearse(backend: Backend) -> None:
@@ -24,13 +55,9 @@ def rehearse(backend: Backend) -> None:
     """
     preparer = Preparer(Limits(), PlanCache(max_entries=1 << 16))
     for data_type, dtype in tensors.DTYPES.items():
-        data = np.linspace(-1, 1, int(np.prod(_INPUT))).astype(dtype).view(np.uint8)
+        data = np.linspace(-1, 1, math.prod(_SMALL)).astype(dtype).view(np.uint8)
         for operator in _OPERATORS:
-            header = v1.Open(
-                operator=ops.to_message(operator),
-                input=v1.TensorDescriptor(data_type=data_type, sizes=_INPUT),
-                output=v1.TensorDescriptor(data_type=data_type, sizes=_OUTPUT),
-            )
+            header = _header(operator, data_type, _SMALL)
             evaluation = preparer.prepare(wire.read_request(header))
             result, specified = (evaluation.run_whole(data, one) for one in (backend, NumpyCpu()))
             if result.tobytes() != specified.tobytes():
@@ -38,3 +65,92 @@ def rehearse(backend: Backend) -> None:
                     f"{backend.name} computes other bits than {NumpyCpu.name} for {operator.name} "
                     f"on {dtype}; choose --backend {NumpyCpu.name} and please report this"
                 )
+
+
+async def rehearse_calls(handlers: grpc.GenericRpcHandler) -> None:
+    """Have handlers answer calls of every kind through gRPC, unheard by the log.
+
+    What cannot be rehearsed, for want of a folder, a socket or time, is left to the first callers.
+    """
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handlers,))
+    try:
+        with _unheard(), tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
+            address = f"unix:{folder}/rehearsal"
+            server.add_insecure_port(address)
+            await server.start()
+            try:
+                async with (
+                    asyncio.timeout(_TIMEOUT_S),
+                    grpc.aio.insecure_channel(address) as channel,
+                ):
+                    await _call(channel)
+            finally:
+                # Not at once: grpc's client, whose channel closes meanwhile, would write of that.
+                await server.stop(_GRACE_S)
+    except Exception as error:  # noqa: BLE001 - whatever it is, a server that is slow at first is fine
+        told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+        _log.warning("calls are not rehearsed", extra={"facts": {"error": told}})
+
+
+@contextmanager
+def _unheard() -> Generator[None]:
+    """Keep the calls of a server that starts meanwhile out of the log."""
+    token = _is_rehearsal.set(True)  # handlers run in the context in which their server started
+    _log.addFilter(_is_of_callers)
+    try:
+        yield
+    finally:
+        _log.removeFilter(_is_of_callers)
+        _is_rehearsal.reset(token)
+
+
+def _is_of_callers(_record: logging.LogRecord) -> bool:
+    return not _is_rehearsal.get()
+
+
+async def _call(channel: grpc.aio.Channel) -> None:
+    stub = v1.GradientServiceStub(channel)
+    await stub.GetServerInfo(v1.GetServerInfoRequest())
+    for number in range(_CALLS):
+        await stub.Evaluate(_request(number))
+    requests = (v1.EvaluateManyRequest(evaluation=_request(number)) for number in range(_CALLS))
+    async for _result in stub.EvaluateMany(requests):
+        pass
+    for _ in range(_STREAMS):
+        async for _response in stub.EvaluateStream(_messages()):
+            pass
+
+
+def _request(number: int) -> v1.EvaluateRequest:
+    """Each of another size, so that all build tables."""
+    header = _header(_LINEAR, _FLOAT32, (*_SMALL[:3], _SMALL[3] + 2 * number))
+    return v1.EvaluateRequest(
+        request_id=str(number),
+        operator=header.operator,
+        input=header.input,
+        output=header.output,
+        data=bytes(4 * math.prod(header.input.sizes)),
+    )
+
+
+def _messages() -> Iterator[v1.EvaluateStreamRequest]:
+    yield v1.EvaluateStreamRequest(open=_header(_LINEAR, _FLOAT32, _LARGE))
+    # Once a block as large is freed, glibc keeps memory for all smaller ones, a few such blocks of
+    # it, where before it asked the system anew each time.
+    data = bytes(4 * math.prod(_LARGE))
+    for offset in range(0, len(data), _CHUNK_BYTES):
+        chunk = v1.Chunk(offset=offset, data=data[offset : offset + _CHUNK_BYTES])
+        yield v1.EvaluateStreamRequest(chunk=chunk)
+
+
+def _header(
+    operator: ops.Operator, data_type: v1.DataType.ValueType, sizes: tuple[int, ...]
+) -> v1.Open:
+    """Halve the last two axes."""
+    halved = (*sizes[:2], sizes[2] // 2, sizes[3] // 2)
+    return v1.Open(
+        operator=ops.to_message(operator),
+        input=v1.TensorDescriptor(data_type=data_type, sizes=sizes),
+        output=v1.TensorDescriptor(data_type=data_type, sizes=halved),
+    )

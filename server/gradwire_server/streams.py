@@ -262,8 +262,11 @@ class _Stream:
                 raise DrainingError("the server is shutting down; resume on another one")
             events = (self._done.wait(), self._workshop.draining.wait())
             waits = [asyncio.ensure_future(event) for event in events]
-            await asyncio.wait(waits, timeout=timeout - idle, return_when=asyncio.FIRST_COMPLETED)
-            _cancel(waits)
+            left = timeout - idle
+            try:
+                await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                _cancel(waits)
 
 
 _NOTHING = np.empty(0, np.uint8)

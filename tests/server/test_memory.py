@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from gradwire import v1
+from many_calls import ManyCall, named
 from processes import Command, memory_kib, running_command
 from raw_calls import (
     PATIENCE_S,
@@ -82,6 +84,34 @@ def test_all_memory_and_places_are_given_back_however_streams_end() -> None:
         burst(client, [complete, fail, cancel])
         wait_idle(server)
         client.check_alive()
+
+
+def fail_many(client: RawClient) -> None:
+    with ManyCall(client) as many:
+        request = named(identity_request(1, data=bytes(4)), "one")
+        many.send(request, v1.EvaluateManyRequest())
+        assert many.refusal().code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def complete_many(client: RawClient) -> None:
+    with ManyCall(client) as many:
+        many.send(named(identity_request(1, data=bytes(4)), "one"))
+        assert list(many.answers()) == ["one"]
+
+
+def test_no_task_is_left_however_streams_end() -> None:
+    with serving() as server, RawClient(server.address) as client:
+        client.check_alive()
+
+        def tasks() -> int:
+            return len(asyncio.all_tasks(server.loop))
+
+        wait_idle(server)
+        before = tasks()
+        for end in (complete, fail, cancel, complete_many, fail_many):
+            for _ in range(3):
+                end(client)
+            wait_until(lambda: tasks() <= before)
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+"""A server rehearses its calls before it serves, and nothing is left of that but speed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from many_calls import ManyCall, named
+from processes import environment, running_command
+from raw_calls import PATIENCE_S, REQUEST_ID, RawClient, published_request
+from scraping import scrape
+from serving import serving
+
+# Tells what it has imported since it serves, once all that came was answered.
+SERVING = """
+import asyncio, sys
+from gradwire_server.app import Server
+from gradwire_server.settings import Settings
+
+async def main():
+    server = Server(Settings(address="127.0.0.1:0", log_level="error"))
+    await server.start()
+    before = set(sys.modules)
+    print(server.bound, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    print(*sorted(set(sys.modules) - before))
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+CALLING = """
+import sys
+import numpy as np
+from gradwire import Client, Item, ops
+
+before = set(sys.modules)
+copy = ops.DmlResample(interpolation_mode="linear")
+arrays = [np.ones((4, 4), np.float32), np.ones((512, 512), np.float32)]
+with Client(sys.argv[1]) as client:
+    for each in arrays:
+        client.evaluate(copy, each, output_shape=each.shape)
+    for _ in client.evaluate_many(Item(copy, each, each.shape) for each in arrays):
+        pass
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def call_all(address: str) -> None:
+    """Make calls of every kind."""
+    with RawClient(address) as client:
+        client.check_alive()
+        with ManyCall(client) as many:
+            many.send(named(published_request(), "one"))
+            assert list(many.answers()) == ["one"]
+
+
+def test_the_first_calls_of_a_server_import_nothing() -> None:
+    with subprocess.Popen(  # noqa: S603 - the script above
+        [sys.executable, "-c", SERVING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(None),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        call_all(process.stdout.readline().strip())
+        process.stdin.close()
+        assert process.stdout.read().split() == []
+
+
+def test_the_first_calls_of_a_client_import_nothing() -> None:
+    with serving() as server:
+        done = subprocess.run(  # noqa: S603 - the script above
+            [sys.executable, "-c", CALLING, server.address],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_of_it_is_logged_counted_or_left_in_a_folder(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    flags = ("--metrics-address", "127.0.0.1:0", "--workers", str(workers))
+    with running_command(*flags, log=tmp_path / "log", env={"TMPDIR": str(folder)}) as command:
+        (address,) = re.findall(r" metrics address=(\S+)", command.log)
+        told = scrape(address)
+        command.wait_for_log(" serving ", times=workers)
+        assert "call" not in command.log
+        assert list(folder.iterdir()) == []
+    for name, _ in told.samples:
+        if name.startswith(("gradwire_request", "gradwire_phase", "gradwire_plan_cache")):
+            assert told.value(name) == 0, name
+
+
+def test_nothing_of_it_is_kept() -> None:
+    with serving() as server:
+        workshop = server.server.workshop
+        assert workshop.preparer.lookups("plans") == (0, 0)
+        assert workshop.preparer.lookups("evaluations") == (0, 0)
+        assert (workshop.admission.memory_bytes, workshop.admission.streams) == (0, 0)
+        assert workshop.active.none_left.is_set()
+        assert not any(workshop.active.in_phase.values())
+
+
+def test_who_calls_meanwhile_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """What is kept out of the log is the rehearsal, and not its time."""
+    caplog.set_level(logging.INFO, "gradwire_server")
+    with serving() as server:
+        stop = threading.Event()
+
+        def rehearse_on() -> None:
+            while not stop.is_set():
+                rehearsal = server.server.rehearse_calls()
+                asyncio.run_coroutine_threadsafe(rehearsal, server.loop).result(PATIENCE_S)
+
+        thread = threading.Thread(target=rehearse_on)
+        thread.start()
+        call_all(server.address)
+        stop.set()
+        thread.join(PATIENCE_S)
+    calls = [vars(one)["facts"] for one in caplog.records if one.getMessage() == "call"]
+    assert [one["request_id"] for one in calls[:2]] == [REQUEST_ID, REQUEST_ID]
+    assert [one["method"] for one in calls] == ["Evaluate", "EvaluateStream", "EvaluateMany"]
+
+
+def test_a_server_that_cannot_rehearse_says_so_and_serves(tmp_path: Path) -> None:
+    # A socket's path has at most 107 bytes.
+    folder = tmp_path / ("f" * 100)
+    folder.mkdir()
+    env = {"TMPDIR": str(folder)}
+    with running_command("--backend", "numpy_cpu", log=tmp_path / "log", env=env) as command:
+        assert command.log.count("calls are not rehearsed") == 1
+        call_all(command.address)
+        assert list(folder.iterdir()) == []
