@@ -53,6 +53,7 @@ _OFFSET = _tag(v1.Chunk.OFFSET_FIELD_NUMBER, _VARINT)
 _AMONG_MANY = _tag(v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER, _LENGTH_DELIMITED)
 _RESULT = _tag(v1.EvaluateManyResponse.RESULT_FIELD_NUMBER, _LENGTH_DELIMITED)
 
+_MOST_FIELDS = 8
 # Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
 _LENGTH_BYTES, _OFFSET_BYTES = 4, 9
 
@@ -125,10 +126,12 @@ def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
 def _read_evaluation(message: bytes, at: int) -> Parts | None:
     """Read what starts here and ends with the message."""
     request_id, start = _read_request_id(message, at)
-    at = start
-    while (tag := message[at]) in _HEADER:
+    at, fields = start, 0
+    # Of more fields each adds to one before: that takes long here, and is for protobuf to read.
+    while (tag := message[at]) in _HEADER and fields < _MOST_FIELDS:
         length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
         at += length
+        fields += 1
     stop = at
     length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
     if tag != _BULK or at + length != len(message) or not request_id.isascii():

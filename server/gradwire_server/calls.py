@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 
 from gradwire_server import logs
+from gradwire_server.engine import EvaluationRequest
 from gradwire_server.errors import OverloadedError
 from gradwire_server.failures import Failure, failure
 from gradwire_server.phases import PHASES, Phase, Phases
@@ -124,6 +125,21 @@ class Call:
     def note_step(self, nbytes: int) -> None:
         """Note a step of a stream, and how many bytes it read and wrote."""
         self._active.observer.step(nbytes)
+
+    def note_items(self, request: EvaluationRequest, count: int) -> None:
+        """Note results of items alike of EvaluateMany."""
+        evaluated = request.operator, request.input.dtype
+        self._active.observer.items(self, evaluated, status="OK", count=count)
+
+    def note_failed_item(self, failed: Failure) -> None:
+        """Note the error of an item of EvaluateMany."""
+        self._active.observer.items(
+            self,
+            None,
+            status=failed.code.name,
+            reason=failed.reason_name,
+            limit=failed.facts.get("limit", ""),
+        )
 
     async def answer(
         self,

@@ -158,6 +158,7 @@ class _Stream:
         self._names.add(name)
         self._in_flight += 1
         self._counts["items"] += 1
+        self._call.received_bytes += len(data)
         try:
             wire.read_request_id(name.decode())
             recipe = await self._recipes.find(header)
@@ -242,6 +243,8 @@ class _Stream:
             self._finish(items, results)
 
     def _finish(self, items: Sequence[Item], results: Bytes) -> None:
+        self._call.note_items(items[0].recipe.evaluation.request, len(items))
+        self._call.sent_bytes += results.size
         length = results.shape[1]
         data = results.reshape(-1).data
         for number, each in enumerate(items):
@@ -261,6 +264,7 @@ class _Stream:
         if failed.code is grpc.StatusCode.INTERNAL:
             facts = {"request_id": request_id, "traceparent": self._call.traceparent}
             _log.error("item", extra={"facts": facts}, exc_info=error)
+        self._call.note_failed_item(failed)
         response = v1.EvaluateManyResponse(request_id=request_id, error=failed.in_band())
         self._answers.append((name, response.SerializeToString(), memory))
         self._counts["items_failed"] += 1

@@ -18,7 +18,7 @@ from gradwire_server.callers import claim_of_batch
 from gradwire_server.calls import Call
 from gradwire_server.engine import Batch, Evaluation, Recent
 from gradwire_server.errors import InvalidDataError, UseStreamError
-from gradwire_server.recipes import memory_bytes
+from gradwire_server.recipes import LONGEST_HEADER, memory_bytes
 from gradwire_server.service import Workshop, take_turn
 
 # Recipes that are kept, and the table entries of all of them.
@@ -81,8 +81,11 @@ class Recipes:
         is none.
         """
         recipe = self._recent.get(header)
-        if recipe is None:
-            recipe = await self._prepare(header)
+        if recipe is not None:
+            self._workshop.preparer.note_hit()
+            return recipe
+        recipe = await self._prepare(header)
+        if len(header) <= LONGEST_HEADER:
             self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)
         return recipe
 

@@ -10,7 +10,7 @@ from gradwire_server.engine import Evaluation, Recent
 # Recipes that are kept, the table entries of all of them, and the bytes of a header.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
-_LONGEST_HEADER = 4096
+LONGEST_HEADER = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class Recipes:
 
     def keep(self, header: bytes, recipe: Recipe) -> None:
         """Keep a recipe, unless it or its header is too large."""
-        if len(header) <= _LONGEST_HEADER:
+        if len(header) <= LONGEST_HEADER:
             self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)
 
 

@@ -188,18 +188,26 @@ class GradientService:
         self, request: v1.ListOperatorsRequest | encoding.Malformed, context: Context
     ) -> v1.ListOperatorsResponse:
         """List the operators."""
-        return await self._call("ListOperators", context).answer(self._list_operators)
+        call = self._call("ListOperators", context)
+        return await call.answer(lambda: self._list_operators(request))
 
-    async def _list_operators(self) -> v1.ListOperatorsResponse:
+    async def _list_operators(
+        self, request: v1.ListOperatorsRequest | encoding.Malformed
+    ) -> v1.ListOperatorsResponse:
+        encoding.sound(request)
         return self._operators
 
     async def get_server_info(
         self, request: v1.GetServerInfoRequest | encoding.Malformed, context: Context
     ) -> v1.GetServerInfoResponse:
         """Give version, backend and limits."""
-        return await self._call("GetServerInfo", context).answer(self._get_server_info)
+        call = self._call("GetServerInfo", context)
+        return await call.answer(lambda: self._get_server_info(request))
 
-    async def _get_server_info(self) -> v1.GetServerInfoResponse:
+    async def _get_server_info(
+        self, request: v1.GetServerInfoRequest | encoding.Malformed
+    ) -> v1.GetServerInfoResponse:
+        encoding.sound(request)
         workshop = self._workshop
         return v1.GetServerInfoResponse(
             version=VERSION,

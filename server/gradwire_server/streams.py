@@ -274,9 +274,9 @@ _NOTHING = np.empty(0, np.uint8)
 
 def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:
     """Take a chunk out of a message that is not written as most are."""
+    wire.refuse_unknown_fields(message, "")
     came = message.WhichOneof("message")
     if came != "chunk":
-        wire.refuse_unknown_fields(message, "")
         raise InvalidDataError(
             "chunk", f"{came or 'an empty message'} came; only chunks follow open"
         )

@@ -169,6 +169,15 @@ def test_a_newer_field_of_a_chunk_is_refused(client: RawClient) -> None:
     check_in_band(refusal)
 
 
+def test_a_newer_field_beside_a_chunk_is_refused(client: RawClient) -> None:
+    message = chunk(0, published_request().data)
+    message.MergeFromString(b"\x48\x01")
+    answer = client.stream([opening(published_request()), message])
+    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    assert "field 9 of gradwire.v1.EvaluateStreamRequest " in refusal.message
+    check_in_band(refusal)
+
+
 @pytest.mark.parametrize("before", [0, 1], ids=["first", "after open"])
 def test_a_newer_message_of_a_stream_is_refused(client: RawClient, before: int) -> None:
     message = newer(v1.EvaluateStreamRequest())

@@ -21,6 +21,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -106,7 +107,8 @@ class Load:
         self._over = threading.Event()
         self.succeeded = 0
         self._threads = [
-            threading.Thread(target=each) for each in (self._evaluate, self._spoil, self._stream)
+            threading.Thread(target=each)
+            for each in (self._evaluate, self._spoil, self._stream, self._many)
         ]
 
     def start(self) -> None:
@@ -140,6 +142,13 @@ class Load:
         with Client(self._address) as client:
             while not self._over.is_set():
                 client.evaluate(operator, gradient, output_shape=(1, 3, 128, 128))
+
+    def _many(self) -> None:
+        operator = ops.InterpolateBackward(mode="nearest", data_format="NCX")
+        item = operator, np.ones((1, 3, 8, 8), np.float32), (1, 3, 4, 4)
+        with Client(self._address) as client:
+            while not self._over.is_set():
+                deque(client.evaluate_many([item] * 50), maxlen=0)
 
     def _spoil(self) -> None:
         """Be refused for what is wrong, and for want of room."""

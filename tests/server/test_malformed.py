@@ -29,12 +29,27 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
+# What the questions have no field for may hold anything.
+CALLS = [
+    *(
+        pytest.param("Evaluate", garbage, id=f"Evaluate, {name}")
+        for name, garbage in GARBAGE.items()
+    ),
+    *(
+        pytest.param(method, garbage, id=f"{method}, {name}")
+        for method in ("ListOperators", "GetServerInfo")
+        for name, garbage in GARBAGE.items()
+        if name != "no UTF-8"
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "garbage"), CALLS)
 def test_bytes_that_are_no_message_are_refused_as_invalid_data(
-    client: RawClient, garbage: bytes
+    client: RawClient, method: str, garbage: bytes
 ) -> None:
-    method = "/gradwire.v1.GradientService/Evaluate"
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary(method)
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+    call = client.channel.unary_unary(f"/gradwire.v1.GradientService/{method}")
     with pytest.raises(grpc.RpcError) as caught:
         call(garbage, timeout=PATIENCE_S)
     refusal = check_refusal(

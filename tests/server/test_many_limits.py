@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
+from gradwire_server.many_items import Recipes
 from gradwire_server.plans import Plan
 from many_calls import ManyCall, named
 from raw_calls import (
@@ -286,3 +288,17 @@ def test_cancelled_streams_leave_no_error_in_the_log(caplog: pytest.LogCaptureFi
                     call.receive()
         wait_idle(server)
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1, True), (5000, False)])
+def test_what_was_made_of_a_header_is_kept_unless_that_is_long(length: int, *, kept: bool) -> None:
+    request = published_request()
+    request.ClearField("data")
+    # Another member of the same oneof, which the one behind it takes the place of.
+    before = v1.Operator(interpolate=v1.Interpolate(sizes=[1] * length))
+    header = v1.EvaluateRequest(operator=before).SerializeToString() + request.SerializeToString()
+    with serving() as server:
+        recipes = Recipes(server.server.workshop)
+        first, second = (asyncio.run(recipes.find(header)) for _ in range(2))
+    assert (first is second) == kept
+    assert first.header == second.header

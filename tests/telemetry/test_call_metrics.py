@@ -25,6 +25,7 @@ from scraping import Scrape, scrape
 from serving import ServerThread, serving
 
 STREAM = {"method": "EvaluateStream"}
+MANY = {"method": "EvaluateMany"}
 UNARY = {"method": "Evaluate"}
 
 
@@ -148,6 +149,32 @@ def test_errors_are_counted_by_reason_and_by_the_setting_in_the_way(
     assert seen.value(name, reason="INVALID_FIELD", limit="", **UNARY) == 1
     assert seen.value(name, reason="UNKNOWN_OPERATOR", **UNARY) == 1
     assert seen.value(name) == 3
+
+
+def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
+    server: ServerThread, client: RawClient
+) -> None:
+    sound, wrong = published_request(), published_request()
+    wrong.input.sizes[0] = 0
+    requests = list[v1.EvaluateManyRequest]()
+    for number, evaluation in enumerate((sound, sound, wrong, sound)):
+        evaluation.request_id = str(number)
+        requests.append(v1.EvaluateManyRequest.FromString(_item(evaluation)))
+    assert len(list(client.stub.EvaluateMany(iter(requests)))) == 4
+    seen = told(server)
+    evaluated = {"operator": "dml_resample_grad", "dtype": "float32", "status": "OK"}
+    assert seen.value("gradwire_items_total", **evaluated) == 3
+    failed = {"operator": "unknown", "status": "INVALID_ARGUMENT"}
+    assert seen.value("gradwire_items_total", **failed) == 1
+    assert seen.value("gradwire_errors_total", reason="INVALID_FIELD", **MANY) == 1
+    assert seen.value("gradwire_received_bytes_sum", **MANY) == 4 * 12
+    assert seen.value("gradwire_sent_bytes_sum", **MANY) == 3 * 16
+    hits = {"cache": "evaluations", "outcome": "hit"}
+    wait_until(lambda: told(server).value("gradwire_plan_cache_lookups_total", **hits) == 2)
+
+
+def _item(evaluation: v1.EvaluateRequest) -> bytes:
+    return v1.EvaluateManyRequest(evaluation=evaluation).SerializeToString()
 
 
 def test_lookups_of_prepared_evaluations_are_counted(

@@ -131,10 +131,16 @@ STEP = Metric(
     unit="bytes",
     buckets=_BYTES,
 )
+ITEMS = Metric(
+    "gradwire_items_total",
+    "counter",
+    "Evaluations that calls of EvaluateMany have answered.",
+    labels=(OPERATOR, DTYPE, STATUS_LABEL),
+)
 ERRORS = Metric(
     "gradwire_errors_total",
     "counter",
-    "Calls refused or ended in an error, by reason and by the setting in the way, if any.",
+    "Calls and items refused or failed, by reason and by the setting in the way, if any.",
     labels=(METHOD, REASON, LIMIT),
 )
 LOOKUPS = Metric(
@@ -197,7 +203,7 @@ BUILD = Metric(
 )
 
 # What each worker keeps of its own; counts first, which outlive the process that counted.
-COUNTS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ERRORS, LOOKUPS, LAG)
+COUNTS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS, LOOKUPS, LAG)
 STATES = (
     *(IN_FLIGHT, QUEUE_DEPTH, MEMORY, MEMORY_LIMIT, STREAMS, STREAMS_LIMIT, READY),
     BUILD,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from gradwire_server.telemetry.recording import Observed, Recorder
 
 
@@ -49,6 +51,26 @@ class Observer:
                 self.recorder.fail(call.method, reason=reason, limit=limit)
         if self.tracer is not None:
             self.tracer.end(begun, call, status=status, reason=reason)
+
+    def items(
+        self,
+        call: Observed,
+        evaluated: tuple[str, np.dtype[Any]] | None,
+        *,
+        status: str,
+        count: int = 1,
+        reason: str = "",
+        limit: str = "",
+    ) -> None:
+        """Note answers to items alike within a call; reason and limit as of `end`.
+
+        evaluated  their operator and data type; None where they are not known
+        """
+        if self.recorder is not None:
+            operator, dtype = evaluated or ("", None)
+            self.recorder.items(operator, dtype, status=status, count=count)
+            if reason:
+                self.recorder.fail(call.method, reason=reason, limit=limit)
 
     def step(self, nbytes: int) -> None:
         """Note a step of a stream, and how many bytes it read and wrote."""

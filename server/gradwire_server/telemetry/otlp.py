@@ -55,7 +55,7 @@ class MetricsPusher:
         self._resource = resource()
         self._conventions = Conventions.chosen(os.environ)
         self._started_ns = time.time_ns()
-        self._every_s = int(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or _EVERY_MS) / 1e3
+        self._every_s = _interval_s(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", ""))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-otlp", daemon=True)
         self._thread.start()
@@ -77,6 +77,18 @@ class MetricsPusher:
         found = [form.metric(each) for each in families(self._ledgers.read()) if each.samples]
         scope = sdk.ScopeMetrics(InstrumentationScope("gradwire_server", VERSION), found, "")
         self._exporter.export(sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")]))
+
+
+def _interval_s(told_ms: str) -> float:
+    try:
+        interval_s = float(told_ms or _EVERY_MS) / 1e3
+    except ValueError:
+        interval_s = 0.0
+    if not 0 < interval_s < threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"OTEL_METRIC_EXPORT_INTERVAL is {told_ms!r}; give milliseconds, such as {_EVERY_MS}"
+        )
+    return interval_s
 
 
 class _Form:

@@ -13,6 +13,7 @@ from gradwire_server.telemetry.definitions import (
     DTYPE,
     ERRORS,
     IN_FLIGHT,
+    ITEMS,
     METHOD,
     OPERATOR,
     PHASE_DURATION,
@@ -75,6 +76,7 @@ class Recorder:
         self._values = cells.values
         self._in_flight = {method: place(IN_FLIGHT, method) for method in METHOD.values}
         self._series: dict[tuple[str, str, np.dtype[Any] | None, str], _Series] = {}
+        self._items: dict[tuple[str, np.dtype[Any] | None, str], int] = {}
         self._step = place(STEP)
 
     def begin(self, method: str) -> None:
@@ -101,6 +103,15 @@ class Recorder:
     def fail(self, method: str, *, reason: str, limit: str) -> None:
         """Count an error; limit names the setting in the way, or is empty."""
         self._values[place(ERRORS, method, reason, limit)] += 1.0
+
+    def items(self, operator: str, dtype: np.dtype[Any] | None, *, status: str, count: int) -> None:
+        """Count answers within a call of EvaluateMany; operator and dtype as a call's own."""
+        key = (operator, dtype, status)
+        cell = self._items.get(key)
+        if cell is None:
+            cell = place(ITEMS, operator, "" if dtype is None else dtype.name, status)
+            self._items[key] = cell
+        self._values[cell] += count
 
     def step(self, nbytes: int) -> None:
         """Count a step of a stream."""
