@@ -26,9 +26,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ SIZES = {
     "large": (8, 64, 224, 224),
 }
 KINDS = {"alike": 0, "new": 2}
-CASES = tuple((size, kind) for size in SIZES for kind in KINDS)
 REQUESTS = 10
 
 
@@ -129,9 +129,9 @@ def run(used: str, case: Case) -> tuple[float, dict[str, list[float]]]:
     return ready_s, found
 
 
-def use(used: str) -> None:
+def use(used: str, cases: Sequence[tuple[str, str]]) -> None:
     """Have a server answer calls that no round makes."""
-    for size, kind in CASES:
+    for size, kind in cases:
         times_ms(used, Case(size, kind, higher=0, pause_s=0.0))
 
 
@@ -160,10 +160,9 @@ def main() -> None:
     ready: list[float] = []
     pause_s = arguments.pause_ms / 1e3
     with started() as (_, used):
-        use(used)
-        for size, kind in CASES:
-            if size not in arguments.only:
-                continue
+        cases = [each for each in product(SIZES, KINDS) if each[0] in arguments.only]
+        use(used, cases)
+        for size, kind in cases:
             rounds = [
                 run(used, Case(size, kind, higher=6 * number + 2, pause_s=pause_s))
                 for number in range(arguments.rounds)
