@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from gradwire_server import logs
-from gradwire_server.engine import EvaluationRequest
+from gradwire_server.engine import EvaluationRequest, TensorSpec
 from gradwire_server.errors import OverloadedError
 from gradwire_server.failures import Failure, failure
 from gradwire_server.phases import PHASES, Phase, Phases
@@ -96,11 +96,20 @@ class Call:
     received_bytes, sent_bytes  of tensors so far
     """
 
-    def __init__(self, method: str, context: Context, active: ActiveCalls) -> None:
+    def __init__(
+        self,
+        method: str,
+        context: Context,
+        active: ActiveCalls,
+        *,
+        request_id: str = "",
+        traceparent: str = "",
+    ) -> None:
+        """Take its names, as far as they are known."""
         self.method = method
         self.context = context
-        self.request_id = _random_hex(128)
-        self.traceparent = _traceparent(context)
+        self.request_id = request_id or new_request_id()
+        self.traceparent = traceparent or traceparent_of(context)
         self.facts: dict[str, object] = {}
         self.phases = Phases(active.in_phase)
         self.operator = ""
@@ -121,6 +130,11 @@ class Call:
     def peer(self) -> str:
         """Address of the caller, as grpc has it."""
         return self.context.peer()
+
+    def note_request(self, operator: str, source: TensorSpec, *, received: int) -> None:
+        """Note what was asked for, and how many bytes of its tensor came."""
+        self.facts |= {"operator": operator, "sizes": source.sizes}
+        self.operator, self.dtype, self.received_bytes = operator, source.dtype, received
 
     def note_step(self, nbytes: int) -> None:
         """Note a step of a stream, and how many bytes it read and wrote."""
@@ -165,7 +179,7 @@ class Call:
             await self._fail(error, in_band)
             # With any status but OK grpc sends no reply.
             return cast("Reply", None)
-        self._set_trailers()
+        self.context.set_trailing_metadata(self._trailers())
         self._finish(logging.INFO, "OK")
         return reply
 
@@ -190,14 +204,7 @@ class Call:
         self.context.set_trailing_metadata((*self._trailers(), details))
 
     def _trailers(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("gradwire-request-id", self.request_id),
-            ("traceparent", self.traceparent),
-            ("gradwire-timing", self.phases.told()),
-        )
-
-    def _set_trailers(self) -> None:
-        self.context.set_trailing_metadata(self._trailers())
+        return trailers(self.request_id, self.traceparent, self.phases.told())
 
     def _finish(
         self,
@@ -208,6 +215,18 @@ class Call:
         failed: Failure | None = None,
     ) -> None:
         duration_s = time.monotonic() - self._started
+        self.count(status, duration_s=duration_s, failed=failed)
+        if not _log.isEnabledFor(level):
+            return
+        names = self.request_id, self.traceparent
+        facts = facts_of(self.method, status, duration_s, names=names, more=self.facts)
+        if error is None:
+            logs.tell(level, "call", facts)
+        else:
+            _log.log(level, "call", extra={"facts": facts}, exc_info=error)
+
+    def count(self, status: str, *, duration_s: float, failed: Failure | None = None) -> None:
+        """Tell the observer how it ended."""
         self._active.observer.end(
             self._begun,
             self,
@@ -216,27 +235,48 @@ class Call:
             reason="" if failed is None else failed.reason_name,
             limit="" if failed is None else failed.facts.get("limit", ""),
         )
-        if not _log.isEnabledFor(level):
-            return
-        facts = {
-            "method": self.method,
-            "status": status,
-            "duration_ms": round(duration_s * 1e3, 3),
-            "request_id": self.request_id,
-            "traceparent": self.traceparent,
-            **self.facts,
-        }
-        if error is None:
-            logs.tell(level, "call", facts)
-        else:
-            _log.log(level, "call", extra={"facts": facts}, exc_info=error)
 
 
-def _traceparent(context: Context) -> str:
+def facts_of(
+    method: str,
+    status: str,
+    duration_s: float,
+    *,
+    names: tuple[str, str],
+    more: Mapping[str, object],
+) -> dict[str, object]:
+    """Return what a call's log line tells; names are its request_id and its traceparent."""
+    return {
+        "method": method,
+        "status": status,
+        "duration_ms": round(duration_s * 1e3, 3),
+        "request_id": names[0],
+        "traceparent": names[1],
+        **more,
+    }
+
+
+def trailers(request_id: str, traceparent: str, timing: str) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of every call."""
+    return (
+        ("gradwire-request-id", request_id),
+        ("traceparent", traceparent),
+        ("gradwire-timing", timing),
+    )
+
+
+def traceparent_of(context: Context) -> str:
+    """Return the place of a call in its caller's trace, or in a new one."""
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
             return value
-    return f"00-{_random_hex(128)}-{_random_hex(64)}-00"
+    digits = _random_hex(192)
+    return f"00-{digits[:32]}-{digits[32:]}-00"
+
+
+def new_request_id() -> str:
+    """Return a name for a call without one."""
+    return _random_hex(128)
 
 
 def _random_hex(bits: int) -> str:

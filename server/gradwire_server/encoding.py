@@ -15,7 +15,14 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from gradwire import v1
-from gradwire._framing import Parts, chunk_frame, evaluation_frame, read_chunk, read_evaluation
+from gradwire._framing import (
+    Parts,
+    chunk_frame,
+    evaluation_frame,
+    read_chunk,
+    read_evaluation,
+    varint,
+)
 from gradwire_server.errors import InvalidDataError
 
 Bytes = NDArray[np.uint8]
@@ -71,19 +78,6 @@ _parse_request = _reader(v1.EvaluateRequest)
 _parse_stream_request = _reader(v1.EvaluateStreamRequest)
 
 
-def _read_request(message: bytes) -> Parts | Malformed:
-    parts = read_evaluation(message)
-    if parts is not None:
-        return parts
-    request = _parse_request(message)
-    if isinstance(request, Malformed):
-        return request
-    request_id, data = request.request_id.encode(), memoryview(request.data)
-    request.ClearField("request_id")
-    request.ClearField("data")
-    return request_id, request.SerializeToString(), data
-
-
 def _read_stream_request(message: bytes) -> StreamRequest | Malformed:
     chunk = read_chunk(message)
     if chunk is None:
@@ -105,12 +99,28 @@ def sound(message: T | Malformed) -> T:
     return message
 
 
-EVALUATE = (_read_request, None)
+# read_request() and response() do it.
+EVALUATE = (None, None)
 EVALUATE_STREAM = (_read_stream_request, _write_stream_response)
 # many_items.py reads and many.py writes them, by hand.
 EVALUATE_MANY = (None, None)
 LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.SerializeToString)
 GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.SerializeToString)
+
+
+def read_request(message: bytes) -> Parts:
+    """Return the request_id, the header and the data of an EvaluateRequest.
+
+    Raises InvalidDataError where it is none.
+    """
+    parts = read_evaluation(message)
+    if parts is not None:
+        return parts
+    request = sound(_parse_request(message))
+    request_id, data = request.request_id.encode(), memoryview(request.data)
+    request.ClearField("request_id")
+    request.ClearField("data")
+    return request_id, request.SerializeToString(), data
 
 
 def request_header(header: bytes) -> v1.EvaluateRequest:
@@ -126,9 +136,19 @@ def response_header(output: v1.TensorDescriptor) -> bytes:
     return v1.EvaluateResponse(output=output).SerializeToString()
 
 
-def response(request_id: str, header: bytes, data: Bytes) -> bytes:
+def before_data(nbytes: int) -> bytes:
+    """Return what stands between a request's header and so many bytes of data."""
+    return b"\x7a" + varint(nbytes)
+
+
+def request_id(name: str) -> bytes:
+    """Return the first bytes of a message with this request_id, which is ASCII and not empty."""
+    return b"\x0a%b%b" % (varint(len(name)), name.encode("ascii"))
+
+
+def response(request_id: str, header: bytes, data: memoryview) -> bytes:
     """Make the message that carries a result; request_id is ASCII."""
-    return evaluation_frame(request_id.encode("ascii"), header, data.data)
+    return evaluation_frame(request_id.encode("ascii"), header, data)
 
 
 def chunk_response(chunk: Chunk) -> bytes:

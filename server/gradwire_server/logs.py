@@ -1,12 +1,21 @@
-"""Log lines: an event and its facts, as key=value text or as JSON."""
+"""Log lines: an event and its facts, as key=value text or as JSON.
+
+The lines of calls that went as usual are written together, some at a time or a moment later: one by
+one they would cost a small call a tenth of its time. All others are written at once, those that
+wait before them, and so are the last ones when the process ends; if it is killed, the lines of the
+calls of the last 0.1 s are lost.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import json
 import logging
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
@@ -16,18 +25,23 @@ Facts = Mapping[str, object]
 _log = logging.getLogger("gradwire_server")
 
 
-def tell(level: int, event: str, facts: Facts) -> None:
-    """Log an event of which there are many.
+# Lines that are written together, and how long the first of them waits at most.
+_TOGETHER = 32
+_MOMENT_S = 0.1
 
-    Where `configure` has said how lines are written, one is written right away: a record and its
-    way through loggers and handlers take longer than a small call.
+
+def tell(level: int, event: str, facts: Facts | Callable[[], Facts]) -> None:
+    """Log an event of which there are many; facts, or what makes them, are the log's from now on.
+
+    Where `configure` has said how lines are written, and in an event loop, that is put off for a
+    moment. Nor is there a record, whose way through loggers takes longer than the rest.
     """
     if not _log.isEnabledFor(level):
         return
     if _Lines.configured is None:
-        _log.log(level, event, extra={"facts": facts})
+        _log.log(level, event, extra={"facts": facts() if callable(facts) else facts})
     else:
-        _Lines.configured.write(time.time(), logging.getLevelName(level), event, facts)
+        _Lines.configured.put_off(time.time(), level, event, facts)
 
 
 def configure(log_format: str, log_level: str, **always: object) -> None:
@@ -39,7 +53,10 @@ def configure(log_format: str, log_level: str, **always: object) -> None:
         logger.handlers = [lines]
         logger.setLevel(level)
         logger.propagate = False
+    if _Lines.configured is not None:
+        atexit.unregister(_Lines.configured.write_waiting)
     _Lines.configured = lines
+    atexit.register(lines.write_waiting)
 
 
 # Of the time as text, level, event, facts, and a traceback or nothing.
@@ -59,23 +76,50 @@ class _Lines(logging.Handler):
         self._form = form
         self._stream = stream
         self._always = always
-        self._writing = threading.Lock()
+        self._waiting: deque[tuple[float, int, str, Facts | Callable[[], Facts], str]] = deque()
+        # Whether an event loop is going to write them.
+        self._due = False
+        self._writing = threading.RLock()
         # Of the latest line.
         self._second, self._text_of_second = -1, ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line of a record."""
+        """Write the line of a record, after those that wait."""
         facts: Facts = getattr(record, "facts", {})
         traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
-        self.write(record.created, record.levelname, record.getMessage(), facts, traceback)
+        self._waiting.append(
+            (record.created, record.levelno, record.getMessage(), facts, traceback)
+        )
+        self.write_waiting()
 
-    def write(self, at: float, level: str, event: str, facts: Facts, traceback: str = "") -> None:
-        """Write a line; at is in seconds since 1970."""
-        if self._always:
-            facts = {**self._always, **facts}
+    def put_off(
+        self, at: float, level: int, event: str, facts: Facts | Callable[[], Facts]
+    ) -> None:
+        """Write a line within a moment; at is in seconds since 1970."""
+        self._waiting.append((at, level, event, facts, ""))
+        if len(self._waiting) >= _TOGETHER:
+            self.write_waiting()
+        elif not self._due:
+            try:
+                asyncio.get_running_loop().call_later(_MOMENT_S, self.write_waiting)
+            except RuntimeError:
+                self.write_waiting()  # there is no loop
+            else:
+                self._due = True
+
+    def write_waiting(self) -> None:
+        """Write the lines that wait."""
         with self._writing:
-            line = self._form(self._time(at), level.lower(), event, facts, traceback)
-            self._stream.write(line)
+            self._due = False
+            lines: list[str] = []
+            while self._waiting:
+                at, level, event, facts, traceback = self._waiting.popleft()
+                facts = facts() if callable(facts) else facts
+                if self._always:
+                    facts = {**self._always, **facts}
+                name = logging.getLevelName(level).lower()
+                lines.append(self._form(self._time(at), name, event, facts, traceback))
+            self._stream.write("".join(lines))
             self._stream.flush()
 
     def _time(self, at: float) -> str:

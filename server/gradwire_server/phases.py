@@ -32,7 +32,17 @@ class Phases:
 
     def told(self) -> str:
         """Write them as the header Server-Timing does, in ms: "receive;dur=0.042, ..."."""
-        return ", ".join([f"{phase};dur={1e3 * s:.3f}" for phase, s in self.seconds.items()])
+        receive, queue, compute, send = self.seconds.values()
+        return (
+            f"receive;dur={1e3 * receive:.3f}, queue;dur={1e3 * queue:.3f}, "
+            f"compute;dur={1e3 * compute:.3f}, send;dur={1e3 * send:.3f}"
+        )
+
+    def note(self, phase: Phase, began: float, ended: float) -> None:
+        """Add a stay in a phase that nobody could have seen, by time.perf_counter."""
+        self.seconds[phase] += ended - began
+        first = self.bounds.get(phase)
+        self.bounds[phase] = (began if first is None else first[0], ended)
 
     def spending(self, phase: Phase) -> _Spending:
         """Add what the block takes."""
@@ -60,7 +70,5 @@ class _Spending:
     ) -> None:
         ended = time.perf_counter()
         phases, phase = self._phases, self._phase
-        phases.seconds[phase] += ended - self._began
-        first = phases.bounds.get(phase)
-        phases.bounds[phase] = (self._began if first is None else first[0], ended)
+        phases.note(phase, self._began, ended)
         phases.at_once[phase] -= 1

@@ -16,7 +16,6 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from gradwire import ops, v1
-from gradwire._framing import Parts
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.callers import claim_of
@@ -35,6 +34,7 @@ from gradwire_server.errors import InvalidDataError, StartingError, UseStreamErr
 from gradwire_server.phases import Phases
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.settings import Settings
+from gradwire_server.small_calls import SmallCalls
 from gradwire_server.version import VERSION
 
 NAME = "gradwire.v1.GradientService"
@@ -119,20 +119,30 @@ class GradientService:
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         self._recipes = Recipes()
+        self._small = SmallCalls(workshop.backend, workshop.active, room=self._has_room)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
 
-    async def evaluate(self, request: Parts | encoding.Malformed, context: Context) -> bytes:
+    async def evaluate(self, message: bytes, context: Context) -> bytes:
         """Evaluate one operator on one small tensor."""
+        reply = self._small.answer(message, context)
+        if reply is not None:
+            self._workshop.preparer.note_hit()
+            return reply
         call = self._call("Evaluate", context)
-        return await call.answer(lambda: self._evaluate(encoding.sound(request), call))
+        return await call.answer(lambda: self._evaluate(message, call))
+
+    def _has_room(self, needed: int) -> bool:
+        """Tell whether this much memory may be held, for no longer than the event loop is busy."""
+        held = self._workshop.admission.memory_bytes
+        return not held or held + needed <= self._workshop.settings.max_memory_bytes
 
     def _call(self, method: str, context: Context) -> Call:
         return Call(method, context, self._workshop.active)
 
-    async def _evaluate(self, request: Parts, call: Call) -> bytes:
-        request_id, header, data = request
+    async def _evaluate(self, message: bytes, call: Call) -> bytes:
+        request_id, header, data = encoding.read_request(message)
         call.request_id = wire.read_request_id(request_id.decode()) or call.request_id
         recipe = self._recipes.get(header)
         if recipe is None:
@@ -146,7 +156,7 @@ class GradientService:
             result = await self._compute(evaluation, np.frombuffer(data, np.uint8), call)
         with call.phases.spending("send"):
             call.sent_bytes = len(result)
-            return encoding.response(call.request_id, recipe.header, result)
+            return encoding.response(call.request_id, recipe.header, result.data)
 
     async def _prepare(self, header: bytes, length: int, call: Call) -> Recipe:
         with call.phases.spending("receive"):
@@ -159,6 +169,8 @@ class GradientService:
         with call.phases.spending("queue"):
             recipe = Recipe.of(await self._workshop.prepare(decoded))
         self._recipes.keep(header, recipe)
+        if recipe.evaluation.work <= self._workshop.settings.inline_work:
+            self._small.keep(header, recipe)
         return recipe
 
     def _refuse_bulk(self, name: str, wire_bytes: int) -> None:
@@ -221,9 +233,7 @@ class GradientService:
 
 def _note(call: Call, request: EvaluationRequest, length: int) -> None:
     """Tell the call what its log line and its metrics say of the request."""
-    call.facts |= {"operator": request.operator, "sizes": request.input.sizes}
-    call.operator, call.dtype = request.operator, request.input.dtype
-    call.received_bytes = length
+    call.note_request(request.operator, request.input, received=length)
 
 
 def _check_length(length: int, request: EvaluationRequest) -> None:

@@ -162,9 +162,8 @@ def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
 @examples
 @given(ANYTHING)
 def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
-    read, _ = encoding.EVALUATE
     try:
-        parts = encoding.sound(read(message))
+        parts = encoding.read_request(message)
         encoding.request_header(parts[1])
     except InvalidDataError:
         assert parsed(v1.EvaluateRequest, message) is None

@@ -365,5 +365,5 @@ def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> Non
 def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:
     header = encoding.response_header(TENSOR)
     assert header == _bytes(f"12 0b {TENSOR_HEX}")
-    framed = encoding.response("a", header, np.zeros(200, np.uint8))
+    framed = encoding.response("a", header, memoryview(bytes(200)))
     assert framed == _bytes(GOLDEN["EvaluateResponse"][1])

@@ -1,32 +1,45 @@
-"""Buffers that are used again are left alone as long as they are in use."""
+"""Buffers of a ring stay as they are while they are in use."""
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire_server.engine import Ring
+from evaluation_cases import Bytes, Case, cases, data_for
+from gradwire_server.engine import InputAssembler, Ring
 
 
-@given(st.integers(1, 5), st.lists(st.integers(0, 9), max_size=60))
-def test_as_many_buffers_as_were_asked_for_keep_their_bytes(count: int, sizes: list[int]) -> None:
-    ring = Ring(count)
-    in_use: deque[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = deque(maxlen=count)
+@given(count=st.integers(1, 4), sizes=st.lists(st.integers(0, 40), max_size=30))
+def test_a_buffer_is_given_out_again_only_after_all_others(count: int, sizes: list[int]) -> None:
+    ring, held = Ring(count), list[tuple[Bytes, int]]()
     for number, size in enumerate(sizes):
         buffer = ring.take(size)
-        assert buffer.shape == (size,)
-        buffer[:] = number
+        assert len(buffer) == size
+        buffer[:] = number % 256
         # One without bytes holds nothing, and may not make others give up what they hold.
-        if size:
-            in_use.append((number, buffer))
-        assert all((held == owner).all() for owner, held in in_use)
+        held = [*held, *[(buffer, number % 256)] * bool(size)][-count:]
+        for taken, value in held:
+            assert (taken == value).all()
 
 
-def test_buffers_are_used_again() -> None:
+def test_a_buffer_is_new_memory_only_where_the_old_is_too_small() -> None:
     ring = Ring(2)
-    first, second, third = (ring.take(size) for size in (8, 8, 5))
+    first, _, third = ring.take(10), ring.take(10), ring.take(7)
     assert np.shares_memory(first, third)
-    assert not np.shares_memory(first, second)
+    assert not np.shares_memory(first, ring.take(11))
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), chunk=st.integers(1, 80))
+def test_the_input_of_steps_that_are_held_is_not_overwritten(case: Case, chunk: int) -> None:
+    held = 2
+    data, evaluation = data_for(case.source), case.evaluation()
+    assembler = InputAssembler(evaluation, held=held)
+    given: list[tuple[Bytes, slice]] = []
+    for first in range(0, len(data), chunk):
+        for step, rows in assembler.feed(data[first : first + chunk]):
+            given = [*given, (rows, slice(*evaluation.input_range(step)))][-held:]
+        # Even when the next step's bytes have begun to come.
+        for rows, place in given:
+            np.testing.assert_array_equal(rows, data[place])

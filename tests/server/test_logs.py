@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -146,6 +148,7 @@ def test_a_line_of_text_is_key_value_pairs(tmp_path: Path) -> None:
     with running_command(log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             client.evaluate(published_request())
+        command.wait_for_log(" call ")
         lines = command.log.splitlines()
     (line,) = (each for each in lines if " call " in each)
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 info +call ", line)
@@ -161,3 +164,40 @@ def test_the_least_level_is_kept(tmp_path: Path) -> None:
         command.signal(signal.SIGTERM)
         command.wait()
         assert not command.log
+
+
+_TELLING = """
+import asyncio, logging, sys
+from gradwire_server import logs
+
+async def main():
+    for number in range(40):
+        facts = {"number": number}
+        logs.tell(logging.INFO, "call", facts if number % 2 else facts.copy)
+    try:
+        raise ValueError("two words")
+    except ValueError:
+        logging.getLogger("gradwire_server").exception("failed", extra={"facts": {"number": 40}})
+    logs.tell(logging.DEBUG, "hidden", {})
+    logs.tell(logging.INFO, "call", {"number": 41})
+
+logs.configure(sys.argv[1], "info", worker=3)
+asyncio.run(main())
+logs.tell(logging.INFO, "call", {"number": 42})
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_that_wait_come_in_order_with_tracebacks_and_before_the_end(form: str) -> None:
+    command = [sys.executable, "-c", _TELLING, form]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr  # noqa: S603
+    told = [json.loads(line) for line in lines.splitlines()] if form == "json" else []
+    numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
+    assert numbers == list(range(43))
+    assert lines.count("ValueError: two words") == 1
+    assert "hidden" not in lines
+    if form == "json":
+        assert all(each["worker"] == 3 for each in told)
+        assert told[40]["traceback"].startswith("Traceback ")
+    else:
+        assert re.search(r"error +failed worker=3 number=40\nTraceback ", lines)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -59,6 +61,23 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Binds(Protocol):
+    """A backend that gets ready for arrays that stay where they are."""
+
+    def bind(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Callable[[], None]:
+        """Return what does apply(plan, x, y), without looking at them again."""
+        ...
+
+
+def bound(
+    backend: Backend, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]
+) -> Callable[[], None]:
+    """Return what applies a plan to what is in x whenever it is called."""
+    bind = backend.bind if isinstance(backend, Binds) else partial(partial, backend.apply)
+    return bind(plan, x, y)
+
+
 def choose(name: str, *, threads: int = 1, cache_dir: str = "") -> tuple[Backend, str]:
     """Return the backend of this name, or with "auto" the best there is, and why it was chosen.
 
@@ -103,4 +122,4 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
     return NumbaCpu(threads=threads, cache_dir=cache_dir)
 
 
-__all__ = ["Backend", "NumpyCpu", "choose", "compute_dtype", "preload"]
+__all__ = ["Backend", "NumpyCpu", "bound", "choose", "compute_dtype", "preload"]

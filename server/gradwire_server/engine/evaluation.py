@@ -179,18 +179,18 @@ class Evaluation:
 
     def run_whole(self, data: NDArray[np.uint8], backend: Backend) -> NDArray[np.uint8]:
         """Return the result's bytes in wire order from all of the input's."""
-        if self._whole is not None:
-            x = data.view(self.input.dtype).reshape(self._whole.input_shape)
-            y = np.empty(self._whole.output_shape, self.input.dtype)
+        if self.whole is not None:
+            x = data.view(self.input.dtype).reshape(self.whole.input_shape)
+            y = np.empty(self.whole.output_shape, self.input.dtype)
             with default_float_environment():
-                backend.apply(self._whole, x, y)
+                backend.apply(self.whole, x, y)
             return y.reshape(-1).view(np.uint8)
         out = np.empty(self.output.wire_bytes, np.uint8)
         deque(self.run_into(out, data, backend), maxlen=0)
         return out
 
     @cached_property
-    def _whole(self) -> Plan | None:
+    def whole(self) -> Plan | None:
         """The plan from the input's bytes as they are to the result's; None where none will do."""
         walk = self.walk
         plans, layout = walk.step_plans, walk.layout

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -101,6 +102,23 @@ class NumbaCpu:
         if plan.fill != 0 or math.copysign(1, plan.fill) < 0 or len(jobs) > 1:
             fill_empty(plan.passes, y, fill=plan.fill)
 
+    def bind(self, plan: Plan, x: Array, y: Array) -> Callable[[], None]:
+        """Return what does apply(plan, x, y), without looking at them again."""
+        jobs = self._jobs_of(plan, x.dtype, y.dtype) if plan.passes and x.size and y.size else []
+        filled = plan.fill != 0 or math.copysign(1, plan.fill) < 0
+        if len(jobs) != 1 or filled or not x.flags.c_contiguous:
+            return partial(self.apply, plan, x, y)
+        (job,) = jobs
+        share, scratch = self._kernels.team.share, self._scratch
+        before = self._kernels.blocks.run.address, job.record["address"].item()
+        arrays, (wanted, after) = (_address(x), _address(y)), _shares(job)
+
+        def run(_kept: object = (job, x, y)) -> None:
+            team = self._team or self._new_team()
+            share(team.ready(wanted), *before, *arrays, scratch.address(after[0]), *after)
+
+        return run
+
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
         """Add the taps of every output on x to y, as the protocol of backends says."""
         if not y.flags.c_contiguous or not x.size or not y.size:
@@ -113,7 +131,7 @@ class NumbaCpu:
 
     def _run(self, job: Job, x: Array, y: Array) -> None:
         team = self._team or self._new_team()
-        wanted = job.work // _WORK_OF_A_THREAD + 1
+        wanted, shares = _shares(job)
         self._kernels.team.share(
             team.ready(wanted),
             self._kernels.blocks.run.address,
@@ -121,12 +139,7 @@ class NumbaCpu:
             _address(x),
             _address(y),
             self._scratch.address(job.scratch),
-            job.scratch,
-            job.units,
-            -(-job.units * _WORK_OF_A_THREAD // (_PARTS * job.work)),
-            wanted,
-            job.work,
-            _WAKING * _WORK_OF_A_THREAD,
+            *shares,
         )
 
     def _new_team(self) -> Team:
@@ -167,6 +180,14 @@ class NumbaCpu:
             made: Table = self._kernels.jobs.Table.of(bands, compute)
             found = tables[compute] = made
         return found
+
+
+def _shares(job: Job) -> tuple[int, tuple[int, int, int, int, int, int]]:
+    """Return how many threads are wanted, and what `share` is told last."""
+    wanted = job.work // _WORK_OF_A_THREAD + 1
+    least = -(-job.units * _WORK_OF_A_THREAD // (_PARTS * job.work))
+    worth = _WAKING * _WORK_OF_A_THREAD
+    return wanted, (job.scratch, job.units, least, wanted, job.work, worth)
 
 
 def _address(array: Array) -> int:

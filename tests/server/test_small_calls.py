@@ -1,0 +1,128 @@
+"""Small calls like one before are answered in a shorter way, and nobody can tell."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradwire import v1
+from processes import running_command
+from raw_calls import (
+    PATIENCE_S,
+    REQUEST_ID,
+    TRACEPARENT,
+    RawClient,
+    as_stream,
+    float32,
+    wait_until,
+)
+from serving import serving
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[RawClient]:
+    with serving() as server, RawClient(server.address) as client:
+        yield client
+
+
+def request(seed: int, *, scale: float = 0.5, request_id: str = REQUEST_ID) -> v1.EvaluateRequest:
+    """Ask for a gradient; all scales make messages of one length."""
+    mode = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
+    operator = v1.DmlResample(interpolation_mode=mode, scales=(1.0, scale))
+    numbers = np.random.default_rng(seed).normal(size=(2, 8)).astype("<f4")
+    return v1.EvaluateRequest(
+        request_id=request_id,
+        operator=v1.Operator(dml_resample_grad=operator),
+        input=float32(2, 8),
+        output=float32(2, 16),
+        data=numbers.tobytes(),
+    )
+
+
+def test_results_are_those_of_streams_however_many_calls_of_one_length_take_turns(
+    client: RawClient,
+) -> None:
+    for seed in range(60):
+        asked = request(seed, scale=(0.5, 0.51, 0.52, 0.53, 0.54, 0.55)[seed * 7 % 11 % 6])
+        answer = client.evaluate(asked)
+        assert answer.refusal is None
+        assert answer.data == client.stream(as_stream(asked)).data
+
+
+@pytest.mark.parametrize("name", ["a", "two words", "x" * 127, "x" * 128])
+def test_the_name_comes_back_in_message_and_trailers(client: RawClient, name: str) -> None:
+    for seed in range(3):
+        answer = client.evaluate(request(seed, request_id=name))
+        assert answer.trailers["gradwire-request-id"] == name
+        assert answer.trailers["traceparent"] == TRACEPARENT
+        assert "compute;dur=" in answer.trailers["gradwire-timing"]
+
+
+def test_calls_without_a_name_get_one_each(client: RawClient) -> None:
+    answers = [client.evaluate(request(seed, request_id="")) for seed in range(3)]
+    names = {answer.trailers["gradwire-request-id"] for answer in answers}
+    assert len(names) == 3
+    assert all(len(name) == 32 for name in names)
+
+
+@pytest.mark.parametrize("name", ["x" * 129, "line\nfeed", "é"])
+def test_a_name_that_is_refused_is_refused_again(client: RawClient, name: str) -> None:
+    client.evaluate(request(0))
+    for seed in range(2):
+        refusal = client.evaluate(request(seed, request_id=name)).refusal
+        assert refusal is not None
+        assert "request_id" in refusal.message
+
+
+@pytest.mark.parametrize("nbytes", [0, 63, 65])
+def test_data_of_another_length_is_refused_behind_a_header_that_is_known(
+    client: RawClient, nbytes: int
+) -> None:
+    client.evaluate(request(0))
+    asked = request(0)
+    asked.data = bytes(nbytes)
+    refusal = client.evaluate(asked).refusal
+    assert refusal is not None
+    assert f"{nbytes} bytes" in refusal.message
+
+
+def test_the_lines_of_later_calls_are_like_the_first(tmp_path: Path) -> None:
+    flags = ("--log-format", "json")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            for seed in range(3):
+                assert client.evaluate(request(seed)).refusal is None
+        command.wait_for_log('"call"', times=3)
+        lines = [json.loads(line) for line in command.log.splitlines()]
+    first, *later = [
+        {name: fact for name, fact in line.items() if name not in {"time", "duration_ms"}}
+        for line in lines
+        if line["event"] == "call"
+    ]
+    assert later == [first, first]
+
+
+def test_a_call_that_is_known_is_refused_while_memory_is_full() -> None:
+    with serving(max_memory_bytes=1) as server, RawClient(server.address) as client:
+        assert client.evaluate(request(0)).refusal is None
+        done = threading.Event()
+
+        def messages() -> Iterator[v1.EvaluateStreamRequest]:
+            yield as_stream(request(1))[0]
+            done.wait(PATIENCE_S)
+
+        held = client.start(messages())
+        next(held)
+        wait_until(lambda: server.server.workshop.admission.memory_bytes)
+        refusal = client.evaluate(request(2)).refusal
+        assert refusal is not None
+        assert "max_memory_bytes".upper() in refusal.message
+        held.cancel()
+        done.set()
+        wait_until(lambda: not server.server.workshop.admission.memory_bytes)
+        assert client.evaluate(request(3)).refusal is None
