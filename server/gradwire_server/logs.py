@@ -33,12 +33,13 @@ _MOMENT_S = 0.1
 def tell(level: int, event: str, facts: Facts | Callable[[], Facts]) -> None:
     """Log an event of which there are many; facts, or what makes them, are the log's from now on.
 
-    Where `configure` has said how lines are written, and in an event loop, that is put off for a
-    moment. Nor is there a record, whose way through loggers takes longer than the rest.
+    Where `configure` has said how lines are written and nobody filters them, in an event loop that
+    is put off for a moment. Nor is there a record, whose way through loggers takes longer than the
+    rest.
     """
     if not _log.isEnabledFor(level):
         return
-    if _Lines.configured is None:
+    if _Lines.configured is None or _log.filters:
         _log.log(level, event, extra={"facts": facts() if callable(facts) else facts})
     else:
         _Lines.configured.put_off(time.time(), level, event, facts)
