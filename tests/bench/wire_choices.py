@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 
 from bench import wire_loads
-from bench.servers import OURS
-from bench.wire_loads import many_at_once
+from bench.servers import OURS, Server
+from bench.wire_loads import Call, many_at_once
 from bench.wire_rounds import (
     BARE,
     CHUNK,
@@ -23,15 +24,24 @@ from bench.wire_rounds import (
     start,
 )
 
-# Of mallopt: what a process keeps instead of giving it back.
-_MALLOC = {
+_MIB = 1 << 20
+
+
+def _kept(mib: int) -> dict[str, str]:
+    """Tell glibc to keep so much of what was freed, and to take no block of less by mmap."""
+    return {
+        "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
+        "MALLOC_TRIM_THRESHOLD_": str(mib * _MIB),
+        "MALLOC_TOP_PAD_": str(min(mib, 64) * _MIB),
+    }
+
+
+_MALLOC: dict[str, dict[str, str]] = {
     "glibc's own": {},
-    "32 MiB from the heap": {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)},
-    "and 1 GiB kept": {
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-        "MALLOC_TOP_PAD_": str(64 << 20),
-    },
+    "16 MiB kept": _kept(16),
+    "64 MiB kept": _kept(64),
+    "256 MiB kept": _kept(256),
+    "1024 MiB kept": _kept(1024),
 }
 
 # Given to both ends.
@@ -79,7 +89,8 @@ def options(rounds: int) -> dict[str, Rows]:
     """Compare options of grpc's core, given to both ends."""
     source = numbers(LARGE)
     with ExitStack() as stack:
-        servers, calls = {}, {}
+        servers: dict[str, Server] = {}
+        calls: dict[str, Call] = {}
         for name, chosen in OPTIONS.items():
             flags = [flag for key, value in chosen for flag in ("--option", f"{key}={value}")]
             servers[name] = start(stack, *BARE, "raw", *flags)
@@ -135,8 +146,5 @@ def malloc(rounds: int) -> dict[str, Rows]:
 
 
 def _kinds() -> list[str]:
-    try:
-        import uvloop  # noqa: F401, PLC0415 - compared with where it is installed
-    except ImportError:
-        return ["aio", "sync"]
-    return ["aio", "uvloop", "sync"]
+    # Compared with where it is installed.
+    return ["aio", "uvloop", "sync"] if find_spec("uvloop") else ["aio", "sync"]
