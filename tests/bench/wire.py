@@ -10,7 +10,7 @@ kinds     bare servers of other kinds, among themselves
 options   bare servers with other options of grpc's core at both ends, among themselves
 chunks    streams with other chunks and slabs, among themselves
 threads   streams with other numbers of compute threads, among themselves
-malloc    streams with glibc's thresholds raised, among themselves
+malloc    streams with more or less memory kept by malloc, among themselves
 copies    bytes that the server's process copies for a stream, counted; needs a C compiler
 timeline  what one stream of `large` sends, computes and receives, and when
 

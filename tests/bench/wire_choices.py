@@ -24,25 +24,8 @@ from bench.wire_rounds import (
     start,
 )
 
-_MIB = 1 << 20
-
-
-def _kept(mib: int) -> dict[str, str]:
-    """Tell glibc to keep so much of what was freed, and to take no block of less by mmap."""
-    return {
-        "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
-        "MALLOC_TRIM_THRESHOLD_": str(mib * _MIB),
-        "MALLOC_TOP_PAD_": str(min(mib, 64) * _MIB),
-    }
-
-
-_MALLOC: dict[str, dict[str, str]] = {
-    "glibc's own": {},
-    "16 MiB kept": _kept(16),
-    "64 MiB kept": _kept(64),
-    "256 MiB kept": _kept(256),
-    "1024 MiB kept": _kept(1024),
-}
+# MiB that the server's malloc keeps.
+_KEPT = (0, 16, 64, 256, 1024)
 
 # Given to both ends.
 OPTIONS: dict[str, tuple[tuple[str, int], ...]] = {
@@ -138,9 +121,12 @@ def malloc(rounds: int) -> dict[str, Rows]:
     report: dict[str, Rows] = {}
     for title, shape in (("6.4 MB down", LARGE_RESULT), ("25.7 MB down", LARGE)):
         with ExitStack() as stack:
-            servers = {name: start(stack, *OURS, env=env) for name, env in _MALLOC.items()}
+            servers = {
+                f"{kept} MiB kept": start(stack, *OURS, "--malloc-keep-bytes", str(kept << 20))
+                for kept in _KEPT
+            }
             calls = {name: wire_loads.sdk(one, source, shape) for name, one in servers.items()}
-            rows = compare_calls(calls, servers, base="glibc's own", rounds=rounds)
+            rows = compare_calls(calls, servers, base="0 MiB kept", rounds=rounds)
         report[f"25.7 MB up, {title}"] = rows
     return report
 
