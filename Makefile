@@ -64,7 +64,7 @@ load-kills: $(VENV)/.installed  ## Kill, renew and stop workers under load; fail
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out
 	$(BIN)/python tests/bench/hop.py
-	$(BIN)/python tests/bench/streams.py --json out/streams.json
+	PYTHONPATH=tests $(BIN)/python -m bench.wire tiny large identity --json out/wire.json
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
@@ -80,6 +80,7 @@ bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; 
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
 	PYTHONPATH=tests $(BIN)/python -m bench.compute --json out/compute.json
 	PYTHONPATH=tests $(BIN)/python -m bench.scaling --json out/scaling.json
+	PYTHONPATH=tests $(BIN)/python -m bench.wire local --json out/local.json
 	PYTHONPATH=tests $(BIN)/python -m bench.compute_plot out/compute.json out/scaling.json out/compute.png
 	-PYTHONPATH=tests $(BIN)/python -m bench.compute_targets out/compute.json
 

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from gradwire_server import backends, logs, service
+from gradwire_server import backends, logs, malloc, service
 from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
@@ -307,6 +307,7 @@ async def serve(
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
+    malloc.keep(settings.malloc_keep_bytes)
     server = Server(settings, backend=backend, shares_port=worker is not None, cells=cells)
     asked, relieved = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

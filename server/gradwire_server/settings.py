@@ -80,6 +80,11 @@ class Settings:
     max_memory_bytes: int = _setting(
         2 << 30, "Most bytes of memory all requests in flight may need; workers divide them."
     )
+    malloc_keep_bytes: int = _setting(
+        16 << 20,
+        "Bytes that the C library keeps of what a worker has freed, for the next calls; 0 leaves "
+        "it as it is, as for other libraries than glibc.",
+    )
     max_unary_bytes: int = _setting(
         (4 << 20) - (64 << 10), "Most tensor bytes of the request and of the result of Evaluate."
     )
@@ -246,6 +251,7 @@ _MOST = {
     "max_rank": _LIMITS.max_rank,
     "max_message_bytes": 2**31 - 1,
     "max_connection_calls": 2**31 - 1,
+    "malloc_keep_bytes": 2**31 - 1,
 }
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
@@ -254,6 +260,7 @@ _MAY_BE_ZERO = {
     "drain_delay_s",
     "grace_s",
     "inline_work",
+    "malloc_keep_bytes",
     "max_connection_age_s",
     "plan_cache_entries",
     "trim_after_s",

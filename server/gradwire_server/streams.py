@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ import grpc
 import numpy as np
 
 from gradwire import v1
-from gradwire_server import encoding, wire
+from gradwire_server import encoding, tasks, wire
 from gradwire_server.calls import Call, Context
 from gradwire_server.engine import Evaluation, InputAssembler, Ring, Step, StepRunner
 from gradwire_server.errors import (
@@ -69,7 +68,7 @@ class _Stream:
 
     async def run(self) -> None:
         """Answer the stream under watch."""
-        await _together(self._evaluate(), self._watch())
+        await tasks.together(self._evaluate(), self._watch())
 
     async def send_error(self, failed: Failure) -> None:
         """Send an error as the last message, unless the caller does not read."""
@@ -152,14 +151,12 @@ class _Stream:
         )
         await self._send(v1.EvaluateStreamResponse(opened=opened))
         total, writing = evaluation.input.wire_bytes, min(header.max_chunk_bytes or limit, limit)
+        stages = [self._write_results(writing)]
         if through:
-            await _together(self._pass_on(resume_from, total), self._write_results(writing))
-            return
-        await _together(
-            self._read_input(assembler, total),
-            self._compute(evaluation, resume_from),
-            self._write_results(writing),
-        )
+            stages += [self._pass_on(resume_from, total)]
+        else:
+            stages += [self._read_input(assembler, total), self._compute(evaluation, resume_from)]
+        await tasks.together(*stages)
 
     async def _pass_on(self, position: int, total: int) -> None:
         """Hand the input's bytes from a position on to the writer as they come."""
@@ -237,7 +234,7 @@ class _Stream:
         # As with a write: what is under way when its task ends is taken up by the next one.
         if self._read is None:
             self._read = asyncio.ensure_future(self._context.read())
-            self._read.add_done_callback(_note_error)
+            self._read.add_done_callback(tasks.note_error)
         message = await asyncio.shield(self._read)
         self._read = None
         return message
@@ -245,7 +242,7 @@ class _Stream:
     async def _send(self, message: bytes | v1.EvaluateStreamResponse) -> None:
         # A write outlives the task that started it, so that no second one runs into it.
         self._write = asyncio.ensure_future(self._context.write(message))
-        self._write.add_done_callback(_note_error)
+        self._write.add_done_callback(tasks.note_error)
         with self._call.phases.spending("send"):
             await asyncio.shield(self._write)
         self._progress = time.monotonic()
@@ -266,7 +263,7 @@ class _Stream:
             try:
                 await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                _cancel(waits)
+                tasks.cancel(waits)
 
 
 _NOTHING = np.empty(0, np.uint8)
@@ -304,32 +301,3 @@ async def _cut_short(position: int, total: int) -> InvalidDataError:
     return InvalidDataError(
         "chunk", f"half-close after {position} of {total} bytes; all are needed"
     )
-
-
-def _note_error(task: asyncio.Task[Any]) -> None:
-    """Take note of an error that nobody waits for once the stream has ended."""
-    if not task.cancelled():
-        task.exception()
-
-
-async def _together(*parts: Coroutine[None, None, None]) -> None:
-    """Run parts at once; when one fails, end the others and raise its error."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        ended = [task.exception() for task in tasks if task.done() and not task.cancelled()]
-        errors = [error for error in ended if error is not None]
-        del ended
-        if errors:
-            raise errors.pop()
-    finally:
-        _cancel(tasks)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        # The error's traceback holds this frame: what leads back to the error would keep both, and
-        # the steps' buffers in the frames below, until the garbage collector comes by.
-        tasks.clear()
-
-
-def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()

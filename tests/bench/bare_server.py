@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -66,13 +67,11 @@ def _handlers(arguments: argparse.Namespace) -> tuple[grpc.GenericRpcHandler, ..
     sync = arguments.kind == "sync"
     handler: Any
     if arguments.what == "raw":
-        method, handler = (
-            "EvaluateStream",
-            grpc.stream_stream_rpc_method_handler(_raw if sync else _raw_aio),
-        )
+        raw: Any = _raw if sync else _raw_aio
+        method, handler = "EvaluateStream", cast("Any", grpc.stream_stream_rpc_method_handler)(raw)
     elif arguments.what == "echo":
         echo: Any = partial(_echo if sync else _echo_aio, arguments.reply)
-        method, handler = "Evaluate", grpc.unary_unary_rpc_method_handler(echo)
+        method, handler = "Evaluate", cast("Any", grpc.unary_unary_rpc_method_handler)(echo)
     else:
         client = LocalClient()
         pool = ThreadPoolExecutor(_THREADS)
@@ -133,8 +132,7 @@ def main() -> None:
     if arguments.kind == "sync":
         _serve_sync(arguments, options)
     elif arguments.kind == "uvloop":
-        import uvloop  # noqa: PLC0415 - only who asks for it needs it
-
+        uvloop: Any = import_module("uvloop")
         uvloop.run(_serve_aio(arguments, options))
     else:
         asyncio.run(_serve_aio(arguments, options))

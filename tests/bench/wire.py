@@ -10,7 +10,9 @@ kinds     bare servers of other kinds, among themselves
 options   bare servers with other options of grpc's core at both ends, among themselves
 chunks    streams with other chunks and slabs, among themselves
 threads   streams with other numbers of compute threads, among themselves
-malloc    streams with glibc's thresholds raised, among themselves
+malloc    streams with more or less memory kept by malloc, among themselves
+copies    bytes that the server's process copies for a stream, counted; needs a C compiler
+timeline  what one stream of `large` sends, computes and receives, and when
 
 Servers run in processes of their own, the client in this one, all on the same cores. Rates are of
 calls per second, times in milliseconds, processor time for each call; the last two columns are
@@ -26,7 +28,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import machine, wire_choices, wire_stages
+from bench.wire_copies import copies
 from bench.wire_rounds import Rows
+from bench.wire_timeline import timeline
 
 _STAGES: dict[str, Callable[[int], dict[str, Rows]]] = {
     "tiny": wire_stages.tiny,
@@ -39,6 +43,7 @@ _STAGES: dict[str, Callable[[int], dict[str, Rows]]] = {
     "threads": wire_choices.threads,
     "malloc": wire_choices.malloc,
 }
+_TEXTS: dict[str, Callable[[int], str]] = {"copies": lambda _: copies(), "timeline": timeline}
 _COLUMNS = ("rate", "p50_ms", "p99_ms", "server_ms", "client_ms", "rate_ratio", "p50_ratio")
 
 
@@ -58,12 +63,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("stages", nargs="+", choices=_STAGES, metavar="STAGE")
+    parser.add_argument("stages", nargs="+", choices=[*_STAGES, *_TEXTS], metavar="STAGE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     report: dict[str, dict[str, Rows]] = {}
     for stage in arguments.stages:
+        if stage in _TEXTS:
+            sys.stdout.write(_TEXTS[stage](arguments.rounds))
+            continue
         report[stage] = _STAGES[stage](arguments.rounds)
         _print(report[stage])
     if arguments.json:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 
 from bench import wire_loads
-from bench.servers import OURS
-from bench.wire_loads import many_at_once
+from bench.servers import OURS, Server
+from bench.wire_loads import Call, many_at_once
 from bench.wire_rounds import (
     BARE,
     CHUNK,
@@ -23,16 +24,8 @@ from bench.wire_rounds import (
     start,
 )
 
-# Of mallopt: what a process keeps instead of giving it back.
-_MALLOC = {
-    "glibc's own": {},
-    "32 MiB from the heap": {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)},
-    "and 1 GiB kept": {
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-        "MALLOC_TOP_PAD_": str(64 << 20),
-    },
-}
+# MiB that the server's malloc keeps.
+_KEPT = (0, 16, 64, 256, 1024)
 
 # Given to both ends.
 OPTIONS: dict[str, tuple[tuple[str, int], ...]] = {
@@ -79,7 +72,8 @@ def options(rounds: int) -> dict[str, Rows]:
     """Compare options of grpc's core, given to both ends."""
     source = numbers(LARGE)
     with ExitStack() as stack:
-        servers, calls = {}, {}
+        servers: dict[str, Server] = {}
+        calls: dict[str, Call] = {}
         for name, chosen in OPTIONS.items():
             flags = [flag for key, value in chosen for flag in ("--option", f"{key}={value}")]
             servers[name] = start(stack, *BARE, "raw", *flags)
@@ -127,16 +121,16 @@ def malloc(rounds: int) -> dict[str, Rows]:
     report: dict[str, Rows] = {}
     for title, shape in (("6.4 MB down", LARGE_RESULT), ("25.7 MB down", LARGE)):
         with ExitStack() as stack:
-            servers = {name: start(stack, *OURS, env=env) for name, env in _MALLOC.items()}
+            servers = {
+                f"{kept} MiB kept": start(stack, *OURS, "--malloc-keep-bytes", str(kept << 20))
+                for kept in _KEPT
+            }
             calls = {name: wire_loads.sdk(one, source, shape) for name, one in servers.items()}
-            rows = compare_calls(calls, servers, base="glibc's own", rounds=rounds)
+            rows = compare_calls(calls, servers, base="0 MiB kept", rounds=rounds)
         report[f"25.7 MB up, {title}"] = rows
     return report
 
 
 def _kinds() -> list[str]:
-    try:
-        import uvloop  # noqa: F401, PLC0415 - compared with where it is installed
-    except ImportError:
-        return ["aio", "sync"]
-    return ["aio", "uvloop", "sync"]
+    # Compared with where it is installed.
+    return ["aio", "uvloop", "sync"] if find_spec("uvloop") else ["aio", "sync"]

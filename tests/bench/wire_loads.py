@@ -94,7 +94,7 @@ async def _flood(
     channels = [
         grpc.aio.insecure_channel(server.address, options=_OPTIONS) for _ in range(connections)
     ]
-    calls: list[Any] = [channel.unary_unary(EVALUATE) for channel in channels]
+    calls = [_bytes_method(channel) for channel in channels]
     await asyncio.gather(*(call(request) for call in calls * 8))
     meter = _Meter(server)
     until = time.perf_counter() + seconds
@@ -112,6 +112,10 @@ async def _flood(
     return sample
 
 
+def _bytes_method(channel: Any) -> Any:
+    return channel.unary_unary(EVALUATE)
+
+
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
@@ -119,9 +123,15 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-def channel_to(server: Server, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+def channel_to(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
     """Open a connection of its own."""
-    return grpc.insecure_channel(server.address, options=[*_OPTIONS, *options])
+    return grpc.insecure_channel(address, options=[*_OPTIONS, *options])
+
+
+def method_of(address: str, name: str, options: Sequence[tuple[str, Any]] = ()) -> Any:
+    """Return a method of bytes, over a connection of its own."""
+    channel: Any = channel_to(address, options)
+    return (channel.unary_unary if name == EVALUATE else channel.stream_stream)(name)
 
 
 def request_for(source: Array, output_shape: tuple[int, ...]) -> bytes:
@@ -131,8 +141,7 @@ def request_for(source: Array, output_shape: tuple[int, ...]) -> bytes:
 
 def unary_bytes(server: Server, request: bytes) -> Call:
     """Send the same bytes each time, as a client without protobuf does."""
-    method: Any = channel_to(server).unary_unary(EVALUATE)
-    return partial(method, request)
+    return partial(method_of(server.address, EVALUATE), request)
 
 
 def sdk(server: Server, source: Array, output_shape: tuple[int, ...], **options: Any) -> Call:
@@ -143,7 +152,7 @@ def sdk(server: Server, source: Array, output_shape: tuple[int, ...], **options:
 
 def protobuf(server: Server, source: Array, output_shape: tuple[int, ...]) -> Call:
     """Evaluate through the generated stub, as a plain client does."""
-    stub = v1.GradientServiceStub(channel_to(server))
+    stub = v1.GradientServiceStub(channel_to(server.address))
     described = tensors.describe(source)
     result = tensors.result_descriptor(described, output_shape)
 
@@ -163,7 +172,7 @@ def raw_stream(
     server: Server, source: Array, chunk_bytes: int, options: Sequence[tuple[str, Any]] = ()
 ) -> Call:
     """Send a tensor's bytes in raw chunks and store as many that come back."""
-    method: Any = channel_to(server, options).stream_stream(EVALUATE_STREAM)
+    method = method_of(server.address, EVALUATE_STREAM, options)
     data = source.reshape(-1).view(np.uint8).data
 
     def call() -> Array:
@@ -181,7 +190,7 @@ def raw_stream(
 
 def framed_stream(server: Server, source: Array, chunk_bytes: int) -> Call:
     """Do what `raw_stream` does with the messages of EvaluateStream, and as little besides."""
-    method: Any = channel_to(server).stream_stream(EVALUATE_STREAM)
+    method = method_of(server.address, EVALUATE_STREAM)
     data = source.reshape(-1).view(np.uint8).data
     described = tensors.describe(source)
     header = v1.Open(operator=ops.to_message(OPERATOR), input=described, output=described)
@@ -198,9 +207,10 @@ def framed_stream(server: Server, source: Array, chunk_bytes: int) -> Call:
 
         for message in method(messages()):
             if (chunk := read_chunk(message)) is not None:
-                place, part = chunk
-                stored[place : place + len(part)] = np.frombuffer(part, np.uint8)
-        assert place + len(part) == len(data)
+                at, part = chunk
+                place = at + len(part)
+                stored[at:place] = np.frombuffer(part, np.uint8)
+        assert place == len(data)
         return out
 
     return call

@@ -36,6 +36,9 @@ ROWS = 1024
 EAGER = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 DATA = bytes(ROWS * 4096)
 
+# What malloc keeps for later would hide what the server does.
+_HANDS_BACK = ("--malloc-keep-bytes", "0")
+
 
 def doubling() -> v1.EvaluateRequest:
     """Ask for twice the rows of a 4 MiB input."""
@@ -116,7 +119,7 @@ def test_no_task_is_left_however_streams_end() -> None:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Command]:
-    with running_command(log=tmp_path / "log", env=EAGER) as command:
+    with running_command(*_HANDS_BACK, log=tmp_path / "log", env=EAGER) as command:
         yield command
 
 
@@ -139,7 +142,7 @@ def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) ->
     request.input.strides[:] = [0, 0]
     flags = ("--stall-timeout-s", "0.2", "--max-streams", "8")
     with (
-        running_command(*flags, log=tmp_path / "log", env=EAGER) as command,
+        running_command(*_HANDS_BACK, *flags, log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,
     ):
         client.check_alive()
@@ -222,7 +225,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(command:
 def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
     flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
     with (
-        running_command(*flags, log=tmp_path / "log", env=EAGER) as command,
+        running_command(*_HANDS_BACK, *flags, log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,
     ):
         burst(client, [complete])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -74,8 +73,9 @@ def bound(
     backend: Backend, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]
 ) -> Callable[[], None]:
     """Return what applies a plan to what is in x whenever it is called."""
-    bind = backend.bind if isinstance(backend, Binds) else partial(partial, backend.apply)
-    return bind(plan, x, y)
+    if isinstance(backend, Binds):
+        return backend.bind(plan, x, y)
+    return lambda: backend.apply(plan, x, y)
 
 
 def choose(name: str, *, threads: int = 1, cache_dir: str = "") -> tuple[Backend, str]:
