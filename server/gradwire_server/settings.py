@@ -92,7 +92,7 @@ class Settings:
         256, "Most requests of one EvaluateMany stream in work; the others wait unread."
     )
     max_connection_calls: int = _setting(
-        256,
+        100,
         "Most calls open at once on one connection; clients hold the others back "
         "(HTTP/2's MAX_CONCURRENT_STREAMS).",
     )
