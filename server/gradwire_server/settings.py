@@ -97,7 +97,7 @@ class Settings:
         256, "Most requests of one EvaluateMany stream in work; the others wait unread."
     )
     max_connection_calls: int = _setting(
-        256,
+        100,
         "Most calls open at once on one connection; clients hold the others back "
         "(HTTP/2's MAX_CONCURRENT_STREAMS).",
     )
@@ -110,7 +110,7 @@ class Settings:
     max_standing_queue_s: float = _setting(
         0.005,
         "Seconds that an evaluation may have to wait for a thread where the queue has stood for "
-        "max_queue_s, or as long as it takes itself. Low keeps latencies low under overload.",
+        "max_queue_s, or half as long as it takes itself. Low keeps latencies low under overload.",
     )
     retry_after_s: float = _setting(
         0.25,
