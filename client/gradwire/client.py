@@ -38,10 +38,10 @@ _Method: TypeAlias = Callable[[Line], "grpc.UnaryUnaryMultiCallable[Request, Rep
 class Client:
     """Connections to a gradwire server, or several alike; any number of threads may use it.
 
-    It connects with the first call. In another process, pickled or forked, it connects anew. A
-    process with grpc in it can be forked while no call is in flight, of this client or any other,
-    unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc: start processes by spawn
-    then.
+    It connects with the first call, which may be wait_ready(). In another process, pickled or
+    forked, it connects anew. A process with grpc in it can be forked while no call is in flight, of
+    this client or any other, unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc:
+    start processes by spawn then.
 
     target                  address of the server, such as "127.0.0.1:50051", or any gRPC target,
                             such as "dns:///name:50051" for all addresses of a name. Several, with
