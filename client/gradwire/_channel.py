@@ -151,15 +151,19 @@ class AsyncLink:
     loop      the event loop they belong to
     unary     for calls of one message each way
     blocking  carries streams
+    closing   events that are set when it is closed
     """
 
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
         self.unary: Pool[AsyncLine] = _pool(options, AsyncLine)
         self.blocking = Link(options)
+        self.closing: WeakSet[asyncio.Event] = WeakSet()
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
+        for event in self.closing:
+            event.set()
         for line in self.unary.close():
             await line.channel.close()
         await asyncio.to_thread(self.blocking.close)

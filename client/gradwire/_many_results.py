@@ -33,13 +33,13 @@ class Results(Iterator[T_co]):
         self,
         items: Iterable[object],
         exchange: Exchange,
-        link: PerProcess[Link],
+        links: PerProcess[Link],
         *,
         ordered: bool,
         evaluate: Callable[[Item], NDArray[Any]],
     ) -> None:
         self.index = -1
-        self._connection = _Connection(exchange, link)
+        self._connection = _Connection(exchange, links)
         self._items = iter(items)
         self._exchange = exchange
         self._ordered = ordered
@@ -64,6 +64,9 @@ class Results(Iterator[T_co]):
     def _outcome(self) -> Slot | None:
         exchange, connection = self._exchange, self._connection
         while True:
+            if connection.closed:
+                exchange.cancel()
+                connection.hang_up()
             connection.take_received()
             slot = exchange.outcome() if connection.receives_ahead else None
             if slot is None:
@@ -131,12 +134,18 @@ class _Connection:
                     that costs a quarter more, and is for items that are slow to come
     """
 
-    def __init__(self, exchange: Exchange, link: PerProcess[Link]) -> None:
+    def __init__(self, exchange: Exchange, links: PerProcess[Link]) -> None:
         self._exchange = exchange
-        self._link = link
+        self._links = links
+        self._link = links.get()
         self._stream: ManyStream | None = None
         self._watch: _Watch | None = None
         self.receives_ahead = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed."""
+        return self._links.closed
 
     def send(self, request: bytes) -> None:
         """Send a request that is in flight now."""
@@ -189,9 +198,9 @@ class _Connection:
             watch.stop()
 
     def _connect(self) -> None:
-        exchange, link = self._exchange, self._link.get()
+        exchange = self._exchange
         try:
-            self._stream = ManyStream(link, exchange.begin())
+            self._stream = ManyStream(self._link, exchange.begin())
         except GradwireError as error:
             self._recover(error)
             return
@@ -201,9 +210,7 @@ class _Connection:
 
     def _recover(self, error: GradwireError) -> None:
         self.hang_up()
-        if self._link.closed:
-            self._exchange.give_up(error)
-        else:
+        if not self.closed:
             time.sleep(self._exchange.broke(error))
 
 
