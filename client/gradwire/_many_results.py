@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,9 @@ from gradwire._many_stream import ManyStream
 from gradwire.errors import GradwireError
 
 T_co = TypeVar("T_co", covariant=True)
+
+# In a process forked off: to finalize a stream would end it for the parent.
+_OF_PARENTS: list[ManyStream] = []
 
 
 class Results(Iterator[T_co]):
@@ -63,6 +67,7 @@ class Results(Iterator[T_co]):
 
     def _outcome(self) -> Slot | None:
         exchange, connection = self._exchange, self._connection
+        connection.check_process()
         while True:
             if connection.closed:
                 exchange.cancel()
@@ -138,6 +143,7 @@ class _Connection:
         self._exchange = exchange
         self._links = links
         self._link = links.get()
+        self._process = os.getpid()
         self._stream: ManyStream | None = None
         self._watch: _Watch | None = None
         self.receives_ahead = False
@@ -146,6 +152,14 @@ class _Connection:
     def closed(self) -> bool:
         """Whether the client was closed."""
         return self._links.closed
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in another process than that which asked for results."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"these results belong to process {self._process}, from which this one was forked;"
+                " call evaluate_many() here"
+            )
 
     def send(self, request: bytes) -> None:
         """Send a request that is in flight now."""
@@ -192,7 +206,9 @@ class _Connection:
         """End the stream at once."""
         stream, self._stream = self._stream, None
         watch, self._watch = self._watch, None
-        if stream is not None:
+        if stream is not None and os.getpid() != self._process:
+            _OF_PARENTS.append(stream)
+        elif stream is not None:
             stream.cancel()
         if watch is not None:
             watch.stop()
