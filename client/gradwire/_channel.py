@@ -122,12 +122,14 @@ def _pool(options: Options, kind: Callable[[str, grpc.ChannelCredentials | None]
 class Link:
     """A client's connections in one process, and what it has learned of its servers.
 
+    target           the addresses, with commas between
     unary            for calls of one message each way
     streams          for streams: what is small need not wait behind what is large in one connection
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     """
 
     def __init__(self, options: Options) -> None:
+        self.target = ",".join(options.target)
         self.unary: Pool[Line] = _pool(options, Line)
         self.streams = self.unary if options.connections == 1 else _pool(options, Line)
         self.budget = RetryBudget()
@@ -157,15 +159,19 @@ class AsyncLink:
     loop      the event loop they belong to
     unary     for calls of one message each way
     blocking  carries streams
+    closing   events that are set when it is closed
     """
 
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
         self.unary: Pool[AsyncLine] = _pool(options, AsyncLine)
         self.blocking = Link(options)
+        self.closing: WeakSet[asyncio.Event] = WeakSet()
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
+        for event in self.closing:
+            event.set()
         for line in self.unary.close():
             await line.channel.close()
         await asyncio.to_thread(self.blocking.close)

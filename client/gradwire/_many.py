@@ -23,6 +23,7 @@ from gradwire._job import find_template
 from gradwire._many_items import Item, Slot, as_item, parse_answer
 from gradwire._options import Options
 from gradwire.errors import (
+    CallCancelledError,
     DeadlineExceededError,
     GradwireError,
     InvalidRequestError,
@@ -119,9 +120,21 @@ class Exchange:
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that there are no more items, for an error where there is one."""
-        if error is not None:
+        if error is not None and not self._ended:
             self.settle(self._slot(), error=error)
         self._ended = True
+
+    def cancel(self) -> None:
+        """Take no more items, and end with CallCancelledError those that have no outcome."""
+        error = CallCancelledError("the client was closed")
+        if not self._ended:
+            # Whoever iterates is to know that there may have been more.
+            self.end(copy.copy(error))
+        self._in_flight |= {slot.name: slot for _, slot in self._later}
+        self._in_flight |= {slot.name: slot for slot in self.alone}
+        self._later.clear()
+        self.alone.clear()
+        self.give_up(error)
 
     def close(self) -> None:
         """Take no more items, and forget those that are open."""

@@ -121,8 +121,9 @@ class _Work:
                 self._room.set()
                 return slot
             for task in self._tasks:
-                if task.done() and not task.cancelled():
-                    task.result()
+                if task.done() and not task.cancelled() and (error := task.exception()):
+                    self.close()
+                    raise error
             self._settled.clear()
             await self._settled.wait()
 
@@ -165,7 +166,8 @@ class _Work:
                 while not exchange.wants:
                     self._room.clear()
                     await self._room.wait()
-        except Exception as error:  # noqa: BLE001 - it is raised behind the items before it
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            # It is raised behind the items before it; or else the end has come already.
             exchange.end(error)
         else:
             exchange.end()
@@ -173,13 +175,15 @@ class _Work:
 
     async def _keep(self) -> None:
         exchange = self._exchange
-        while True:
+        self._link.closing.add(self._news)
+        while not self._links.closed:
             self._news.clear()
             error, self._error = self._error, None
             if error is not None:
                 await self._recover(error)
-            while exchange.alone:
+            if exchange.alone:
                 await self._evaluate_alone(exchange.alone.popleft())
+                continue
             for request in exchange.due():
                 self._send(request)
             with contextlib.suppress(TimeoutError):
@@ -187,6 +191,11 @@ class _Work:
                     await self._news.wait()
             if self._stream is not None and self._silent_s() >= exchange.timeout_s:
                 self._error = exchange.stalled()
+        exchange.cancel()
+        self._hang_up()
+        taking, _ = self._tasks
+        taking.cancel()
+        self._settled.set()
 
     def _silent_s(self) -> float:
         """Seconds for which something was in flight and no answer came."""
@@ -209,7 +218,7 @@ class _Work:
     def _connect(self) -> None:
         self._moved_at = time.monotonic()
         try:
-            stream = ManyStream(self._links.get().blocking, self._exchange.begin())
+            stream = ManyStream(self._link.blocking, self._exchange.begin())
         except GradwireError as error:
             self._error = error
             self._news.set()
@@ -253,11 +262,10 @@ class _Work:
     async def _recover(self, error: GradwireError) -> None:
         self._hang_up()
         if self._links.closed:
-            self._exchange.give_up(error)
-        else:
-            self._pausing = True
-            await asyncio.sleep(self._exchange.broke(error))
-            self._pausing = False
+            return
+        self._pausing = True
+        await asyncio.sleep(self._exchange.broke(error))
+        self._pausing = False
         self._settled.set()
         if self._exchange.in_flight and self._stream is None:
             self._connect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,9 @@ from gradwire.errors import GradwireError
 
 T_co = TypeVar("T_co", covariant=True)
 
+# In a process forked off: to finalize a stream would end it for the parent.
+_OF_PARENTS: list[ManyStream] = []
+
 
 class Results(Iterator[T_co]):
     """What `Client.evaluate_many` returns: the results, one after the other.
@@ -33,13 +37,13 @@ class Results(Iterator[T_co]):
         self,
         items: Iterable[object],
         exchange: Exchange,
-        link: PerProcess[Link],
+        links: PerProcess[Link],
         *,
         ordered: bool,
         evaluate: Callable[[Item], NDArray[Any]],
     ) -> None:
         self.index = -1
-        self._connection = _Connection(exchange, link)
+        self._connection = _Connection(exchange, links)
         self._items = iter(items)
         self._exchange = exchange
         self._ordered = ordered
@@ -63,7 +67,11 @@ class Results(Iterator[T_co]):
 
     def _outcome(self) -> Slot | None:
         exchange, connection = self._exchange, self._connection
+        connection.check_process()
         while True:
+            if connection.closed:
+                exchange.cancel()
+                connection.hang_up()
             connection.take_received()
             slot = exchange.outcome() if connection.receives_ahead else None
             if slot is None:
@@ -131,12 +139,27 @@ class _Connection:
                     that costs a quarter more, and is for items that are slow to come
     """
 
-    def __init__(self, exchange: Exchange, link: PerProcess[Link]) -> None:
+    def __init__(self, exchange: Exchange, links: PerProcess[Link]) -> None:
         self._exchange = exchange
-        self._link = link
+        self._links = links
+        self._link = links.get()
+        self._process = os.getpid()
         self._stream: ManyStream | None = None
         self._watch: _Watch | None = None
         self.receives_ahead = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed."""
+        return self._links.closed
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in another process than that which asked for results."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"these results belong to process {self._process}, from which this one was forked;"
+                " call evaluate_many() here"
+            )
 
     def send(self, request: bytes) -> None:
         """Send a request that is in flight now."""
@@ -183,15 +206,17 @@ class _Connection:
         """End the stream at once."""
         stream, self._stream = self._stream, None
         watch, self._watch = self._watch, None
-        if stream is not None:
+        if stream is not None and os.getpid() != self._process:
+            _OF_PARENTS.append(stream)
+        elif stream is not None:
             stream.cancel()
         if watch is not None:
             watch.stop()
 
     def _connect(self) -> None:
-        exchange, link = self._exchange, self._link.get()
+        exchange = self._exchange
         try:
-            self._stream = ManyStream(link, exchange.begin())
+            self._stream = ManyStream(self._link, exchange.begin())
         except GradwireError as error:
             self._recover(error)
             return
@@ -201,9 +226,7 @@ class _Connection:
 
     def _recover(self, error: GradwireError) -> None:
         self.hang_up()
-        if self._link.closed:
-            self._exchange.give_up(error)
-        else:
+        if not self.closed:
             time.sleep(self._exchange.broke(error))
 
 

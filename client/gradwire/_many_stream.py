@@ -10,10 +10,12 @@ import contextlib
 import threading
 from collections.abc import Iterable
 from queue import SimpleQueue
+from typing import cast
 
 import grpc
 
 from gradwire._channel import Link, from_rpc_error
+from gradwire._tracing import call_span
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.retries import is_retryable
 
@@ -37,14 +39,17 @@ class ManyStream:
         self._ending = threading.Lock()  # another thread may cancel
         self._seat, line = self._pool.take()
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = line.channel.stream_stream(_METHOD)
+        self._tracing = contextlib.ExitStack()
+        self._span = self._tracing.enter_context(call_span("EvaluateMany", target=link.target))
         self._received: SimpleQueue[bytes | GradwireError] | None = None
         try:
-            self._call = method(iter(self._requests.get, None))
+            self._call = method(iter(self._requests.get, None), metadata=self._span.metadata)
         except ValueError as error:
             # What grpc says of a channel that is closed.
             self._requests.put(None)
-            self._give_back()
-            raise CallCancelledError(str(error)) from error
+            closed = CallCancelledError(str(error))
+            self._give_back(closed)
+            raise closed from error
 
     def send(self, request: bytes) -> None:
         """Send a request, without waiting until it is on its way."""
@@ -105,10 +110,13 @@ class ManyStream:
         """End the stream at once; receive() then raises, if another thread waits in it."""
         self._call.cancel()
         self._requests.put(None)
-        self._give_back()
+        ok = self._call.code() is grpc.StatusCode.OK
+        self._give_back(None if ok else from_rpc_error(cast("grpc.RpcError", self._call)))
 
-    def _give_back(self) -> None:
+    def _give_back(self, error: GradwireError | None) -> None:
         with self._ending:
             ended, self._ended = self._ended, True
         if not ended:
             self._pool.give_back(self._seat, failed=self._failed)
+            self._span.note(error)
+            self._tracing.close()

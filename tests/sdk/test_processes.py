@@ -63,6 +63,36 @@ print("done")
 """
 
 
+# Half of the results are the parent's before it forks, the others after.
+FORKING_AMID_RESULTS = """
+import gc, os, sys
+import numpy as np
+from gradwire import Client, Item, ops
+
+one = np.ones((4, 4), np.float32)
+item = Item(ops.DmlResample(interpolation_mode="linear"), one, one.shape)
+client = Client(sys.argv[1])
+results = client.evaluate_many(item for _ in range(200))
+for _ in range(100):
+    next(results)
+child = os.fork()
+if child == 0:
+    try:
+        next(results)
+    except RuntimeError as error:
+        told = str(error)
+    results.close()
+    del results
+    gc.collect()
+    anew = len(list(client.evaluate_many([item] * 10)))
+    os._exit(0 if "forked" in told and anew == 10 else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert len(list(results)) == 100
+client.close()
+print("done")
+"""
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerThread]:
     with serving() as server:
@@ -73,8 +103,17 @@ def server() -> Iterator[ServerThread]:
 def test_a_forked_child_connects_anew_and_leaves_its_parent_alone(
     server: ServerThread, ending: str
 ) -> None:
-    done = subprocess.run(  # noqa: S603 - the script above
-        [sys.executable, "-c", FORKING, server.address, ending],
+    run(FORKING, server.address, ending)
+
+
+def test_results_stay_with_the_process_that_asked_for_them(server: ServerThread) -> None:
+    run(FORKING_AMID_RESULTS, server.address)
+
+
+def run(script: str, *arguments: str) -> None:
+    """Run a script until it is done."""
+    done = subprocess.run(  # noqa: S603 - a script above
+        [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=60,

@@ -43,12 +43,16 @@ async def again():
     async with AsyncClient(target) as client:
         await client.evaluate(operator, small, output_shape=(1, 4))
         await client.server_info()
+        async for _ in client.evaluate_many([(operator, small, (1, 4))] * 3):
+            pass
 
 with trace.get_tracer("a test").start_as_current_span("outer") as outer:
     with Client(target, stream_threshold_bytes=0) as client:
         client.evaluate(operator, small, output_shape=(1, 4))
     with Client(target) as client:
         client.evaluate(operator, small, output_shape=(1, 4))
+        for _ in client.evaluate_many([(operator, small, (1, 4))] * 3):
+            pass
         client.wait_ready()
         try:
             client.evaluate(operator, np.ones((1,) * 6, np.float32), output_shape=(1,) * 6)
@@ -87,7 +91,15 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
             outer: dict[str, Any] = json.loads(run(TRACED, server.address, collector.url))
         callers = [seen for seen in collector.spans if seen.span.kind == 3]
         names = [seen.span.name.rpartition("/")[2] for seen in callers]
-        assert names == ["EvaluateStream", "Evaluate", "Evaluate", "Evaluate", "GetServerInfo"]
+        assert names == [
+            "EvaluateStream",
+            "Evaluate",
+            "EvaluateMany",
+            "Evaluate",
+            "Evaluate",
+            "GetServerInfo",
+            "EvaluateMany",
+        ]
         for seen in callers:
             span = seen.span
             assert (span.trace_id.hex(), span.parent_span_id.hex()) == (
@@ -101,9 +113,9 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
             assert answered.span.name == span.name
             codes = [each.told["rpc.grpc.status_code"] for each in (seen, answered)]
             assert codes[0] == codes[1]
-        failed = callers[2]
+        failed = callers[3]
         assert outer["failed"] == failed.told["error.type"] != "OK"
-        assert [seen.span.status.code for seen in callers] == [0, 0, 2, 0, 0]
+        assert [seen.span.status.code for seen in callers] == [0, 0, 0, 2, 0, 0, 0]
 
 
 def test_without_a_tracer_a_call_sends_nothing_more() -> None:
