@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from bench import peers, wire_loads
 from bench.cases import Case, Outputs, gradients
 from bench.contestants import Gradient
-from bench.servers import OURS
+from bench.servers import OURS, Server
 from bench.wire_loads import Call, many_at_once
 from bench.wire_rounds import (
     BARE,
@@ -43,28 +44,42 @@ _LOCAL_CASES = (
 
 
 def tiny(rounds: int) -> dict[str, Rows]:
-    """Measure small unary calls."""
+    """Measure small unary calls, servers on one core and the client on the others.
+
+    Left alone, the system now and then lets both ends of a connection share one core, for seconds:
+    then rates fall by half, whoever serves.
+    """
+    cores = sorted(os.sched_getaffinity(0))
     source = numbers(TINY)
     request = wire_loads.request_for(source, TINY_RESULT)
-    report: dict[str, Rows] = {}
     with ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, cores)
+        os.sched_setaffinity(0, cores[:1])
         ours, quiet = start(stack, *OURS), start(stack, *OURS, "--log-level", "warning")
         reply = len(wire_loads.unary_bytes(ours, request)())  # type: ignore[arg-type]
-        bare = start(stack, *BARE, "echo", "--reply", str(reply))
-        servers = {"bare": bare, "ours": ours, "ours, no log lines": quiet}
+        servers = {
+            "bare": start(stack, *BARE, "echo", "--reply", str(reply)),
+            "ours": ours,
+            "ours, no log lines": quiet,
+        }
+        os.sched_setaffinity(0, cores[1:] or cores)
         calls = {name: wire_loads.unary_bytes(one, request) for name, one in servers.items()}
         calls["ours, client.evaluate"] = wire_loads.sdk(ours, source, TINY_RESULT)
-        title = f"{len(request)} bytes up, {reply} down; one connection, one in flight"
         behind = {**servers, "ours, client.evaluate": ours}
-        report[title] = compare_calls(calls, behind, base="bare", rounds=rounds)
-        for connections in _CONNECTIONS:
-            flood = partial(many_at_once, connections=connections, in_flight=_IN_FLIGHT)
-            takes: dict[str, Take] = {
-                name: partial(flood, server, request, seconds=0.5)
-                for name, server in servers.items()
-            }
-            title = f"connections: {connections}, {_IN_FLIGHT} in flight"
-            report[title] = compare(takes, base="bare", rounds=rounds)
+        one = compare_calls(calls, behind, base="bare", rounds=rounds)
+        title = f"{len(request)} bytes up, {reply} down; one connection, one in flight"
+        return {title: one} | _floods(servers, request, rounds)
+
+
+def _floods(servers: dict[str, Server], request: bytes, rounds: int) -> dict[str, Rows]:
+    report: dict[str, Rows] = {}
+    for connections in _CONNECTIONS:
+        flood = partial(many_at_once, connections=connections, in_flight=_IN_FLIGHT)
+        takes: dict[str, Take] = {
+            name: partial(flood, server, request, seconds=0.5) for name, server in servers.items()
+        }
+        title = f"connections: {connections}, {_IN_FLIGHT} in flight"
+        report[title] = compare(takes, base="bare", rounds=rounds)
     return report
 
 
