@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -47,17 +48,25 @@ def kinds(rounds: int) -> dict[str, Rows]:
     """Compare bare servers of several kinds."""
     request = wire_loads.request_for(numbers(TINY), TINY_RESULT)
     report: dict[str, Rows] = {}
+    cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
+        # As in the stage `tiny`.
+        stack.callback(os.sched_setaffinity, 0, cores)
+        os.sched_setaffinity(0, cores[:1])
+        echoes = {
+            kind: start(stack, *BARE, "echo", "--reply", "810", "--kind", kind) for kind in _kinds()
+        }
+        os.sched_setaffinity(0, cores[1:] or cores)
         takes: dict[str, Take] = {
             kind: partial(
                 many_at_once,
-                start(stack, *BARE, "echo", "--reply", "810", "--kind", kind),
+                echo,
                 request,
                 connections=4,
                 in_flight=16,
                 seconds=0.4,
             )
-            for kind in _kinds()
+            for kind, echo in echoes.items()
         }
         report["tiny, connections: 4, 16 in flight"] = compare(takes, base="aio", rounds=rounds)
     with ExitStack() as stack:
