@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from gradwire._calls import check_timeout
 from gradwire._framing import many_request_frame, read_many_request, read_many_result
 from gradwire._job import find_template
-from gradwire._many_items import Item, Slot, as_item, parse_answer
+from gradwire._many_items import Item, Slot, as_item, check_max_in_flight, parse_answer
 from gradwire._options import Options
 from gradwire.errors import (
     CallCancelledError,
     DeadlineExceededError,
     GradwireError,
-    InvalidRequestError,
     ServerError,
     UnsupportedOperatorError,
 )
@@ -56,16 +55,12 @@ class Exchange:
         max_in_flight: int,
         timeout_s: float | None,
     ) -> None:
-        if type(max_in_flight) is not int or max_in_flight < 1:
-            raise InvalidRequestError.of(
-                "max_in_flight", f"is {max_in_flight!r}; give an integer, at least 1"
-            )
         self.alone: deque[Slot] = deque()
         self.timeout_s = check_timeout(timeout_s) or options.timeout_s
         self._options = options
         self._budget = budget
         self._ordered = ordered
-        self._most = max_in_flight
+        self._most = check_max_in_flight(max_in_flight)
         # A few items are taken at once, since to wake the sender costs more than to take one.
         self._few = max_in_flight - max(1, max_in_flight // 4)
         self._filling = True

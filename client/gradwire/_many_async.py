@@ -60,7 +60,10 @@ class AsyncResults(AsyncIterator[T_co]):
         return cast("T_co", result)
 
     async def aclose(self) -> None:
-        """Take no more items and end what is under way; anext() raises StopAsyncIteration."""
+        """Take no more items and end what is under way; anext() raises StopAsyncIteration.
+
+        A generator that makes the items is the caller's to close.
+        """
         self._work.close()
 
     async def __aenter__(self) -> Self:
@@ -91,7 +94,7 @@ class _Work:
         *,
         evaluate: Callable[[Item], Awaitable[NDArray[Any]]],
     ) -> None:
-        self._items = items
+        self._items = items if isinstance(items, AsyncIterable) else iter(items)
         self._exchange = exchange
         self._links = links
         self._link = links.get()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradwire import ops, v1
 from gradwire._statuses import from_in_band
 from gradwire._templates import Template
-from gradwire.errors import GradwireError, ServerError
+from gradwire.errors import GradwireError, InvalidRequestError, ServerError
 from gradwire.retries import Tries
 
 
@@ -39,6 +39,13 @@ def as_item(given: Any) -> Item:
             return Item(*given)
         came += f" of {len(given)}"
     raise TypeError(f"an item is {came}; give gradwire.Item(op, array), or a tuple of its fields")
+
+
+def check_max_in_flight(count: object) -> int:
+    """Return how many items may be taken ahead; raise InvalidRequestError where it is no count."""
+    if type(count) is not int or count < 1:
+        raise InvalidRequestError.of("max_in_flight", f"is {count!r}; give an integer, at least 1")
+    return count
 
 
 @dataclass(slots=True, eq=False)

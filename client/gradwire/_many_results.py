@@ -28,7 +28,8 @@ class Results(Iterator[T_co]):
 
     next() raises the error of an item in its place; asked again, it goes on with the next item. So
     a for loop ends with the first error, and whoever wants the others calls next(). For one thread
-    at a time. Close it, or use it in a with statement, to end what is not wanted any more.
+    at a time, in the process that asked for it. Close it, or use it in a with statement, to end
+    what is not wanted any more.
 
     index  place of the item whose result or error came last; -1 before the first
     """
@@ -61,7 +62,10 @@ class Results(Iterator[T_co]):
         return cast("T_co", result)
 
     def close(self) -> None:
-        """Take no more items and end what is under way; next() raises StopIteration."""
+        """Take no more items and end what is under way; next() raises StopIteration.
+
+        A generator that makes the items is the caller's to close.
+        """
         self._exchange.close()
         self._connection.hang_up()
 

@@ -127,7 +127,8 @@ class AsyncClient:
         """Evaluate many items over one stream, as Client.evaluate_many does.
 
         Not itself awaited: it returns an asynchronous iterator. items may be asynchronous too; they
-        are taken by a task of this event loop, as soon as there is room.
+        are taken by a task of this event loop, as soon as there is room. So those that come
+        asynchronously may wait for earlier results; what blocks the thread blocks the loop.
         """
         exchange = Exchange(
             options=self._options,

@@ -166,7 +166,12 @@ class Client:
         timeout_s      seconds without an answer after which what is in flight ends with
                        DeadlineExceededError; by default the client's
 
+        Items are taken ahead of results, in the thread that iterates. So an item can be made of an
+        earlier result only with max_in_flight=1, and an iterable that blocks until it has a result
+        blocks for ever; AsyncClient, or evaluate() in a loop, is for that.
+
         An item that fails raises in its place, and the iterator goes on when it is asked again.
+        Once the client is closed, items without a result raise CallCancelledError, and it ends.
         What a broken stream left without an answer is sent again, as evaluate() is tried again.
         Items with large tensors go by evaluate()'s streams, one at a time.
         """

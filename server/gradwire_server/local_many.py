@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 from numpy.typing import NDArray
 
 from gradwire import Item
-from gradwire._many_items import as_item
+from gradwire._many_items import as_item, check_max_in_flight
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,7 +40,10 @@ class LocalResults(Iterator[T_co]):
         return cast("T_co", result)
 
     def close(self) -> None:
-        """Take no more items; next() raises StopIteration."""
+        """Take no more items; next() raises StopIteration.
+
+        A generator that makes the items is the caller's to close.
+        """
         self._items = iter(())
 
     def __enter__(self) -> Self:
@@ -93,6 +96,7 @@ class EvaluatesMany:
         max_in_flight is there to be the same: an item is taken when its result is asked for.
         timeout_s is each item's.
         """
+        check_max_in_flight(max_in_flight)
         return LocalResults(
             items,
             lambda item: self.evaluate(

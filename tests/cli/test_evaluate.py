@@ -121,6 +121,9 @@ MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
         (("--op", "dml-resample-grad"), "did you mean dml_resample_grad?"),
         (PUBLISHED, "--output-shape is missing"),
         ((*PUBLISHED, "--output-shape", "2,0"), "'2,0' is not a shape"),
+        ((*PUBLISHED, "--output-shape", "2,99999999999999999999"), "larger than files can be"),
+        ((*PUBLISHED, "--output-shape", f"2,{2**60}"), "larger than files can be"),
+        ((*PUBLISHED, "--output-shape", "2,2", "--timeout", "nan"), "'nan' is no time"),
         ((*PUBLISHED, "--output-shape", "2,2", "--attr", "scales"), "'scales' has no '='"),
         ((*PUBLISHED, *SCALES, *SCALES, "--output-shape", "2,2"), "scales is given twice"),
         ((*PUBLISHED, "--attr", "scale=1", "--output-shape", "2,2"), "did you mean 'scales'?"),
@@ -159,6 +162,13 @@ def test_a_result_in_no_folder_is_refused(tmp_path: Path) -> None:
     done = run_here("evaluate", source, tmp_path / "no" / "y.npy", *PUBLISHED)
     assert done.code == 2
     assert "is in a folder that does not exist" in done.stderr
+
+
+def test_standard_output_is_no_file_for_a_result(tmp_path: Path) -> None:
+    source = saved(tmp_path / "x.npy", f32([1]))
+    done = run_here("evaluate", source, "-", *PUBLISHED, "--output-shape", "1")
+    assert done.code == 2
+    assert "'-' does not stand for standard output" in done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", np.float32(1).tobytes()])

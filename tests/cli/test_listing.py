@@ -38,6 +38,14 @@ def test_the_environment_names_the_server(target: str, monkeypatch: pytest.Monke
     assert run_here("info").code == 0
 
 
+def test_what_names_no_server_is_blamed_on_who_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = run_here("info", "--target", " , ")
+    monkeypatch.setenv("GRADWIRE_TARGET", " , ")
+    for name, done in (("--target", given), ("GRADWIRE_TARGET", run_here("info"))):
+        assert (done.code, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"gradwire: error: {name} is ' , '; give a server's address")
+
+
 def test_one_of_several_servers_will_do(target: str, free_target: str) -> None:
     for several in (f"{target},{free_target}", f"{free_target},{target}"):
         assert run_here("health", "--target", several).stdout == "SERVING\n"
@@ -74,6 +82,12 @@ def test_info_tells_backend_and_limits() -> None:
 def test_health_of_a_serving_server_is_code_0(target: str) -> None:
     done = run("health", "--target", target)
     assert (done.code, done.stdout, done.stderr) == (0, "SERVING\n", "")
+
+
+def test_a_time_to_wait_is_a_number() -> None:
+    done = run_here("health", "--target", "127.0.0.1:1", "--wait", "nan")
+    assert (done.code, done.stdout) == (2, "")
+    assert "'nan' is no time; give seconds above 0" in done.stderr
 
 
 def test_health_waits_for_a_server_only_so_long() -> None:

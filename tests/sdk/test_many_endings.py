@@ -180,3 +180,16 @@ def test_what_is_no_exception_is_raised_once_and_loses_no_result(
         outcomes = told(client.evaluate_many(failing(error)))
     assert outcomes.count(None) == 100
     assert [type(each) for each in outcomes if each is not None] == [error]
+
+
+def test_what_is_no_iterable_is_refused_at_once(server: ServerThread) -> None:
+    number: Any = 5
+    with Client(server.address) as client, pytest.raises(TypeError, match="not iterable"):
+        client.evaluate_many(number)
+
+    async def run() -> None:
+        async with AsyncClient(server.address) as client:
+            with pytest.raises(TypeError, match="not iterable"):
+                client.evaluate_many(number)
+
+    asyncio.run(run())

@@ -54,6 +54,12 @@ def test_items_are_taken_when_results_are_asked_for() -> None:
     assert next(taken) is ITEMS[2]
 
 
+@pytest.mark.parametrize("most", [0, 1.5, True])
+def test_it_refuses_what_a_client_refuses(most: Any) -> None:
+    with LocalClient() as client, pytest.raises(InvalidRequestError, match="max_in_flight: is"):
+        client.evaluate_many([], max_in_flight=most)
+
+
 def test_it_takes_the_same_arguments() -> None:
     local, client = (
         inspect.signature(kind.evaluate_many).parameters for kind in (LocalClient, Client)

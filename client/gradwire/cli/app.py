@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
-from gradwire._targets import DEFAULT, VARIABLE
+from gradwire._targets import DEFAULT, VARIABLE, read_target
 from gradwire.cli import evaluating, exits, listing
 from gradwire.cli.connection import Connection
 
@@ -18,7 +20,22 @@ Decorated = Callable[..., Any]
 
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
-SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class _Seconds(click.FloatRange):
+    """A time above 0."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a time; nan is none, though it compares as one."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no time; give seconds above 0", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds(min=0, min_open=True)
 
 EXAMPLE = """\b
 Example:
@@ -61,9 +78,27 @@ def read_shape(
 
 def check_folder(context: click.Context, parameter: click.Parameter, value: Path) -> Path:
     """Refuse a file in a folder that does not exist now, not after the work."""
+    if str(value) == "-":
+        message = "'-' does not stand for standard output here; give the name of a file"
+        raise click.BadParameter(message, context, parameter)
     if not value.parent.is_dir():
         message = f"{str(value)!r} is in a folder that does not exist; make it"
         raise click.BadParameter(message, context, parameter)
+    return value
+
+
+def check_target(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """Refuse what is no address, and name where it came from."""
+    try:
+        if value is not None:
+            read_target(value)
+    except ValueError as error:
+        source = context.get_parameter_source(parameter.name or "")
+        name = VARIABLE if source is ParameterSource.ENVIRONMENT else "--target"
+        text = f"{name}{str(error).removeprefix('target')}"
+        raise exits.CommandError(text, code=exits.INVALID) from error
     return value
 
 
@@ -79,6 +114,7 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
         return click.option(
             "--target",
             metavar="HOST:PORT",
+            callback=check_target,
             default=default,
             show_default=True,
             envvar=VARIABLE,

@@ -10,7 +10,6 @@ from pathlib import Path
 import grpc
 
 from gradwire import Client, health
-from gradwire._targets import read_target
 from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.local_server import local_server
 
@@ -28,11 +27,6 @@ class Connection:
     tls_ca: Path | None
 
     def __post_init__(self) -> None:
-        if self.target is not None:
-            try:
-                read_target(self.target)
-            except ValueError as error:
-                raise CommandError(f"--{error}", code=INVALID) from error
         if self.tls_ca is not None and self.target is None:
             raise CommandError("--tls-ca is for a --target; give that too", code=INVALID)
 

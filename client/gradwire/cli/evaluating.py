@@ -51,6 +51,7 @@ def run(job: Job, connection: Connection, *, as_json: bool) -> None:
         )
     operator = operator_from(kind, job.attributes)
     array = _mapped(job)
+    _check_size(job.output_shape, array.dtype)
     result = _regular(job.result)
     with connection.client() as client, _complete(result) as part:
         start = time.monotonic()
@@ -85,6 +86,15 @@ def _mapped(job: Job) -> Array:
             code=INVALID,
         )
     return array
+
+
+def _check_size(shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
+    """Refuse a result that no file can hold, since NumPy counts its bytes in 64 bits."""
+    if shape is not None and math.prod(shape) * dtype.itemsize > sys.maxsize // 2:
+        raise CommandError(
+            f"--output-shape: {shape} of {dtype} is larger than files can be; give shorter lengths",
+            code=INVALID,
+        )
 
 
 def _regular(path: Path) -> Path:
