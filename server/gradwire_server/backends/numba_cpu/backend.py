@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import threading
@@ -39,6 +40,9 @@ _WAKING = 16
 _STREAMED_BYTES = 32 << 20
 # Parts of a thread's least work that are worth being taken apart.
 _PARTS = 8
+
+# Of blocks.run. Who gives Python's lock up for microseconds waits for longer to get it back.
+_HOLDING_THE_LOCK = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 6)
 
 _backends: WeakSet[NumbaCpu] = WeakSet()
 
@@ -109,13 +113,13 @@ class NumbaCpu:
         if len(jobs) != 1 or filled or not x.flags.c_contiguous:
             return partial(self.apply, plan, x, y)
         (job,) = jobs
-        share, scratch = self._kernels.team.share, self._scratch
-        before = self._kernels.blocks.run.address, job.record["address"].item()
-        arrays, (wanted, after) = (_address(x), _address(y)), _shares(job)
+        if job.work >= _WORK_OF_A_THREAD:
+            return partial(self._run, job, x, y)
+        compute, scratch = _HOLDING_THE_LOCK(self._kernels.blocks.run.address), self._scratch
+        tensors = job.record["address"].item(), _address(x), _address(y)
 
         def run(_kept: object = (job, x, y)) -> None:
-            team = self._team or self._new_team()
-            share(team.ready(wanted), *before, *arrays, scratch.address(after[0]), *after)
+            compute(*tensors, scratch.address(job.scratch), 0, job.units)
 
         return run
 
