@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 
 # Of <malloc.h>.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 # The most that glibc takes: blocks of less are not handed back one by one.
 _LARGEST_BLOCK = 32 << 20
+# Each but the first keeps its own share, which malloc_trim(3) leaves alone.
+_ARENAS = 2
 # Taken from the system at once, at most.
 _MOST_AHEAD = 64 << 20
 
@@ -33,5 +35,6 @@ def keep(nbytes: int) -> bool:
         _MMAP_THRESHOLD: _LARGEST_BLOCK,
         _TRIM_THRESHOLD: nbytes,
         _TOP_PAD: min(nbytes, _MOST_AHEAD),
+        _ARENA_MAX: _ARENAS,
     }
     return all(mallopt(name, value) for name, value in wanted.items())
