@@ -6,20 +6,17 @@ import asyncio
 import contextlib
 import gc
 import logging
-import math
 import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from gradwire_server import backends, logs, malloc, service
+from gradwire_server import backends, logs, malloc, service, transport
 from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
@@ -73,17 +70,7 @@ class Server:
         return self._workshop
 
     def _build(self) -> grpc.aio.Server:
-        limit = self.settings.max_message_bytes
-        options: list[tuple[str, Any]] = [
-            ("grpc.max_receive_message_length", limit),
-            ("grpc.max_send_message_length", limit),
-            # Two servers on one port share its calls; not without anyone having asked for it.
-            ("grpc.so_reuseport", int(self._shares_port)),
-            ("grpc.max_concurrent_streams", self.settings.max_connection_calls),
-            # Or streams that have ended count for a while, and calls are refused, not held back.
-            ("grpc.http.overload_protection", 0),
-            *_connection_options(self.settings.max_connection_age_s),
-        ]
+        options = transport.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers((_handlers(self._workshop),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -108,7 +95,9 @@ class Server:
         if not self._shares_port:
             check_free(settings.address)
         if settings.tls_certificate:
-            self.port = self._server.add_secure_port(settings.address, _credentials(settings))
+            self.port = self._server.add_secure_port(
+                settings.address, transport.credentials(settings)
+            )
         else:
             self.port = self._server.add_insecure_port(settings.address)
         self.instruments.start(self._workshop, address=self.bound)
@@ -216,27 +205,6 @@ _LAST_WORDS_S = 12.0
 _LAST_STATUS_S = 2.0
 
 
-# A peer that is gone, or a connection that a network has forgotten, is noticed after so long.
-_KEEPALIVE_MS = 60_000
-_KEEPALIVE_TIMEOUT_MS = 20_000
-# Clients may ask so often whether the server is there while they wait for it.
-_LEAST_PING_INTERVAL_MS = 10_000
-
-
-def _connection_options(max_age_s: float) -> list[tuple[str, Any]]:
-    options: list[tuple[str, Any]] = [
-        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
-    ]
-    if max_age_s:
-        # Calls that run then may take any time: by default the grace has no end.
-        age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
-        options.append(("grpc.max_connection_age_ms", age_ms))
-    return options
-
-
 def _handlers(workshop: Workshop) -> grpc.GenericRpcHandler:
     streams, many = StreamService(workshop), ManyService(workshop)
     return service.handlers(GradientService(workshop), streams.evaluate_stream, many.evaluate_many)
@@ -272,22 +240,6 @@ def _workshop(
         draining=asyncio.Event(),
         building=asyncio.Lock(),
     )
-
-
-def _credentials(settings: Settings) -> grpc.ServerCredentials:
-    pair = (_pem(settings, "tls_key"), _pem(settings, "tls_certificate"))
-    authorities = _pem(settings, "tls_client_ca") if settings.tls_client_ca else None
-    return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
-
-
-def _pem(settings: Settings, name: str) -> bytes:
-    try:
-        data = Path(getattr(settings, name)).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
-    if b"-----BEGIN " not in data:
-        raise ValueError(f"{name} is {getattr(settings, name)}, which is no PEM file")
-    return data
 
 
 async def serve(

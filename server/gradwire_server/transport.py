@@ -1,0 +1,60 @@
+"""What grpc's core is told of connections, and the certificates that it shows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gradwire_server.settings import Settings
+
+# A peer that is gone, or a connection that a network has forgotten, is noticed after so long.
+_KEEPALIVE_MS = 60_000
+_KEEPALIVE_TIMEOUT_MS = 20_000
+# Clients may ask so often whether the server is there while they wait for it.
+_LEAST_PING_INTERVAL_MS = 10_000
+
+
+def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
+    """Return what grpc's core is told.
+
+    shares_port  whether other processes listen on the address too
+    """
+    limit, max_age_s = settings.max_message_bytes, settings.max_connection_age_s
+    told: list[tuple[str, Any]] = [
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_send_message_length", limit),
+        # Two servers on one port share its calls; not without anyone having asked for it.
+        ("grpc.so_reuseport", int(shares_port)),
+        ("grpc.max_concurrent_streams", settings.max_connection_calls),
+        # Or streams that have ended count for a while, and calls are refused, not held back.
+        ("grpc.http.overload_protection", 0),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
+    ]
+    if max_age_s:
+        # Calls that run then may take any time: by default the grace has no end.
+        age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
+        told.append(("grpc.max_connection_age_ms", age_ms))
+    return told
+
+
+def credentials(settings: Settings) -> grpc.ServerCredentials:
+    """Read the certificates of a server with TLS; raise ValueError where they cannot be used."""
+    pair = (_pem(settings, "tls_key"), _pem(settings, "tls_certificate"))
+    authorities = _pem(settings, "tls_client_ca") if settings.tls_client_ca else None
+    return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
+
+
+def _pem(settings: Settings, name: str) -> bytes:
+    try:
+        data = Path(getattr(settings, name)).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error
+    if b"-----BEGIN " not in data:
+        raise ValueError(f"{name} is {getattr(settings, name)}, which is no PEM file")
+    return data
