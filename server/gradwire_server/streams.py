@@ -272,11 +272,9 @@ _NOTHING = np.empty(0, np.uint8)
 def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:
     """Take a chunk out of a message that is not written as most are."""
     wire.refuse_unknown_fields(message, "")
-    came = message.WhichOneof("message")
+    came = message.WhichOneof("message") or "an empty message"
     if came != "chunk":
-        raise InvalidDataError(
-            "chunk", f"{came or 'an empty message'} came; only chunks follow open"
-        )
+        raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
     wire.refuse_unknown_fields(message.chunk, "chunk")
     return encoding.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
 
@@ -298,6 +296,5 @@ def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:
 
 async def _cut_short(position: int, total: int) -> InvalidDataError:
     await asyncio.sleep(_CANCELLATION_S)
-    return InvalidDataError(
-        "chunk", f"half-close after {position} of {total} bytes; all are needed"
-    )
+    came = f"half-close after {position} of {total} bytes"
+    return InvalidDataError("chunk", f"{came}; all are needed")
