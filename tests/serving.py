@@ -23,13 +23,17 @@ _READY = "gradwire-server listening on "
 class ServerThread:
     """A server on a free loopback port, in a thread with its own event loop.
 
+    It does not warm up unless it is told to: that takes longer than most tests.
+
     backend  what computes; None for what the settings choose
     address  HOST:PORT
     server   the app.Server, to look at from tests; use `call` to touch it
     """
 
     def __init__(self, *, backend: Backend | None = None, **settings: Any) -> None:
-        self._settings = replace(Settings(), **{"address": "127.0.0.1:0", **settings})
+        self._settings = replace(
+            Settings(), **{"address": "127.0.0.1:0", "warm_up": False, **settings}
+        )
         self._backend = backend
         self._listening: Future[app.Server] = Future()
         self._started: Future[None] = Future()

@@ -67,11 +67,12 @@ print("done")
 FORKING_AMID_RESULTS = """
 import gc, os, sys
 import numpy as np
-from gradwire import Client, Item, ops
+from gradwire import Client, Item, RetryPolicy, ops
 
 one = np.ones((4, 4), np.float32)
 item = Item(ops.DmlResample(interpolation_mode="linear"), one, one.shape)
-client = Client(sys.argv[1])
+# As above.
+client = Client(sys.argv[1], retry=RetryPolicy(max_attempts=5, initial_backoff_s=0.05))
 results = client.evaluate_many(item for _ in range(200))
 for _ in range(100):
     next(results)

@@ -78,7 +78,7 @@ def test_the_first_calls_of_a_server_import_nothing() -> None:
 
 
 def test_the_first_calls_of_a_client_import_nothing() -> None:
-    with serving() as server:
+    with serving(warm_up=True) as server:
         done = subprocess.run(  # noqa: S603 - the script above
             [sys.executable, "-c", CALLING, server.address],
             capture_output=True,
@@ -106,7 +106,7 @@ def test_nothing_of_it_is_logged_counted_or_left_in_a_folder(tmp_path: Path, wor
 
 
 def test_nothing_of_it_is_kept() -> None:
-    with serving() as server:
+    with serving(warm_up=True) as server:
         workshop = server.server.workshop
         assert workshop.preparer.lookups("plans") == (0, 0)
         assert workshop.preparer.lookups("evaluations") == (0, 0)
@@ -118,7 +118,7 @@ def test_nothing_of_it_is_kept() -> None:
 def test_who_calls_meanwhile_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """What is kept out of the log is the rehearsal, and not its time."""
     caplog.set_level(logging.INFO, "gradwire_server")
-    with serving() as server:
+    with serving(warm_up=True) as server:
         stop = threading.Event()
 
         def rehearse_on() -> None:

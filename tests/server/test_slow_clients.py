@@ -93,9 +93,10 @@ def test_a_reader_that_stops_is_ended_and_gives_its_memory_back(
 
 
 def test_a_reader_that_never_starts_is_ended(server: ServerThread, client: RawClient) -> None:
-    calls = [client.start(as_stream(copies())) for _ in range(4)]
     admission = server.server.workshop.admission
-    wait_until(lambda: admission.streams == 4)
+    before = admission.entered
+    calls = [client.start(as_stream(copies())) for _ in range(4)]
+    wait_until(lambda: admission.entered == before + 4)
     wait_idle(server)
     for call in calls:
         check_refusal(read_all(call).refusal, grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")

@@ -79,7 +79,7 @@ def backend() -> Iterator[Leisurely]:
 @pytest.fixture
 def server(backend: Leisurely) -> Iterator[ServerThread]:
     """Start a server that is not ready until a test sets `ready`."""
-    server = ServerThread(backend=backend, retry_after_s=0.5)
+    server = ServerThread(warm_up=True, backend=backend, retry_after_s=0.5)
     server.listen()
     yield server
     backend.ready.set()
@@ -156,7 +156,7 @@ def test_without_retries_the_sdk_raises_that_the_server_is_unavailable(
 
 def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
     backend = Leisurely(RuntimeError("no compiler"))
-    server = ServerThread(backend=backend)
+    server = ServerThread(warm_up=True, backend=backend)
     server.listen()
     backend.ready.set()
     with pytest.raises(RuntimeError, match="no compiler"):
