@@ -15,7 +15,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import grpc
 
@@ -24,10 +23,10 @@ from gradwire._framing import many_result_frame
 from gradwire_server import many_items, wire
 from gradwire_server.calls import Call, Context
 from gradwire_server.encoding import Bytes
+from gradwire_server.engine import Holdings
 from gradwire_server.errors import (
     DrainingError,
     InvalidDataError,
-    OverloadedError,
     StalledError,
     StartingError,
 )
@@ -80,9 +79,12 @@ class _Stream:
         # Names that no other request may have, until their answers are written.
         self._names: set[bytes] = set()
         self._in_flight = 0
-        self._memory: set[ExitStack] = set()
+        # So many threads compute, and what is next for them is to be there.
+        few = 2 * workshop.settings.threads
+        self._holdings = Holdings(workshop.admission, few=few)
         self._arrived: list[Item] = []
-        self._answers: deque[tuple[bytes, bytes, ExitStack | None]] = deque()
+        # Names, messages, and what the requests hold of the budget.
+        self._answers: deque[tuple[bytes, bytes, int]] = deque()
         # Set when there is something to compute or to write, and when something was written.
         self._news = asyncio.Event()
         self._room = asyncio.Event()
@@ -133,8 +135,7 @@ class _Stream:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for memory in self._memory:
-            memory.close()
+        self._holdings.free_all()
 
     async def _read(self) -> None:
         most = self._workshop.settings.max_in_flight
@@ -163,28 +164,20 @@ class _Stream:
             wire.read_request_id(name.decode())
             recipe = await self._recipes.find(header)
             many_items.check_length(recipe, data)
-            memory = await self._admit(recipe.memory_bytes)
+            await self._admit(recipe.memory_bytes)
         except (NoMessageError, StartingError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's alone
             self._refuse(name, error)
         else:
-            self._arrived.append(Item(name, recipe, data, memory))
+            self._arrived.append(Item(name, recipe, data))
             self._news.set()
 
-    async def _admit(self, needed: int) -> ExitStack:
+    async def _admit(self, needed: int) -> None:
         """Take memory from the budget; where others of this stream hold it, wait for theirs."""
-        memory = ExitStack()
-        while True:
-            try:
-                memory.enter_context(self._workshop.admission.memory(needed))
-            except OverloadedError:
-                if not self._memory or self._stopped:
-                    raise
-                await self._wait_for_room()
-            else:
-                self._memory.add(memory)
-                return memory
+        while self._holdings.must_wait(needed) and not self._stopped:
+            await self._wait_for_room()
+        self._holdings.take(needed)
 
     async def _wait_for_room(self) -> None:
         self._room.clear()
@@ -250,14 +243,14 @@ class _Stream:
         for number, each in enumerate(items):
             one = data[number * length : (number + 1) * length]
             frame = many_result_frame(each.name, each.recipe.header, one)
-            self._answers.append((each.name, frame, each.memory))
+            self._answers.append((each.name, frame, each.recipe.memory_bytes))
         self._news.set()
 
     def _fail(self, items: Sequence[Item], error: Exception) -> None:
         for each in items:
-            self._refuse(each.name, error, each.memory)
+            self._refuse(each.name, error, held=each.recipe.memory_bytes)
 
-    def _refuse(self, name: bytes, error: Exception, memory: ExitStack | None = None) -> None:
+    def _refuse(self, name: bytes, error: Exception, *, held: int = 0) -> None:
         """Answer one request with an error."""
         request_id = name.decode()
         failed = failure(error).within(request_id=request_id, traceparent=self._call.traceparent)
@@ -266,22 +259,21 @@ class _Stream:
             _log.error("item", extra={"facts": facts}, exc_info=error)
         self._call.note_failed_item(failed)
         response = v1.EvaluateManyResponse(request_id=request_id, error=failed.in_band())
-        self._answers.append((name, response.SerializeToString(), memory))
+        self._answers.append((name, response.SerializeToString(), held))
         self._counts["items_failed"] += 1
         self._news.set()
 
     async def _write_answers(self) -> None:
         with self._call.phases.spending("send"):
             while self._answers and not self._stopped:
-                name, frame, memory = self._answers.popleft()
+                name, frame, held = self._answers.popleft()
                 # Whoever has the answer may use its name again, maybe before the write is over.
                 self._names.discard(name)
                 await self._context.write(frame)
                 self._progress = time.monotonic()
                 self._in_flight -= 1
-                if memory is not None:
-                    memory.close()
-                    self._memory.discard(memory)
+                if held:
+                    self._holdings.free(held)
                 self._room.set()
 
     async def _watch(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,15 +55,13 @@ class Recipe:
 class Item:
     """A request under way.
 
-    name    its request_id
-    data    the bytes of its input
-    memory  what it holds of the server's budget
+    name  its request_id
+    data   the bytes of its input
     """
 
     name: bytes
     recipe: Recipe
     data: memoryview
-    memory: ExitStack
 
 
 class Recipes:

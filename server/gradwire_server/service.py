@@ -119,7 +119,8 @@ class GradientService:
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         self._recipes = Recipes()
-        self._small = SmallCalls(workshop.backend, workshop.active, room=self._has_room)
+        room = workshop.admission.has_room
+        self._small = SmallCalls(workshop.backend, workshop.active, room=room)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
@@ -132,11 +133,6 @@ class GradientService:
             return reply
         call = self._call("Evaluate", context)
         return await call.answer(lambda: self._evaluate(message, call))
-
-    def _has_room(self, needed: int) -> bool:
-        """Tell whether this much memory may be held, for no longer than the event loop is busy."""
-        held = self._workshop.admission.memory_bytes
-        return not held or held + needed <= self._workshop.settings.max_memory_bytes
 
     def _call(self, method: str, context: Context) -> Call:
         return Call(method, context, self._workshop.active)

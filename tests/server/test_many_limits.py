@@ -139,10 +139,34 @@ def test_requests_of_one_stream_wait_for_the_memory_of_one_another(backend: Gate
         assert refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
         assert refused.reason == v1.ErrorReason.ERROR_REASON_OVERLOADED
         assert refused.HasField("retry_after")
+        # Of the other stream: who waits was not refused.
+        assert server.server.workshop.admission.refusals == {"max_memory_bytes": 1}
         backend.gate.set()
         answers = call.answers()
         assert len(answers) == len(NAMES)
         assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
+
+
+def test_a_stream_leaves_memory_to_others(backend: Gated) -> None:
+    with serving(backend=backend, warm_up=False) as probe:
+        each = needed(probe, rows(4))
+    settings = {"inline_work": 0, "compute_threads": 1, "max_memory_bytes": 64 * each}
+    with (
+        serving(backend=backend, warm_up=False, **settings) as server,
+        RawClient(server.address) as client,
+        ManyCall(client) as call,
+        ManyCall(client) as other,
+    ):
+        admission = server.server.workshop.admission
+        call.send(*(named(rows(4), name) for name in NAMES))
+        wait_until(lambda: admission.memory_bytes == 4 * each)
+        other.send(named(rows(4), "other"))
+        wait_until(lambda: admission.memory_bytes == 5 * each)
+        backend.gate.set()
+        assert other.receive().WhichOneof("outcome") == "result"
+        answers = call.answers()
+    assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
+    assert not admission.refusals
 
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:

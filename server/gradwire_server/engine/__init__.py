@@ -11,6 +11,7 @@ from gradwire_server.engine.evaluation import (
     EvaluationRequest,
     Preparer,
 )
+from gradwire_server.engine.holdings import Holdings
 from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.engine.limits import Limits
 from gradwire_server.engine.plan_cache import PlanCache
@@ -29,6 +30,7 @@ __all__ = [
     "Claim",
     "Evaluation",
     "EvaluationRequest",
+    "Holdings",
     "InputAssembler",
     "Limits",
     "PlanCache",

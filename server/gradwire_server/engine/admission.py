@@ -40,11 +40,12 @@ _NEXT = 1
 class Admission:
     """What all evaluations in flight hold. Used from one event loop only.
 
-    entered       evaluations that were let in so far
-    memory_bytes  held by evaluations in flight, those that wait included
-    streams       open
-    refusals      so far, by what stood in the way: a setting; "deadline", which could not be met;
-                  "late", which turned out while waiting
+    entered           evaluations that were let in so far
+    max_memory_bytes  of all evaluations in flight
+    memory_bytes      that they hold, those that wait included
+    streams           open
+    refusals          so far, by what stood in the way: a setting; "deadline", which could not be
+                      met; "late", which turned out while waiting
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Admission:
         max_standing_queue_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_memory_bytes = max_memory_bytes
+        self.max_memory_bytes = max_memory_bytes
         self._max_streams = max_streams
         self._retry_after_s = retry_after_s
         self._max_queue = max_queue
@@ -100,15 +101,19 @@ class Admission:
         """
         return _Memory(self, needed)
 
+    def has_room(self, needed: int) -> bool:
+        """Whether so many bytes of the budget are there to be taken."""
+        return not self.memory_bytes or self.memory_bytes + needed <= self.max_memory_bytes
+
     def take_memory(self, needed: int) -> None:
         """Take bytes of the budget, or raise OverloadedError."""
-        if self.memory_bytes and self.memory_bytes + needed > self._max_memory_bytes:
+        if not self.has_room(needed):
             raise self._full(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
                 "max_memory_bytes",
-                self._max_memory_bytes,
+                self.max_memory_bytes,
                 drain=self._memory_drain,
-                missing=self.memory_bytes + needed - self._max_memory_bytes,
+                missing=self.memory_bytes + needed - self.max_memory_bytes,
                 amount=needed,
             )
         self._memory_drain.enter(self._clock())

@@ -1,0 +1,54 @@
+"""What requests of one stream hold of the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire_server.engine import Admission, Holdings
+from gradwire_server.errors import OverloadedError
+
+BUDGET = 160
+SHARE = 10
+
+
+@pytest.fixture
+def admission() -> Admission:
+    return Admission(max_memory_bytes=BUDGET, max_streams=1, retry_after_s=1.0)
+
+
+def test_a_few_requests_may_hold_what_they_need_and_more_their_share(admission: Admission) -> None:
+    holdings = Holdings(admission, few=2)
+    for needed in (3 * SHARE, 3 * SHARE):
+        assert not holdings.must_wait(needed)
+        holdings.take(needed)
+    assert holdings.must_wait(1)
+    holdings.free(3 * SHARE)
+    holdings.free(3 * SHARE)
+    small = Holdings(admission, few=2)
+    for _ in range(SHARE):
+        assert not small.must_wait(1)
+        small.take(1)
+    assert small.must_wait(1)
+    small.free(1)
+    assert not small.must_wait(1)
+
+
+def test_only_who_holds_something_waits_for_others_are_refused(admission: Admission) -> None:
+    first, second = Holdings(admission, few=2), Holdings(admission, few=2)
+    first.take(BUDGET)
+    assert first.must_wait(1)
+    assert not admission.refusals
+    assert not second.must_wait(1)
+    with pytest.raises(OverloadedError):
+        second.take(1)
+    assert (second.requests, second.nbytes) == (0, 0)
+
+
+def test_all_is_given_back_once(admission: Admission) -> None:
+    holdings = Holdings(admission, few=2)
+    for needed in (1, 2, 3):
+        holdings.take(needed)
+    holdings.free(2)
+    holdings.free_all()
+    holdings.free_all()
+    assert admission.memory_bytes == 0
