@@ -175,6 +175,11 @@ class Call:
         except asyncio.CancelledError:
             self._finish(logging.INFO, "CANCELLED")
             raise
+        except grpc.aio.InternalError:
+            # A write that grpc could not carry out: the caller has gone, which grpc tells next.
+            self._finish(logging.INFO, "CANCELLED")
+            self.context.set_code(grpc.StatusCode.CANCELLED)
+            return cast("Reply", None)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             await self._fail(error, in_band)
             # With any status but OK grpc sends no reply.
