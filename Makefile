@@ -64,7 +64,7 @@ load-kills: $(VENV)/.installed  ## Kill, renew and stop workers under load; fail
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out
 	$(BIN)/python tests/bench/hop.py
-	PYTHONPATH=tests $(BIN)/python -m bench.wire tiny large identity --json out/wire.json
+	PYTHONPATH=tests $(BIN)/python -m bench.wire tiny large identity bidi --json out/wire.json
 	$(BIN)/python tests/bench/memory.py --json out/memory.json
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json

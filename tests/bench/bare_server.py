@@ -1,9 +1,10 @@
 """The peers of the wire benchmark: grpcio servers that do nothing but what is compared with.
 
-    python -m bench.bare_server echo|raw|protobuf [--kind aio|uvloop|sync] [--option NAME=INTEGER]
+    python -m bench.bare_server WHAT [--kind aio|uvloop|sync] [--option NAME=INTEGER]
 
 echo      Evaluate on bytes: the first --reply of them come back
 raw       EvaluateStream on bytes: every message comes back
+bidi      the same in protobuf's messages, on aio: every chunk comes back
 protobuf  Evaluate as a plain server has it: protobuf's messages around LocalClient
 """
 
@@ -45,6 +46,11 @@ async def _raw_aio(_requests: object, context: Any) -> None:
         await context.write(message)
 
 
+async def _bidi_aio(_requests: object, context: Any) -> None:
+    while (message := await context.read()) is not grpc.aio.EOF:
+        await context.write(v1.EvaluateStreamResponse(chunk=message.chunk))
+
+
 def _evaluate(
     client: LocalClient, request: v1.EvaluateRequest, _context: object
 ) -> v1.EvaluateResponse:
@@ -69,6 +75,16 @@ def _handlers(arguments: argparse.Namespace) -> tuple[grpc.GenericRpcHandler, ..
     if arguments.what == "raw":
         raw: Any = _raw if sync else _raw_aio
         method, handler = "EvaluateStream", cast("Any", grpc.stream_stream_rpc_method_handler)(raw)
+    elif arguments.what == "bidi":
+        bidi: Any = _bidi_aio
+        method, handler = (
+            "EvaluateStream",
+            grpc.stream_stream_rpc_method_handler(
+                bidi,
+                v1.EvaluateStreamRequest.FromString,
+                v1.EvaluateStreamResponse.SerializeToString,
+            ),
+        )
     elif arguments.what == "echo":
         echo: Any = partial(_echo if sync else _echo_aio, arguments.reply)
         method, handler = "Evaluate", cast("Any", grpc.unary_unary_rpc_method_handler)(echo)
@@ -119,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("echo", "raw", "protobuf"))
+    parser.add_argument("what", choices=("echo", "raw", "bidi", "protobuf"))
     parser.add_argument("--kind", choices=("aio", "uvloop", "sync"), default="aio")
     parser.add_argument("--reply", type=int, default=0)
     parser.add_argument("--option", type=option, action="append", default=[])

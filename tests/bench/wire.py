@@ -5,6 +5,7 @@
 tiny      12 x 64 numbers: latency and rate beside a bare echo of as many bytes
 large     25.7 MB up, 6.4 MB down: beside a plain protobuf server around the same compute
 identity  25.7 MB up and down on a stream: beside a bare server that returns raw bytes
+bidi      67.1 MB up and down on a stream of protobuf's messages: beside a bare bidi server
 local     client.evaluate beside PyTorch's own backward on as many cores, where it is installed
 kinds     bare servers of other kinds, among themselves
 options   bare servers with other options of grpc's core at both ends, among themselves
@@ -36,6 +37,7 @@ _STAGES: dict[str, Callable[[int], dict[str, Rows]]] = {
     "tiny": wire_stages.tiny,
     "large": wire_stages.large,
     "identity": wire_stages.identity,
+    "bidi": wire_stages.bidi,
     "local": wire_stages.local,
     "kinds": wire_choices.kinds,
     "options": wire_choices.options,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -211,6 +211,39 @@ def framed_stream(server: Server, source: Array, chunk_bytes: int) -> Call:
                 place = at + len(part)
                 stored[at:place] = np.frombuffer(part, np.uint8)
         assert place == len(data)
+        return out
+
+    return call
+
+
+def protobuf_stream(
+    server: Server, source: Array, output_shape: tuple[int, ...], chunk_bytes: int, *, opens: bool
+) -> Call:
+    """Stream through the generated stub, as a plain client does; opens for a server that wants it.
+
+    A server that is not told what to do returns what comes.
+    """
+    stub = v1.GradientServiceStub(channel_to(server.address))
+    data = source.reshape(-1).view(np.uint8).data
+    described = tensors.describe(source)
+    result = tensors.result_descriptor(described, output_shape)
+    header = v1.Open(operator=ops.to_message(OPERATOR), input=described, output=result)
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        if opens:
+            yield v1.EvaluateStreamRequest(open=header)
+        for at in range(0, len(data), chunk_bytes):
+            chunk = v1.Chunk(offset=at, data=bytes(data[at : at + chunk_bytes]))
+            yield v1.EvaluateStreamRequest(chunk=chunk)
+
+    def call() -> Array:
+        out = np.empty(output_shape, source.dtype)
+        stored, place = out.reshape(-1).view(np.uint8), 0
+        for message in stub.EvaluateStream(messages()):
+            part = message.chunk.data
+            stored[place : place + len(part)] = np.frombuffer(part, np.uint8)
+            place += len(part)
+        assert place == stored.size
         return out
 
     return call

@@ -21,6 +21,8 @@ from bench.wire_loads import Array, Call, Sample, one_by_one
 
 TINY, TINY_RESULT = (1, 3, 16, 16), (1, 3, 8, 8)
 LARGE, LARGE_RESULT = (8, 64, 112, 112), (8, 64, 56, 56)
+# 64 MiB, and what an enlargement to them x2 was made from.
+STREAMED, STREAMED_RESULT = (1, 1, 4096, 4096), (1, 1, 2048, 2048)
 CHUNK = 1 << 20
 BARE = ("-m", "bench.bare_server")
 # Where processors rest from what ran before.

@@ -20,6 +20,8 @@ from bench.wire_rounds import (
     CHUNK,
     LARGE,
     LARGE_RESULT,
+    STREAMED,
+    STREAMED_RESULT,
     TINY,
     TINY_RESULT,
     Rows,
@@ -117,6 +119,24 @@ def identity(rounds: int) -> dict[str, Rows]:
         behind = {name: bare if name == "bare" else ours for name in calls}
         rows = compare_calls(calls, behind, base="bare", rounds=rounds)
     return {"25.7 MB up and down; one connection, one in flight": rows}
+
+
+def bidi(rounds: int) -> dict[str, Rows]:
+    """Measure streams of a plain client, beside a bidi server that returns protobuf's chunks."""
+    source = numbers(STREAMED)
+    with ExitStack() as stack:
+        bare, ours = start(stack, *BARE, "bidi"), start(stack, *OURS, "--backend", "numpy_cpu")
+
+        def stream(server: Server, output_shape: tuple[int, ...]) -> Call:
+            opens = server is not bare
+            return wire_loads.protobuf_stream(server, source, output_shape, CHUNK, opens=opens)
+
+        calls = {"bare bidi": stream(bare, STREAMED), "ours, identity": stream(ours, STREAMED)}
+        check_equal(calls)
+        calls["ours, bilinear x2 on NumPy"] = stream(ours, STREAMED_RESULT)
+        behind = {name: bare if name == "bare bidi" else ours for name in calls}
+        rows = compare_calls(calls, behind, base="bare bidi", rounds=rounds, seconds=1.0)
+    return {"67.1 MB up in chunks of 1 MiB; one connection, one in flight": rows}
 
 
 def local(rounds: int) -> dict[str, Rows]:
