@@ -110,6 +110,10 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.settle(slot, error=error)
             return None
+        except BaseException:
+            # Such as KeyboardInterrupt: who goes on would wait for an outcome for ever.
+            self.settle(slot, error=CallCancelledError("interrupted before the item was sent"))
+            raise
         self._in_flight[slot.name] = slot
         return slot.frame
 

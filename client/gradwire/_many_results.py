@@ -49,12 +49,22 @@ class Results(Iterator[T_co]):
         self._exchange = exchange
         self._ordered = ordered
         self._evaluate = evaluate
+        self._asked = threading.Lock()
 
     def __next__(self) -> T_co:
-        slot = self._outcome()
-        if slot is None:
-            self._connection.finish()
-            raise StopIteration
+        self._connection.check_process()
+        if not self._asked.acquire(blocking=False):
+            raise RuntimeError(
+                "the next of these results is asked for already, by another thread or by what "
+                "makes the items; iterate in one thread at a time"
+            )
+        try:
+            slot = self._outcome()
+            if slot is None:
+                self._connection.finish()
+                raise StopIteration
+        finally:
+            self._asked.release()
         self.index = slot.index
         if slot.error is not None:
             raise slot.error
@@ -71,7 +81,6 @@ class Results(Iterator[T_co]):
 
     def _outcome(self) -> Slot | None:
         exchange, connection = self._exchange, self._connection
-        connection.check_process()
         while True:
             if connection.closed:
                 exchange.cancel()

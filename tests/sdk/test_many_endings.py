@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -193,3 +195,55 @@ def test_what_is_no_iterable_is_refused_at_once(server: ServerThread) -> None:
                 client.evaluate_many(number)
 
     asyncio.run(run())
+
+
+class Interrupting:
+    """An array that Ctrl-C finds being read."""
+
+    def __array__(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_an_item_is_taken_is_raised_once_and_loses_no_result(
+    server: ServerThread,
+) -> None:
+    items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
+    with Client(server.address) as client:
+        outcomes = told(client.evaluate_many(items))
+    assert [type(each) for each in outcomes] == [
+        KeyboardInterrupt,
+        type(None),
+        CallCancelledError,
+        type(None),
+    ]
+
+
+def test_results_asked_for_by_two_threads_are_refused_to_the_second(server: ServerThread) -> None:
+    waiting, going_on = threading.Event(), threading.Event()
+
+    def late() -> Iterator[Item]:
+        waiting.set()
+        assert going_on.wait(PATIENCE_S)
+        yield ITEM
+        yield ITEM
+
+    with Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        results = client.evaluate_many(late())
+        first = pool.submit(next, results)
+        assert waiting.wait(PATIENCE_S)
+        with pytest.raises(RuntimeError, match="one thread at a time"):
+            next(results)
+        going_on.set()
+        np.testing.assert_array_equal(first.result(PATIENCE_S), next(results))
+        assert list(results) == []
+
+
+def test_items_made_of_results_that_are_not_there_are_refused(server: ServerThread) -> None:
+    def recursive() -> Iterator[Item]:
+        yield ITEM
+        yield Item(COPY, next(results), (2, 2))
+
+    with Client(server.address) as client:
+        results = client.evaluate_many(recursive())
+        outcomes = told(results)
+    assert [type(each) for each in outcomes] == [type(None), RuntimeError]
