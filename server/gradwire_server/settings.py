@@ -246,12 +246,14 @@ def _is_loopback(address: str) -> bool:
     return host == "localhost"
 
 
-# What messages and grpc can carry; in seconds some thirty years.
+# What messages and grpc can carry, and what a machine can; in seconds some thirty years.
 _MOST = {
     "max_rank": _LIMITS.max_rank,
     "max_message_bytes": 2**31 - 1,
     "max_connection_calls": 2**31 - 1,
     "malloc_keep_bytes": 2**31 - 1,
+    # More than any machine has cores: a port, say, given by mistake would end the machine.
+    "workers": 1024,
 }
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,22 @@ def test_a_result_in_no_folder_is_refused(tmp_path: Path) -> None:
     done = run_here("evaluate", source, tmp_path / "no" / "y.npy", *PUBLISHED)
     assert done.code == 2
     assert "is in a folder that does not exist" in done.stderr
+
+
+def test_a_result_without_room_for_it_is_told_with_its_size_and_folder(
+    tmp_path: Path, target: str
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        done = evaluate_published(
+            tmp_path, *PUBLISHED, "--output-shape", "1000,1000", "--target", target
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.code == 1
+    assert f"no room for 4.0 MB in {tmp_path}: " in done.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["gradient.npy"]
 
 
 def test_standard_output_is_no_file_for_a_result(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ REFUSALS: dict[str, tuple[Callable[[], ops.Operator], str, list[str]]] = {
         "interpolate.coordinate_transformation_mode",
         ["is 'align-corner'", "'half_pixel' or 'align_corners'", "did you mean 'align_corners'?"],
     ),
+    "misspelt synonym": (
+        dml(interpolation_mode="nearst"),
+        "dml_resample_grad.interpolation_mode",
+        ["is 'nearst'", "did you mean 'nearest'?"],
+    ),
     "wrong case": (
         interpolate(data_format="ncx"),
         "interpolate.data_format",

@@ -134,6 +134,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "rank beyond the wire": (("--max-rank", "9"), "max_rank is 9"),
     "no workers": (("--workers", "0"), "workers is 0; at least 1"),
+    "a port for workers": (("--workers", "50051"), "workers is 50051; at most 1024"),
     "workers on a unix socket": (
         ("--workers", "2", "--address", "unix:/tmp/gradwire"),
         "workers is 2 and address unix:/tmp/gradwire",

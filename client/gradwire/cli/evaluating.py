@@ -145,12 +145,15 @@ def _evaluate(
 def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     try:
         out: Array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
+        # Taken now, a full disk is an error here; later it would be a signal that ends the program.
+        if hasattr(os, "posix_fallocate"):
+            with part.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
     except ValueError as error:
         raise CommandError(f"--output-shape: {shape} does not do: {error}", code=INVALID) from None
-    # Taken now, a full disk is an error here; later it would be a signal that ends the program.
-    if hasattr(os, "posix_fallocate"):
-        with part.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+    except OSError as error:
+        size = _amount(math.prod(shape) * dtype.itemsize)
+        raise CommandError(f"no room for {size} in {part.parent}: {error.strerror}") from None
     return out
 
 

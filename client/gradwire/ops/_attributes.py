@@ -76,7 +76,7 @@ class Choice:
             raise InvalidRequestError.of(path, f"is {_shown(value)}; {self.wanted}")
         value = dict(self.synonyms).get(value, value)
         if value not in self.allowed:
-            hint = _did_you_mean(value, self.allowed)
+            hint = _did_you_mean(value, (*dict(self.synonyms), *self.allowed))
             raise InvalidRequestError.of(path, f"is {value!r}; {self.wanted}{hint}")
         # An equal plain string: a subclass, such as an enum's member, would not survive pickling.
         return self.allowed[self.allowed.index(value)]
