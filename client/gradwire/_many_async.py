@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from gradwire._channel import AsyncLink, PerProcess
 from gradwire._many import QUICK_S, Exchange
-from gradwire._many_items import Item, Slot
+from gradwire._many_items import Item, Slot, each
 from gradwire._many_stream import ManyStream
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, OverloadedError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -103,6 +103,8 @@ class _Work:
         self._stream: ManyStream | None = None
         self._error: GradwireError | None = None
         self._pausing = self._closed = False
+        # Whether calls of their own wait for the stream's end, which may have their place.
+        self._crowded = False
         self._moved_at = 0.0
         # What threads have received and the loop has not taken yet.
         self._inbox: deque[tuple[ManyStream, bytes | GradwireError]] = deque()
@@ -132,9 +134,7 @@ class _Work:
 
     async def finish(self) -> None:
         """End the stream after the last answer."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await asyncio.to_thread(stream.finish)
+        await self._end_stream()
         self.close()
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class _Work:
         exchange = self._exchange
         until = time.monotonic() + QUICK_S
         try:
-            async for item in _each(self._items):
+            async for item in each(self._items):
                 request = exchange.add(item)
                 if request is None:
                     self._settled.set()
@@ -184,7 +184,7 @@ class _Work:
             error, self._error = self._error, None
             if error is not None:
                 await self._recover(error)
-            if exchange.alone:
+            if exchange.alone and not (self._crowded and exchange.in_flight):
                 await self._evaluate_alone(exchange.alone.popleft())
                 continue
             for request in exchange.due():
@@ -278,18 +278,22 @@ class _Work:
         if stream is not None:
             stream.cancel()
 
+    async def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await asyncio.to_thread(stream.finish)
+
     async def _evaluate_alone(self, slot: Slot) -> None:
+        if self._crowded:
+            await self._end_stream()
         try:
             self._exchange.settle(slot, result=await self._evaluate(slot.item))
+        except OverloadedError as error:
+            if self._crowded:
+                self._exchange.settle(slot, error=error)
+            else:
+                self._crowded = True
+                self._exchange.alone.appendleft(slot)
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self._exchange.settle(slot, error=error)
         self._settled.set()
-
-
-async def _each(items: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,3 +99,13 @@ def parse_answer(message: bytes) -> tuple[bytes, tuple[bytes, memoryview] | Grad
             return name.encode(), from_in_band(response.error, request_id=name or None)
         case None:
             raise ServerError(f"the server answered {name or 'nothing'} with nothing")
+
+
+async def each(items: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
+    """Yield what is given one after the other, awaited or not."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

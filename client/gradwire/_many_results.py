@@ -15,7 +15,7 @@ from gradwire._channel import Link, PerProcess
 from gradwire._many import QUICK_S, Exchange
 from gradwire._many_items import Item, Slot
 from gradwire._many_stream import ManyStream
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, OverloadedError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -50,6 +50,8 @@ class Results(Iterator[T_co]):
         self._ordered = ordered
         self._evaluate = evaluate
         self._asked = threading.Lock()
+        # Whether calls of their own wait for this stream's end, which may have their place.
+        self._crowded = False
 
     def __next__(self) -> T_co:
         self._connection.check_process()
@@ -92,7 +94,7 @@ class Results(Iterator[T_co]):
                 slot = exchange.outcome()
             if slot is not None or exchange.over:
                 return slot
-            if exchange.alone:
+            if exchange.alone and not (self._crowded and exchange.in_flight):
                 self._evaluate_alone(exchange.alone.popleft())
             elif connection.receives_ahead and exchange.wants:
                 continue
@@ -123,8 +125,16 @@ class Results(Iterator[T_co]):
             connection.send(request)
 
     def _evaluate_alone(self, slot: Slot) -> None:
+        if self._crowded:
+            self._connection.finish()
         try:
             self._exchange.settle(slot, result=self._evaluate(slot.item))
+        except OverloadedError as error:
+            if self._crowded:
+                self._exchange.settle(slot, error=error)
+            else:
+                self._crowded = True
+                self._exchange.alone.appendleft(slot)
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self._exchange.settle(slot, error=error)
 
