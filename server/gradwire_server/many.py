@@ -134,8 +134,11 @@ class _Stream:
         tasks = [task for task in (self._reader, self._answerer, *self._threads) if task]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._holdings.free_all()
+        try:
+            # Where the caller goes only now, grpc cancels this too.
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            self._holdings.free_all()
 
     async def _read(self) -> None:
         most = self._workshop.settings.max_in_flight

@@ -51,4 +51,5 @@ def test_all_is_given_back_once(admission: Admission) -> None:
     holdings.free(2)
     holdings.free_all()
     holdings.free_all()
+    holdings.free(3)
     assert admission.memory_bytes == 0

@@ -41,7 +41,9 @@ class Holdings:
         self.nbytes += needed
 
     def free(self, held: int) -> None:
-        """Give back what a request held."""
+        """Give back what a request held, unless free_all() has."""
+        if not self.requests:
+            return
         self.requests -= 1
         self.nbytes -= held
         self._admission.free_memory(held)
