@@ -13,20 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 
 from gradwire_server import backends, logs, malloc, service, transport
 from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.handlers import Handlers, add_handlers
 from gradwire_server.instruments import Instruments
-from gradwire_server.many import ManyService
 from gradwire_server.rehearsal import rehearse, rehearse_calls
-from gradwire_server.service import GradientService, Workshop
+from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
-from gradwire_server.streams import StreamService
 from gradwire_server.upkeep import trim_memory
 from gradwire_server.version import VERSION
 
@@ -72,10 +70,7 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         options = transport.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        server.add_generic_rpc_handlers((_handlers(self._workshop),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        add_handlers(server, self._workshop, self._health)
         return server
 
     async def start(self) -> None:
@@ -147,7 +142,7 @@ class Server:
         backend, active = self._workshop.backend, ActiveCalls()
         workshop = _workshop(settings, self._pool, backend, active)
         workshop.ready.set()
-        await rehearse_calls(_handlers(workshop))
+        await rehearse_calls(Handlers(workshop))
 
     async def _tell_health(self, *, serving: bool) -> None:
         told = health_pb2.HealthCheckResponse
@@ -203,11 +198,6 @@ class Server:
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
 _LAST_STATUS_S = 2.0
-
-
-def _handlers(workshop: Workshop) -> grpc.GenericRpcHandler:
-    streams, many = StreamService(workshop), ManyService(workshop)
-    return service.handlers(GradientService(workshop), streams.evaluate_stream, many.evaluate_many)
 
 
 def _workshop(
