@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,6 +32,9 @@ from gradwire_server.version import VERSION
 _log = logging.getLogger("gradwire_server")
 _NAMES = ("", service.NAME)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# How long a busy event loop keeps Python's lock from threads that compute, which need it a few
+# times in each call. With the default of 5 ms they hardly get on while calls have to be refused.
+_SWITCH_INTERVAL_S = 5e-5
 
 
 class Server:
@@ -250,6 +254,7 @@ async def serve(
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
     malloc.keep(settings.malloc_keep_bytes)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     server = Server(settings, backend=backend, shares_port=worker is not None, cells=cells)
     asked, relieved = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

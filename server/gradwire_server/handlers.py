@@ -70,6 +70,6 @@ def add_handlers(
     generic = cast("grpc.aio.Server", _Generic(server))
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, generic)
     names = (NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-        reflection.aio.ReflectionServicer(names), generic
-    )
+    # It has no types.
+    add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
+    add_reflection(reflection.aio.ReflectionServicer(names), generic)
