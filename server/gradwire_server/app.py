@@ -8,31 +8,33 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 
 from gradwire_server import backends, logs, malloc, service, transport
 from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.handlers import Handlers, add_handlers
 from gradwire_server.instruments import Instruments
-from gradwire_server.many import ManyService
 from gradwire_server.rehearsal import rehearse, rehearse_calls
-from gradwire_server.service import GradientService, Workshop
+from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
-from gradwire_server.streams import StreamService
 from gradwire_server.upkeep import trim_memory
 from gradwire_server.version import VERSION
 
 _log = logging.getLogger("gradwire_server")
 _NAMES = ("", service.NAME)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# How long a busy event loop keeps Python's lock from threads that compute, which need it a few
+# times in each call. With the default of 5 ms they hardly get on while calls have to be refused.
+_SWITCH_INTERVAL_S = 5e-5
 
 
 class Server:
@@ -72,10 +74,7 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         options = transport.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        server.add_generic_rpc_handlers((_handlers(self._workshop),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        add_handlers(server, self._workshop, self._health)
         return server
 
     async def start(self) -> None:
@@ -147,7 +146,7 @@ class Server:
         backend, active = self._workshop.backend, ActiveCalls()
         workshop = _workshop(settings, self._pool, backend, active)
         workshop.ready.set()
-        await rehearse_calls(_handlers(workshop))
+        await rehearse_calls(Handlers(workshop))
 
     async def _tell_health(self, *, serving: bool) -> None:
         told = health_pb2.HealthCheckResponse
@@ -205,11 +204,6 @@ _LAST_WORDS_S = 12.0
 _LAST_STATUS_S = 2.0
 
 
-def _handlers(workshop: Workshop) -> grpc.GenericRpcHandler:
-    streams, many = StreamService(workshop), ManyService(workshop)
-    return service.handlers(GradientService(workshop), streams.evaluate_stream, many.evaluate_many)
-
-
 def _workshop(
     settings: Settings, pool: ThreadPoolExecutor, given: Backend | None, active: ActiveCalls
 ) -> Workshop:
@@ -260,6 +254,7 @@ async def serve(
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
     malloc.keep(settings.malloc_keep_bytes)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     server = Server(settings, backend=backend, shares_port=worker is not None, cells=cells)
     asked, relieved = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

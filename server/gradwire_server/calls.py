@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -24,6 +24,8 @@ from gradwire_server.phases import PHASES, Phase, Phases
 from gradwire_server.telemetry import Observer
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# What came with a call.
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 Reply = TypeVar("Reply")
 
 _log = logging.getLogger("gradwire_server")
@@ -109,7 +111,7 @@ class Call:
         self.method = method
         self.context = context
         self.request_id = request_id or new_request_id()
-        self.traceparent = traceparent or traceparent_of(context)
+        self.traceparent = traceparent or traceparent_of(context.invocation_metadata() or ())
         self.facts: dict[str, object] = {}
         self.phases = Phases(active.in_phase)
         self.operator = ""
@@ -270,9 +272,9 @@ def trailers(request_id: str, traceparent: str, timing: str) -> tuple[tuple[str,
     )
 
 
-def traceparent_of(context: Context) -> str:
+def traceparent_of(metadata: Metadata) -> str:
     """Return the place of a call in its caller's trace, or in a new one."""
-    for key, value in context.invocation_metadata() or ():
+    for key, value in metadata:
         if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
             return value
     digits = _random_hex(192)

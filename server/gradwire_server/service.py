@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import grpc
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
@@ -19,7 +18,7 @@ from gradwire import ops, v1
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.callers import claim_of
-from gradwire_server.calls import ActiveCalls, Call, Context
+from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
 from gradwire_server.engine import (
     NUMERICS_VERSION,
     TURN_S,
@@ -125,9 +124,9 @@ class GradientService:
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
 
-    async def evaluate(self, message: bytes, context: Context) -> bytes:
-        """Evaluate one operator on one small tensor."""
-        reply = self._small.answer(message, context)
+    async def evaluate(self, metadata: Metadata, message: bytes, context: Context) -> bytes:
+        """Evaluate one operator on one small tensor; metadata is what came with the call."""
+        reply = self._small.answer(message, context, metadata)
         if reply is not None:
             self._workshop.preparer.note_hit()
             return reply
@@ -263,24 +262,3 @@ def _limits(settings: Settings) -> v1.Limits:
     stall.FromNanoseconds(int(settings.stall_timeout_s * 1e9))
     limits.stall_timeout.CopyFrom(stall)
     return limits
-
-
-def handlers(
-    service: GradientService, evaluate_stream: Any, evaluate_many: Any
-) -> grpc.GenericRpcHandler:
-    """Register every RPC with its serializers."""
-    unary = grpc.unary_unary_rpc_method_handler
-    return grpc.method_handlers_generic_handler(
-        NAME,
-        {
-            "Evaluate": unary(service.evaluate, *encoding.EVALUATE),
-            "EvaluateStream": grpc.stream_stream_rpc_method_handler(
-                evaluate_stream, *encoding.EVALUATE_STREAM
-            ),
-            "EvaluateMany": grpc.stream_stream_rpc_method_handler(
-                evaluate_many, *encoding.EVALUATE_MANY
-            ),
-            "ListOperators": unary(service.list_operators, *encoding.LIST_OPERATORS),
-            "GetServerInfo": unary(service.get_server_info, *encoding.GET_SERVER_INFO),
-        },
-    )

@@ -22,7 +22,7 @@ import numpy as np
 from gradwire_server import calls, encoding, logs
 from gradwire_server.backends import Backend, bound
 from gradwire_server.backends.float_environment import default_float_environment, is_default
-from gradwire_server.calls import ActiveCalls, Call, Context
+from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
 from gradwire_server.engine import EvaluationRequest
 from gradwire_server.recipes import Recipe
 
@@ -98,7 +98,7 @@ class SmallCalls:
         if len(self._known) > _MOST_LENGTHS:
             del self._known[next(iter(self._known))]
 
-    def answer(self, message: bytes, context: Context) -> bytes | None:
+    def answer(self, message: bytes, context: Context, metadata: Metadata) -> bytes | None:
         """Return the answer to a request; None where it is for the general way."""
         if self._active.observer.tracer is not None:
             return None  # a span that begins late would not hold its phases
@@ -127,7 +127,7 @@ class SmallCalls:
         name = request_id or calls.new_request_id()
         named = message[:start] if request_id else encoding.request_id(name)
         reply = b"".join((named, known.after, known.result))
-        traceparent = calls.traceparent_of(context)
+        traceparent = calls.traceparent_of(metadata)
         ended = time.perf_counter()
         timing = _TIMING % (1e3 * (computed - began), 1e3 * (ended - computed))
         context.set_trailing_metadata(calls.trailers(name, traceparent, timing))

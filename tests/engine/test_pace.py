@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.engine.pace import SMALL_S, Appointments, Drain, QueueLimit, WorkPace
+from gradwire_server.engine.pace import Appointments, Drain, QueueLimit, WorkPace
 
 
 def test_nothing_costs_anything_before_it_is_measured() -> None:
@@ -109,36 +108,29 @@ def test_who_waits_in_a_burst_is_done_a_while_after_it_began_and_then_the_queue_
     gaps: list[float],
 ) -> None:
     queue, began, now = limit(), 100.0, 100.0
-    assert queue.allowed_s(now, seconds=COST_S) == BURST_S
+    assert queue.allowed_s(now) == BURST_S
     for gap in gaps:
         now += gap
-        assert queue.allowed_s(now, seconds=COST_S) == max(STANDING_S, began + BURST_S - now)
+        assert queue.allowed_s(now) == max(STANDING_S, began + BURST_S - now)
 
 
 def test_a_queue_that_was_empty_takes_another_burst() -> None:
     queue = limit()
-    assert queue.allowed_s(0.0, seconds=COST_S) == BURST_S
+    assert queue.allowed_s(0.0) == BURST_S
     queue.rest(5.0)
-    assert queue.allowed_s(6.0, seconds=COST_S) == BURST_S
+    assert queue.allowed_s(6.0) == BURST_S
 
 
 def test_a_queue_that_was_empty_for_a_moment_between_refusals_stays_short() -> None:
     queue = limit()
-    queue.allowed_s(0.0, seconds=COST_S)
+    queue.allowed_s(0.0)
     queue.note_refusal(5.0)
     queue.rest(5.5)
-    assert queue.allowed_s(6.0, seconds=COST_S) == STANDING_S
+    assert queue.allowed_s(6.0) == STANDING_S
     queue.rest(5.0 + BURST_S + 0.1)
-    assert queue.allowed_s(8.0, seconds=COST_S) == BURST_S
+    assert queue.allowed_s(8.0) == BURST_S
 
 
 def test_a_burst_is_allowed_no_less_than_what_may_stand() -> None:
     queue = QueueLimit(max_queue_s=0.1, max_standing_queue_s=10.0)
-    assert [queue.allowed_s(now, seconds=COST_S) for now in (0.0, 1.0)] == [0.1, 0.1]
-
-
-def test_what_is_done_as_soon_as_refused_is_not_refused_for_time() -> None:
-    queue = limit()
-    assert queue.allowed_s(0.0, seconds=SMALL_S / 2) == math.inf
-    queue.note_refusal(5.0)
-    assert queue.allowed_s(6.0, seconds=SMALL_S) == STANDING_S
+    assert [queue.allowed_s(now) for now in (0.0, 1.0)] == [0.1, 0.1]

@@ -9,8 +9,7 @@
   Under a load that lasts for longer a long queue serves no more calls than a short one and each of
   them later: newcomers are refused that would wait longer than `max_standing_queue_s`, and longer
   than half of what they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues from
-  bad ones so. Small work is bounded in number alone (`max_queue`): the event loop takes as long to
-  refuse it as to do it, and at three times the load refusals were seen to be all that got done.
+  bad ones so.
 - Who could not be done by its deadline is refused before it waits, and dropped where that turns out
   while it waits. Who is cancelled leaves at once.
 
@@ -162,7 +161,7 @@ class Admission:
             raise self._refuse(
                 f"{came}, and its deadline is in {left_s:.3g} s", "deadline", wait_s, seconds
             )
-        allowed_s = self._limit.allowed_s(now, seconds=seconds)
+        allowed_s = self._limit.allowed_s(now)
         if wait_s > max(allowed_s, seconds / 2):
             self._limit.note_refusal(now)
             came = f"a call like this waits for some {wait_s:.3g} s now"

@@ -6,8 +6,6 @@ import math
 
 # What the newest measurement weighs in an exponential mean.
 _WEIGHT = 0.1
-# What takes less is done about as soon as refused, where threads and loop share processors.
-SMALL_S = 0.004
 # Nobody is told to stay away for longer.
 _LONGEST_S = 10.0
 
@@ -110,12 +108,10 @@ class QueueLimit:
         if self._began is not None and now - self._refused > self._max_queue_s:
             self._began = None
 
-    def allowed_s(self, now: float, *, seconds: float) -> float:
-        """Return how long one who comes now, has to wait and then takes so long, may have to."""
+    def allowed_s(self, now: float) -> float:
+        """Return how long one who comes now, and has to wait, may have to."""
         if self._began is None:
             self._began = now
-        if seconds < SMALL_S:
-            return math.inf
         return max(self.standing_s, self._began + self._max_queue_s - now)
 
     def note_refusal(self, now: float) -> None:

@@ -1,0 +1,75 @@
+"""Who answers which RPC: this service, health and reflection."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+from gradwire_server import encoding
+from gradwire_server.many import ManyService
+from gradwire_server.service import NAME, GradientService, Workshop
+from gradwire_server.streams import StreamService
+
+_EVALUATE = f"/{NAME}/Evaluate"
+
+
+class Handlers(grpc.GenericRpcHandler):
+    """Finds the handler of each RPC of gradwire.v1.GradientService, with its serializers."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        plain, streams, many = (
+            GradientService(workshop),
+            StreamService(workshop),
+            ManyService(workshop),
+        )
+        self._evaluate = plain.evaluate
+        evaluate_stream: Any = streams.evaluate_stream
+        evaluate_many: Any = many.evaluate_many
+        self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            f"/{NAME}/EvaluateStream": stream(evaluate_stream, *encoding.EVALUATE_STREAM),
+            f"/{NAME}/EvaluateMany": stream(evaluate_many, *encoding.EVALUATE_MANY),
+            f"/{NAME}/ListOperators": unary(plain.list_operators, *encoding.LIST_OPERATORS),
+            f"/{NAME}/GetServerInfo": unary(plain.get_server_info, *encoding.GET_SERVER_INFO),
+        }
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the handler of a call, if there is one."""
+        if handler_call_details.method == _EVALUATE:
+            # What grpc has read of the call: its context would read it anew each time.
+            evaluate = partial(self._evaluate, handler_call_details.invocation_metadata or ())
+            return grpc.unary_unary_rpc_method_handler(evaluate, *encoding.EVALUATE)
+        return self._others.get(handler_call_details.method)
+
+
+class _Generic:
+    """A server to which methods are added by handlers that find them, and not one by one.
+
+    For each call of whatever method, grpc.aio waits anew for one of every method that was added by
+    itself; with those of health and reflection, that is six instead of one.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, *_given: object) -> None:
+        """Leave them to the handlers that find them."""
+
+
+def add_handlers(
+    server: grpc.aio.Server, workshop: Workshop, health_servicer: health.aio.HealthServicer
+) -> None:
+    """Have a server answer gradwire.v1.GradientService, health and reflection."""
+    server.add_generic_rpc_handlers((Handlers(workshop),))
+    generic = cast("grpc.aio.Server", _Generic(server))
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, generic)
+    names = (NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    # It has no types.
+    add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
+    add_reflection(reflection.aio.ReflectionServicer(names), generic)
