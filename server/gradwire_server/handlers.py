@@ -70,6 +70,5 @@ def add_handlers(
     generic = cast("grpc.aio.Server", _Generic(server))
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, generic)
     names = (NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    # It has no types.
-    add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
-    add_reflection(reflection.aio.ReflectionServicer(names), generic)
+    untyped = cast("Any", reflection_pb2_grpc)
+    untyped.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), generic)
