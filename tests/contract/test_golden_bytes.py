@@ -254,10 +254,12 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             max_memory_bytes=9,
             max_streams=10,
             stall_timeout=Duration(seconds=60),
+            max_in_flight=12,
+            max_message_bytes=1 << 24,
         ),
         (
             "08 08 | 10 80 80 80 80 80 02 | 18 03 | 20 04 | 28 05 | 30 06 | 38 07 | 40 08 | 48 09"
-            "| 50 0a | 5a 02 08 3c"
+            "| 50 0a | 5a 02 08 3c | 60 0c | 68 80 80 80 08"
         ),
     ),
 }
