@@ -125,6 +125,11 @@ def read(message: bytes) -> Parts:
         raise InvalidDataError(
             "evaluation.request_id", "empty; answers are found by it: give each request another one"
         )
+    if len(name) > wire.MAX_REQUEST_ID:
+        raise InvalidDataError(
+            "evaluation.request_id",
+            f"{len(name)} bytes; answers are found by it, and carry at most {wire.MAX_REQUEST_ID}",
+        )
     return name, header, data
 
 
