@@ -23,7 +23,7 @@ from gradwire import v1
 from gradwire._framing import many_result_frame
 from gradwire_server import many_items, wire
 from gradwire_server.calls import Call, Context
-from gradwire_server.encoding import Bytes
+from gradwire_server.encoding import Bytes, NoMessageError
 from gradwire_server.errors import (
     DrainingError,
     InvalidDataError,
@@ -32,7 +32,7 @@ from gradwire_server.errors import (
     StartingError,
 )
 from gradwire_server.failures import Failure, failure
-from gradwire_server.many_items import Item, NoMessageError, Recipes
+from gradwire_server.many_items import Item, Recipes
 from gradwire_server.service import Workshop
 
 _log = logging.getLogger("gradwire_server")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
 
 from gradwire import v1
 from gradwire._framing import Parts, read_many_request
@@ -24,15 +23,6 @@ from gradwire_server.service import Workshop, take_turn
 # Recipes that are kept, and the table entries of all of them.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
-
-
-class NoMessageError(InvalidDataError):
-    """The bytes of a message are none, so that its stream makes no sense from here on."""
-
-    def __init__(self, message: bytes, kind: type[Message]) -> None:
-        super().__init__(
-            "message", f"{len(message)} bytes came that are no {kind.DESCRIPTOR.full_name}"
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,11 +81,7 @@ class Recipes:
 
     async def _prepare(self, header: bytes) -> Recipe:
         settings = self._workshop.settings
-        try:
-            request = v1.EvaluateRequest.FromString(header)
-        except DecodeError as error:
-            raise NoMessageError(header, v1.EvaluateRequest) from error
-        decoded = wire.read_request(request)
+        decoded = wire.read_request(encoding.request_header(header))
         _, output = decoded.resolved()
         for name, spec in (("input", decoded.input), ("output", output)):
             if spec.wire_bytes > settings.max_unary_bytes:
@@ -178,15 +164,9 @@ async def compute_in_turn(items: Sequence[Item], workshop: Workshop, call: Call)
 
 def _parse(message: bytes) -> Parts:
     """Read a message that protobuf wrote in another way than most."""
-    try:
-        request = v1.EvaluateManyRequest.FromString(message)
-    except DecodeError as error:
-        raise NoMessageError(message, v1.EvaluateManyRequest) from error
+    inside = v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER
+    request = encoding.parse(v1.EvaluateManyRequest, message, inside=inside)
     wire.refuse_unknown_fields(request, "")
     if not request.HasField("evaluation"):
         raise InvalidDataError("evaluation", "not set; every message holds one")
-    evaluation = request.evaluation
-    name, data = evaluation.request_id.encode(), memoryview(evaluation.data)
-    evaluation.ClearField("request_id")
-    evaluation.ClearField("data")
-    return name, evaluation.SerializeToString(), data
+    return encoding.parts_of(request.evaluation)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from gradwire_server.engine import Limits
+from gradwire_server.headers import MAX_HEADER_BYTES
 
 _MASK = "***"
 
@@ -180,9 +181,10 @@ class Settings:
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
-        if self.max_message_bytes < max(self.max_unary_bytes, self.max_chunk_bytes) + _HEADER_BYTES:
+        most = max(self.max_unary_bytes, self.max_chunk_bytes)
+        if self.max_message_bytes < most + MAX_HEADER_BYTES:
             raise ValueError(
-                f"max_message_bytes is {self.max_message_bytes}; {_HEADER_BYTES} more than "
+                f"max_message_bytes is {self.max_message_bytes}; {MAX_HEADER_BYTES} more than "
                 "max_unary_bytes and max_chunk_bytes is needed"
             )
 
@@ -265,5 +267,3 @@ _MAY_BE_ZERO = {
     "plan_cache_entries",
     "trim_after_s",
 }
-# Everything of a message but the tensor's bytes.
-_HEADER_BYTES = 64 << 10

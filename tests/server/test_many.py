@@ -198,7 +198,10 @@ VIOLATIONS: dict[str, tuple[list[v1.EvaluateManyRequest], str]] = {
     "no evaluation": ([v1.EvaluateManyRequest()], "evaluation"),
     "no name": ([named(published_request(), "")], "evaluation.request_id"),
     "a name too long": ([named(published_request(), "n" * 129)], "evaluation.request_id"),
-    "a name much too long": ([named(published_request(), "n" * (15 << 20))], "evaluation.request_id"),
+    "a name much too long": (
+        [named(published_request(), "n" * (15 << 20))],
+        "evaluation.request_id",
+    ),
     "a name in use": (
         [named(long_work(), "same"), named(published_request(), "same")],
         "evaluation.request_id",
