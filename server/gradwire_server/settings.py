@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from gradwire_server.addresses import is_http_url
 from gradwire_server.engine import Limits
 from gradwire_server.headers import MAX_HEADER_BYTES
 
@@ -210,7 +211,7 @@ class Settings:
                 f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
                 "let others read the metrics"
             )
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+        if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
                 f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
                 "needed, or nothing"
