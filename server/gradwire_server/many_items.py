@@ -15,8 +15,9 @@ from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.callers import claim_of_batch
 from gradwire_server.calls import Call
-from gradwire_server.engine import Batch, Evaluation, Recent
+from gradwire_server.engine import Batch, Evaluation
 from gradwire_server.errors import InvalidDataError, UseStreamError
+from gradwire_server.recent import Recent
 from gradwire_server.recipes import LONGEST_HEADER, memory_bytes
 from gradwire_server.service import Workshop, take_turn
 

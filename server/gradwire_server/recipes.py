@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire_server import encoding, wire
-from gradwire_server.engine import Evaluation, Recent
+from gradwire_server.engine import Evaluation
+from gradwire_server.recent import Recent
 
 # Recipes that are kept, the table entries of all of them, and the bytes of a header.
 _RECENT = 256
