@@ -15,32 +15,9 @@ from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.callers import claim_of_batch
 from gradwire_server.calls import Call
-from gradwire_server.engine import Batch, Evaluation
-from gradwire_server.errors import InvalidDataError, UseStreamError
-from gradwire_server.recent import Recent
-from gradwire_server.recipes import LONGEST_HEADER, memory_bytes
+from gradwire_server.errors import InvalidDataError
+from gradwire_server.recipes import Recipe
 from gradwire_server.service import Workshop, take_turn
-
-# Recipes that are kept, and the table entries of all of them.
-_RECENT = 256
-_RECENT_ENTRIES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
-    """What requests share that differ in name and data only.
-
-    batch         the way to compute several at once; None where one takes several steps
-    header        of the result's message
-    inline        whether one is computed sooner than handed to a thread
-    memory_bytes  that one needs
-    """
-
-    evaluation: Evaluation
-    batch: Batch | None
-    header: bytes
-    inline: bool
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,48 +34,25 @@ class Item:
     data: memoryview
     memory: ExitStack
 
+    @property
+    def inline(self) -> bool:
+        """Whether it is computed at once, with those like it; other ones are left to threads."""
+        return self.recipe.inline and self.recipe.batch is not None
 
-class Recipes:
-    """Finds the recipe of a request by the bytes of its header, since equal ones are common."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
-        self._recent: Recent[Recipe] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
+async def find_recipe(header: bytes, workshop: Workshop) -> Recipe:
+    """Return the recipe of a request's header, the fields but its request_id and data.
 
-    async def find(self, header: bytes) -> Recipe:
-        """Return the recipe of a request's header, the fields but its request_id and data.
-
-        Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it
-        is none.
-        """
-        recipe = self._recent.get(header)
-        if recipe is not None:
-            self._workshop.preparer.note_hit()
-            return recipe
-        recipe = await self._prepare(header)
-        if len(header) <= LONGEST_HEADER:
-            self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)
+    Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it is
+    none.
+    """
+    recipe = workshop.recipes.get(header)
+    if recipe is not None:
+        workshop.preparer.note_hit()
         return recipe
-
-    async def _prepare(self, header: bytes) -> Recipe:
-        settings = self._workshop.settings
-        decoded = wire.read_request(encoding.request_header(header))
-        _, output = decoded.resolved()
-        for name, spec in (("input", decoded.input), ("output", output)):
-            if spec.wire_bytes > settings.max_unary_bytes:
-                raise UseStreamError(
-                    f"{name} is {spec.wire_bytes} bytes; EvaluateMany takes "
-                    f"{settings.max_unary_bytes} (its setting GRADWIRE_MAX_UNARY_BYTES), "
-                    "EvaluateStream any number",
-                    limit="max_unary_bytes",
-                    allowed=settings.max_unary_bytes,
-                )
-        evaluation = await self._workshop.prepare(decoded)
-        batch = Batch.of(evaluation)
-        response = v1.EvaluateResponse(output=wire.write_descriptor(output))
-        inline = batch is not None and evaluation.work <= settings.inline_work
-        header = response.SerializeToString()
-        return Recipe(evaluation, batch, header, inline, memory_bytes(evaluation))
+    decoded = wire.read_request(encoding.request_header(header))
+    workshop.refuse_bulk(decoded, "EvaluateMany")
+    return await workshop.recipe(header, decoded)
 
 
 def read(message: bytes) -> Parts:
