@@ -119,7 +119,7 @@ def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
     """Read the field that starts here and ends with the message, as an evaluation."""
     if message[at] != tag:
         return None
-    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
     return _read_evaluation(message, at) if at + length == len(message) else None
 
 
@@ -129,11 +129,11 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
     at, fields = start, 0
     # Of more fields each adds to one before: that takes long here, and is for protobuf to read.
     while (tag := message[at]) in _HEADER and fields < _MOST_FIELDS:
-        length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+        length, at = read_varint(message, at + 1, _LENGTH_BYTES)
         at += length
         fields += 1
     stop = at
-    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
     if tag != _BULK or at + length != len(message) or not request_id.isascii():
         return None
     return request_id, message[start:stop], memoryview(message)[at:]
@@ -143,7 +143,7 @@ def _read_request_id(message: bytes, at: int) -> tuple[bytes, int]:
     """Return the request_id, empty where there is none, and where the next thing starts."""
     if message[at] != _REQUEST_ID:
         return b"", at
-    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
     return message[at : at + length], at + length
 
 
@@ -168,15 +168,15 @@ def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
 def _read_chunk(message: bytes) -> tuple[int, memoryview] | None:
     if message[0] != _CHUNK:
         return None
-    length, at = _read_varint(message, 1, _LENGTH_BYTES)
+    length, at = read_varint(message, 1, _LENGTH_BYTES)
     if at + length != len(message):
         return None
     offset = 0
     if message[at] == _OFFSET:
-        offset, at = _read_varint(message, at + 1, _OFFSET_BYTES)
+        offset, at = read_varint(message, at + 1, _OFFSET_BYTES)
     if message[at] != _BULK:
         return None
-    length, at = _read_varint(message, at + 1, _LENGTH_BYTES)
+    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
     if at + length != len(message):
         return None
     return offset, memoryview(message)[at:]
@@ -193,7 +193,7 @@ def varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(message: bytes, at: int, most: int) -> tuple[int, int]:
+def read_varint(message: bytes, at: int, most: int) -> tuple[int, int]:
     """Return the number that starts at this byte, and where the next thing starts.
 
     Raises IndexError where it takes more bytes than `most`, or than are there.

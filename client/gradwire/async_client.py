@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
+from typing import Any, Literal, Self, overload
 
 import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
-from gradwire._channel import AsyncLine, AsyncLink, PerProcess, from_rpc_error
+from gradwire._channel import AsyncLine, AsyncLink, PerProcess
 from gradwire._many import Exchange
 from gradwire._many_async import AsyncResults
 from gradwire._many_items import Item
@@ -27,13 +27,10 @@ from gradwire._options import (
 )
 from gradwire._targets import read_target
 from gradwire._tracing import Context, call_span, method_of
-from gradwire.errors import CallCancelledError, GradwireError
-from gradwire.retries import RetryPolicy, is_retryable
-from gradwire.timing import Metadata, Timing
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
-_Method: TypeAlias = Callable[[AsyncLine], "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]"]
+from gradwire._unary import AsyncMethod, AsyncUnary, Reply, Request
+from gradwire.errors import GradwireError
+from gradwire.retries import RetryPolicy
+from gradwire.timing import Timing
 
 
 class AsyncClient:
@@ -64,6 +61,10 @@ class AsyncClient:
             retry=retry,
         )
         self._links = PerProcess(lambda: AsyncLink(self._options))
+        target = ",".join(self._options.target)
+        self._unary = AsyncUnary(
+            target, lambda: self._link().unary, closed=lambda: self._links.closed
+        )
 
     async def evaluate(
         self,
@@ -168,7 +169,7 @@ class AsyncClient:
 
         patience = health.Patience(timeout_s)
         while True:
-            reply = await self._ask(check, health.check_request(), timeout_s=patience.check_s)
+            reply = await self._unary.ask(check, health.check_request(), timeout_s=patience.check_s)
             pause_s = patience.pause_s(reply)
             if pause_s is None:
                 return
@@ -191,7 +192,7 @@ class AsyncClient:
     async def _try(self, evaluation: Evaluation) -> GradwireError | None:
         if evaluation.streams:
             return await self._try_stream(evaluation, self._link())
-        reply = await self._ask(
+        reply = await self._unary.ask(
             lambda line: line.evaluate,
             evaluation.unary_request(),
             timeout_s=evaluation.left_s,
@@ -230,73 +231,15 @@ class AsyncClient:
             raise
         return stream.outcome()
 
-    async def _call(self, method: _Method[Request, Reply], request: Request) -> Reply:
+    async def _call(self, method: AsyncMethod[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link().blocking)
         name = method_of(request)
         while True:
-            reply = await self._ask(method, request, timeout_s=call.left_s, name=name)
+            reply = await self._unary.ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
             await self._pause(reply, call.recover)
-
-    async def _ask(
-        self,
-        method: _Method[Request, Reply],
-        request: Request,
-        *,
-        timeout_s: float,
-        request_id: str | None = None,
-        on_trailers: Callable[[Metadata], None] | None = None,
-        name: str = "",
-    ) -> Reply | GradwireError:
-        with call_span(name, target=",".join(self._options.target)) as span:
-            reply = await self._send(
-                method,
-                request,
-                timeout_s=timeout_s,
-                request_id=request_id,
-                on_trailers=on_trailers,
-                metadata=span.metadata,
-            )
-            span.note(reply)
-        return reply
-
-    async def _send(
-        self,
-        method: _Method[Request, Reply],
-        request: Request,
-        *,
-        timeout_s: float,
-        request_id: str | None,
-        on_trailers: Callable[[Metadata], None] | None,
-        metadata: Context | None,
-    ) -> Reply | GradwireError:
-        pool = self._link().unary
-        seat, line = pool.take()
-        failed = False
-        try:
-            call = method(line)(request, timeout=timeout_s, metadata=metadata)
-            reply = await call
-            if on_trailers is not None:
-                on_trailers(await call.trailing_metadata())
-        except grpc.RpcError as error:
-            failure = from_rpc_error(error, request_id=request_id)
-            failed = is_retryable(failure, streamed=False)
-            return failure
-        except grpc.aio.UsageError as error:
-            # What grpc says of a channel that is closed.
-            return CallCancelledError(str(error), request_id=request_id)
-        except asyncio.CancelledError:
-            # grpc cancels waiting tasks when their channel is closed; nobody meant the task itself.
-            task = asyncio.current_task()
-            if self._links.closed and task is not None and not task.cancelling():
-                return CallCancelledError("the client was closed", request_id=request_id)
-            raise
-        else:
-            return reply
-        finally:
-            pool.give_back(seat, failed=failed)
 
     async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._links.closed:

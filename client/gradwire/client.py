@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
+from typing import Any, Literal, Self, overload
 
 import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation, UnaryCall
-from gradwire._channel import Line, Link, PerProcess, from_rpc_error
+from gradwire._channel import Line, Link, PerProcess
 from gradwire._many import Exchange
 from gradwire._many_items import Item
 from gradwire._many_results import Results
@@ -26,13 +26,10 @@ from gradwire._options import (
 )
 from gradwire._targets import read_target
 from gradwire._tracing import Context, call_span, method_of
-from gradwire.errors import CallCancelledError, GradwireError
-from gradwire.retries import RetryPolicy, is_retryable
-from gradwire.timing import Metadata, Timing
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
-_Method: TypeAlias = Callable[[Line], "grpc.UnaryUnaryMultiCallable[Request, Reply]"]
+from gradwire._unary import Method, Reply, Request, Unary
+from gradwire.errors import GradwireError
+from gradwire.retries import RetryPolicy
+from gradwire.timing import Timing
 
 
 class Client:
@@ -55,6 +52,9 @@ class Client:
     stream_threshold_bytes  largest input or result that still travels in one message
     chunk_bytes             most bytes of one message of a stream; the server may ask for less
     retry                   how often and how soon a failed call is tried again
+
+    A server that vanishes without a word, as when its machine does, is noticed within 40 s by the
+    calls in flight, which are tried again on a new connection.
 
     Every method raises GradwireError or one of its kinds where the service fails, RuntimeError
     after close().
@@ -81,6 +81,8 @@ class Client:
             retry=retry,
         )
         self._link = PerProcess(lambda: Link(self._options))
+        target = ",".join(self._options.target)
+        self._unary = Unary(target, lambda: self._link.get().unary)
 
     def evaluate(
         self,
@@ -214,7 +216,7 @@ class Client:
 
         patience = health.Patience(timeout_s)
         while True:
-            reply = self._ask(check, health.check_request(), timeout_s=patience.check_s)
+            reply = self._unary.ask(check, health.check_request(), timeout_s=patience.check_s)
             pause_s = patience.pause_s(reply)
             if pause_s is None:
                 return
@@ -229,7 +231,7 @@ class Client:
     def _try(self, evaluation: Evaluation) -> GradwireError | None:
         if evaluation.streams:
             return self._try_stream(evaluation, self._link.get())
-        reply = self._ask(
+        reply = self._unary.ask(
             lambda line: line.evaluate,
             evaluation.unary_request(),
             timeout_s=evaluation.left_s,
@@ -261,67 +263,15 @@ class Client:
             raise
         return stream.outcome()
 
-    def _call(self, method: _Method[Request, Reply], request: Request) -> Reply:
+    def _call(self, method: Method[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link.get())
         name = method_of(request)
         while True:
-            reply = self._ask(method, request, timeout_s=call.left_s, name=name)
+            reply = self._unary.ask(method, request, timeout_s=call.left_s, name=name)
             if not isinstance(reply, GradwireError):
                 call.succeed()
                 return reply
             self._pause(reply, call.recover)
-
-    def _ask(
-        self,
-        method: _Method[Request, Reply],
-        request: Request,
-        *,
-        timeout_s: float,
-        request_id: str | None = None,
-        on_trailers: Callable[[Metadata], None] | None = None,
-        name: str = "",
-    ) -> Reply | GradwireError:
-        with call_span(name, target=",".join(self._options.target)) as span:
-            reply = self._send(
-                method,
-                request,
-                timeout_s=timeout_s,
-                request_id=request_id,
-                on_trailers=on_trailers,
-                metadata=span.metadata,
-            )
-            span.note(reply)
-        return reply
-
-    def _send(
-        self,
-        method: _Method[Request, Reply],
-        request: Request,
-        *,
-        timeout_s: float,
-        request_id: str | None,
-        on_trailers: Callable[[Metadata], None] | None,
-        metadata: Context | None,
-    ) -> Reply | GradwireError:
-        pool = self._link.get().unary
-        seat, line = pool.take()
-        failed = False
-        try:
-            if on_trailers is None:
-                return method(line)(request, timeout=timeout_s, metadata=metadata)
-            reply, call = method(line).with_call(request, timeout=timeout_s, metadata=metadata)
-            on_trailers(call.trailing_metadata() or ())
-        except grpc.RpcError as error:
-            failure = from_rpc_error(error, request_id=request_id)
-            failed = is_retryable(failure, streamed=False)
-            return failure
-        except ValueError as error:
-            # What grpc says of a channel that is closed.
-            return CallCancelledError(str(error), request_id=request_id)
-        else:
-            return reply
-        finally:
-            pool.give_back(seat, failed=failed)
 
     def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._link.closed:

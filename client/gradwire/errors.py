@@ -105,10 +105,11 @@ class UseStreamError(LimitExceededError):
     default_reason = "USE_STREAM"
 
 
-class OverloadedError(GradwireError):
-    """The server is full; a retry after retry_after_s seconds is welcome."""
+class _RetryLaterError(GradwireError):
+    """Not now, maybe later.
 
-    default_reason = "OVERLOADED"
+    retry_after_s  seconds after which a retry is welcome; 0 where the server named none
+    """
 
     def __init__(
         self,
@@ -121,6 +122,12 @@ class OverloadedError(GradwireError):
     ) -> None:
         super().__init__(message, reason=reason, request_id=request_id, metadata=metadata)
         self.retry_after_s = retry_after_s
+
+
+class OverloadedError(_RetryLaterError):
+    """The server is full; a retry after retry_after_s seconds is welcome."""
+
+    default_reason = "OVERLOADED"
 
 
 class OutOfMemoryError(GradwireError):
@@ -139,23 +146,11 @@ class CallCancelledError(GradwireError):
     """The call was cancelled before its result was complete."""
 
 
-class UnavailableError(GradwireError, ConnectionError):
+class UnavailableError(_RetryLaterError, ConnectionError):
     """No server answers at the target, the connection broke, or the server is starting or stopping.
 
     retry_after_s  seconds after which a server that is starting welcomes a retry; otherwise 0
     """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        retry_after_s: float = 0.0,
-        reason: str | None = None,
-        request_id: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message, reason=reason, request_id=request_id, metadata=metadata)
-        self.retry_after_s = retry_after_s
 
 
 class EvaluationChangedError(GradwireError):

@@ -1,7 +1,17 @@
-"""`python -m gradwire_server`."""
+"""`gradwire-server` and `python -m gradwire_server`."""
 
 from __future__ import annotations
 
-from gradwire_server.command import main
+from gradwire_server import signals
 
-main()
+
+def main() -> None:
+    """Run the command; signals are seen to before the rest is imported."""
+    signals.hold()
+    from gradwire_server import command  # noqa: PLC0415 - takes long
+
+    command.main()
+
+
+if __name__ == "__main__":
+    main()

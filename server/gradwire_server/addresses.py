@@ -1,4 +1,4 @@
-"""Addresses to listen on: whether one is free, and how a port is held for several processes."""
+"""Addresses: whether one is free to listen on, how several processes hold a port, and URLs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 Place = tuple[socket.AddressFamily, Any]
 
@@ -95,3 +96,19 @@ def _places(host: str, port: int) -> list[Place]:
     except socket.gaierror:
         return []
     return [(family, place) for family, _, _, _, place in found]
+
+
+def is_http_url(text: str) -> bool:
+    """Tell whether a text is the URL of a server that speaks HTTP."""
+    try:
+        url = urlsplit(text)
+        return (
+            url.scheme in {"http", "https"}
+            and bool(url.hostname)
+            and url.port != 0
+            and text.isascii()
+            and text.isprintable()
+            and " " not in text
+        )
+    except ValueError:  # of a port that is no number, or of half an IPv6 address
+        return False

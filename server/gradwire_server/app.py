@@ -16,7 +16,7 @@ from functools import partial
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from gradwire_server import backends, logs, malloc, service, transport
+from gradwire_server import backends, logs, malloc, service, signals, transport
 from gradwire_server.addresses import check_free
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
@@ -261,6 +261,7 @@ async def serve(
     for number in _SIGNALS:
         loop.add_signal_handler(number, asked.set)
     loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
+    signals.release()
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

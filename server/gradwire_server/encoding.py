@@ -23,6 +23,7 @@ from gradwire._framing import (
     read_evaluation,
     varint,
 )
+from gradwire_server import headers
 from gradwire_server.errors import InvalidDataError
 
 Bytes = NDArray[np.uint8]
@@ -33,10 +34,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Bytes that are no message of the type that was due."""
+    """Bytes that are no message of the type that was due, or none that is read.
 
-    length: int
-    message_type: str
+    error  says why
+    """
+
+    error: InvalidDataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +65,44 @@ class Chunk:
 StreamRequest = Chunk | v1.EvaluateStreamRequest
 
 
-def _reader(kind: type[M]) -> Callable[[bytes], M | Malformed]:
+class NoMessageError(InvalidDataError):
+    """Bytes came that are no message of the type that was due."""
+
+    def __init__(self, message: bytes, kind: type[Message]) -> None:
+        super().__init__(
+            "message", f"{len(message)} bytes came that are no {kind.DESCRIPTOR.full_name}"
+        )
+
+
+def parse(kind: type[M], message: bytes, *, inside: int = 0) -> M:
+    """Leave a message to protobuf, unless it has too much beside its data.
+
+    inside  number of the field that the data are in; 0 for the message itself
+
+    Raises InvalidDataError, and NoMessageError where it is none.
+    """
+    headers.check(headers.beside_data(message, inside=inside))
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise NoMessageError(message, kind) from error
+
+
+def _reader(kind: type[M], *, inside: int = 0) -> Callable[[bytes], M | Malformed]:
     """Make a deserializer that leaves the error to the handler: grpc itself would say INTERNAL."""
 
-    def read(data: bytes) -> M | Malformed:
+    def read(message: bytes) -> M | Malformed:
         try:
-            return kind.FromString(data)
-        except DecodeError:
-            return Malformed(len(data), kind.DESCRIPTOR.full_name)
+            return parse(kind, message, inside=inside)
+        except InvalidDataError as error:
+            return Malformed(error)
 
     return read
 
 
-_parse_request = _reader(v1.EvaluateRequest)
-_parse_stream_request = _reader(v1.EvaluateStreamRequest)
+_parse_stream_request = _reader(
+    v1.EvaluateStreamRequest, inside=v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER
+)
 
 
 def _read_stream_request(message: bytes) -> StreamRequest | Malformed:
@@ -91,11 +118,9 @@ def _write_stream_response(response: bytes | v1.EvaluateStreamResponse) -> bytes
 
 
 def sound(message: T | Malformed) -> T:
-    """Return the message, or raise InvalidDataError where the bytes were none."""
+    """Return the message, or raise InvalidDataError where there is none."""
     if isinstance(message, Malformed):
-        raise InvalidDataError(
-            "message", f"{message.length} bytes came that are no {message.message_type}"
-        )
+        raise message.error
     return message
 
 
@@ -113,10 +138,11 @@ def read_request(message: bytes) -> Parts:
 
     Raises InvalidDataError where it is none.
     """
-    parts = read_evaluation(message)
-    if parts is not None:
-        return parts
-    request = sound(_parse_request(message))
+    return read_evaluation(message) or parts_of(parse(v1.EvaluateRequest, message))
+
+
+def parts_of(request: v1.EvaluateRequest) -> Parts:
+    """Take a request apart that protobuf has read."""
     request_id, data = request.request_id.encode(), memoryview(request.data)
     request.ClearField("request_id")
     request.ClearField("data")
@@ -126,9 +152,9 @@ def read_request(message: bytes) -> Parts:
 def request_header(header: bytes) -> v1.EvaluateRequest:
     """Decode the header of a request.
 
-    Raises InvalidDataError where it is none.
+    Raises InvalidDataError where it is too long, and NoMessageError where it is none.
     """
-    return sound(_parse_request(header))
+    return parse(v1.EvaluateRequest, header)
 
 
 def response_header(output: v1.TensorDescriptor) -> bytes:

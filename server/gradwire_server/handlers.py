@@ -71,4 +71,6 @@ def add_handlers(
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, generic)
     names = (NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
     untyped = cast("Any", reflection_pb2_grpc)
-    untyped.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), generic)
+    untyped.add_ServerReflectionServicer_to_server(
+        reflection.aio.ReflectionServicer(names), generic
+    )

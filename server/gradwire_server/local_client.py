@@ -31,7 +31,6 @@ from gradwire_server.engine import (
     Limits,
     PlanCache,
     Preparer,
-    Recent,
     Step,
     StepRunner,
     WholeRun,
@@ -39,6 +38,7 @@ from gradwire_server.engine import (
 from gradwire_server.errors import EvaluationError
 from gradwire_server.failures import failure
 from gradwire_server.local_many import EvaluatesMany
+from gradwire_server.recent import Recent
 
 _PLAN_CACHE_ENTRIES = 1 << 22
 

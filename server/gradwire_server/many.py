@@ -22,7 +22,7 @@ from gradwire import v1
 from gradwire._framing import many_result_frame
 from gradwire_server import many_items, wire
 from gradwire_server.calls import Call, Context
-from gradwire_server.encoding import Bytes
+from gradwire_server.encoding import Bytes, NoMessageError
 from gradwire_server.engine import Holdings
 from gradwire_server.errors import (
     DrainingError,
@@ -31,7 +31,7 @@ from gradwire_server.errors import (
     StartingError,
 )
 from gradwire_server.failures import Failure, failure
-from gradwire_server.many_items import Item, NoMessageError, Recipes
+from gradwire_server.many_items import Item
 from gradwire_server.service import Workshop
 
 _log = logging.getLogger("gradwire_server")
@@ -50,12 +50,11 @@ class ManyService:
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
-        self._recipes = Recipes(workshop)
 
     async def evaluate_many(self, _requests: object, context: Context) -> None:
         """Evaluate one operator on one small tensor, again and again."""
         call = Call("EvaluateMany", context, self._workshop.active)
-        stream = _Stream(call, self._workshop, self._recipes)
+        stream = _Stream(call, self._workshop)
         try:
             await call.answer(stream.run, in_band=stream.send_error)
         finally:
@@ -65,11 +64,10 @@ class ManyService:
 class _Stream:
     """One stream from its first request to its last answer."""
 
-    def __init__(self, call: Call, workshop: Workshop, recipes: Recipes) -> None:
+    def __init__(self, call: Call, workshop: Workshop) -> None:
         self._call = call
         self._context = call.context
         self._workshop = workshop
-        self._recipes = recipes
         self._reader: asyncio.Task[None] | None = None
         self._answerer: asyncio.Task[None] | None = None
         # Requests that wait for a thread, how many threads there are at work, and for what.
@@ -165,7 +163,7 @@ class _Stream:
         self._call.received_bytes += len(data)
         try:
             wire.read_request_id(name.decode())
-            recipe = await self._recipes.find(header)
+            recipe = await many_items.find_recipe(header, self._workshop)
             many_items.check_length(recipe, data)
             await self._admit(recipe.memory_bytes)
         except (NoMessageError, StartingError):
@@ -191,9 +189,9 @@ class _Stream:
             self._news.clear()
             await self._read_on()
             arrived, self._arrived = self._arrived, []
-            self._large += [each for each in arrived if not each.recipe.inline]
+            self._large += [each for each in arrived if not each.inline]
             self._start_threads()
-            for items in many_items.alike([each for each in arrived if each.recipe.inline]):
+            for items in many_items.alike([each for each in arrived if each.inline]):
                 self._compute(items)
                 await self._write_answers()
             await self._write_answers()

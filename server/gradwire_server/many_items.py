@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
 
 from gradwire import v1
 from gradwire._framing import Parts, read_many_request
@@ -15,40 +14,9 @@ from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.callers import claim_of_batch
 from gradwire_server.calls import Call
-from gradwire_server.engine import Batch, Evaluation, Recent
-from gradwire_server.errors import InvalidDataError, UseStreamError
-from gradwire_server.recipes import LONGEST_HEADER, memory_bytes
+from gradwire_server.errors import InvalidDataError
+from gradwire_server.recipes import Recipe
 from gradwire_server.service import Workshop, take_turn
-
-# Recipes that are kept, and the table entries of all of them.
-_RECENT = 256
-_RECENT_ENTRIES = 1 << 20
-
-
-class NoMessageError(InvalidDataError):
-    """The bytes of a message are none, so that its stream makes no sense from here on."""
-
-    def __init__(self, message: bytes, kind: type[Message]) -> None:
-        super().__init__(
-            "message", f"{len(message)} bytes came that are no {kind.DESCRIPTOR.full_name}"
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
-    """What requests share that differ in name and data only.
-
-    batch         the way to compute several at once; None where one takes several steps
-    header        of the result's message
-    inline        whether one is computed sooner than handed to a thread
-    memory_bytes  that one needs
-    """
-
-    evaluation: Evaluation
-    batch: Batch | None
-    header: bytes
-    inline: bool
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,52 +31,25 @@ class Item:
     recipe: Recipe
     data: memoryview
 
+    @property
+    def inline(self) -> bool:
+        """Whether it is computed at once, with those like it; other ones are left to threads."""
+        return self.recipe.inline and self.recipe.batch is not None
 
-class Recipes:
-    """Finds the recipe of a request by the bytes of its header, since equal ones are common."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
-        self._recent: Recent[Recipe] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
+async def find_recipe(header: bytes, workshop: Workshop) -> Recipe:
+    """Return the recipe of a request's header, the fields but its request_id and data.
 
-    async def find(self, header: bytes) -> Recipe:
-        """Return the recipe of a request's header, the fields but its request_id and data.
-
-        Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it
-        is none.
-        """
-        recipe = self._recent.get(header)
-        if recipe is not None:
-            self._workshop.preparer.note_hit()
-            return recipe
-        recipe = await self._prepare(header)
-        if len(header) <= LONGEST_HEADER:
-            self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)
+    Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it is
+    none.
+    """
+    recipe = workshop.recipes.get(header)
+    if recipe is not None:
+        workshop.preparer.note_hit()
         return recipe
-
-    async def _prepare(self, header: bytes) -> Recipe:
-        settings = self._workshop.settings
-        try:
-            request = v1.EvaluateRequest.FromString(header)
-        except DecodeError as error:
-            raise NoMessageError(header, v1.EvaluateRequest) from error
-        decoded = wire.read_request(request)
-        _, output = decoded.resolved()
-        for name, spec in (("input", decoded.input), ("output", output)):
-            if spec.wire_bytes > settings.max_unary_bytes:
-                raise UseStreamError(
-                    f"{name} is {spec.wire_bytes} bytes; EvaluateMany takes "
-                    f"{settings.max_unary_bytes} (its setting GRADWIRE_MAX_UNARY_BYTES), "
-                    "EvaluateStream any number",
-                    limit="max_unary_bytes",
-                    allowed=settings.max_unary_bytes,
-                )
-        evaluation = await self._workshop.prepare(decoded)
-        batch = Batch.of(evaluation)
-        response = v1.EvaluateResponse(output=wire.write_descriptor(output))
-        inline = batch is not None and evaluation.work <= settings.inline_work
-        header = response.SerializeToString()
-        return Recipe(evaluation, batch, header, inline, memory_bytes(evaluation))
+    decoded = wire.read_request(encoding.request_header(header))
+    workshop.refuse_bulk(decoded, "EvaluateMany")
+    return await workshop.recipe(header, decoded)
 
 
 def read(message: bytes) -> Parts:
@@ -121,6 +62,11 @@ def read(message: bytes) -> Parts:
     if not name:
         raise InvalidDataError(
             "evaluation.request_id", "empty; answers are found by it: give each request another one"
+        )
+    if len(name) > wire.MAX_REQUEST_ID:
+        raise InvalidDataError(
+            "evaluation.request_id",
+            f"{len(name)} bytes; answers are found by it, and carry at most {wire.MAX_REQUEST_ID}",
         )
     return name, header, data
 
@@ -170,15 +116,9 @@ async def compute_in_turn(items: Sequence[Item], workshop: Workshop, call: Call)
 
 def _parse(message: bytes) -> Parts:
     """Read a message that protobuf wrote in another way than most."""
-    try:
-        request = v1.EvaluateManyRequest.FromString(message)
-    except DecodeError as error:
-        raise NoMessageError(message, v1.EvaluateManyRequest) from error
+    inside = v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER
+    request = encoding.parse(v1.EvaluateManyRequest, message, inside=inside)
     wire.refuse_unknown_fields(request, "")
     if not request.HasField("evaluation"):
         raise InvalidDataError("evaluation", "not set; every message holds one")
-    evaluation = request.evaluation
-    name, data = evaluation.request_id.encode(), memoryview(evaluation.data)
-    evaluation.ClearField("request_id")
-    evaluation.ClearField("data")
-    return name, evaluation.SerializeToString(), data
+    return encoding.parts_of(request.evaluation)

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gradwire_server import encoding, wire
-from gradwire_server.engine import Evaluation, Recent
+from gradwire_server.engine import Batch, Evaluation
+from gradwire_server.recent import Recent
 
 # Recipes that are kept, the table entries of all of them, and the bytes of a header.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
-LONGEST_HEADER = 4096
+_LONGEST_HEADER = 4096
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Recipe:
     """A request without its request_id and data, ready to run.
 
     header        of the response
+    inline        whether it is computed sooner than handed to a thread
     memory_bytes  that it needs from its first byte to its last
     """
 
     evaluation: Evaluation
     header: bytes
+    inline: bool
     memory_bytes: int
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> Recipe:
-        """Make the recipe of an evaluation."""
+    def of(cls, evaluation: Evaluation, *, inline_work: int) -> Recipe:
+        """Make the recipe of an evaluation; so much work, or less, is done inline."""
         output = wire.write_descriptor(evaluation.output)
-        return cls(evaluation, encoding.response_header(output), memory_bytes(evaluation))
+        return cls(
+            evaluation,
+            encoding.response_header(output),
+            evaluation.work <= inline_work,
+            memory_bytes(evaluation),
+        )
+
+    @cached_property
+    def batch(self) -> Batch | None:
+        """The way to compute several at once; None where one takes several steps."""
+        return Batch.of(self.evaluation)
 
 
 class Recipes:
@@ -47,7 +61,7 @@ class Recipes:
 
     def keep(self, header: bytes, recipe: Recipe) -> None:
         """Keep a recipe, unless it or its header is too large."""
-        if len(header) <= LONGEST_HEADER:
+        if len(header) <= _LONGEST_HEADER:
             self._recent.keep(header, recipe, weight=recipe.evaluation.plan.table_entries)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -63,6 +63,7 @@ class Workshop:
     draining: asyncio.Event
     # Long tables take several times their memory while they are built: one at a time.
     building: asyncio.Lock
+    recipes: Recipes = field(default_factory=Recipes)
 
     async def prepare(self, request: EvaluationRequest) -> Evaluation:
         """Lower a request, off the event loop where its tables take long to build.
@@ -78,6 +79,26 @@ class Workshop:
             return self.preparer.prepare(request)
         async with self.building:
             return await self.off_loop(lambda: self.preparer.prepare(request))
+
+    async def recipe(self, header: bytes, request: EvaluationRequest) -> Recipe:
+        """Lower a request likewise, and keep what that gave for others with this header."""
+        evaluation = await self.prepare(request)
+        recipe = Recipe.of(evaluation, inline_work=self.settings.inline_work)
+        self.recipes.keep(header, recipe)
+        return recipe
+
+    def refuse_bulk(self, request: EvaluationRequest, method: str) -> None:
+        """Raise UseStreamError where a tensor is too large for one message."""
+        allowed = self.settings.max_unary_bytes
+        _, output = request.resolved()
+        for name, spec in (("input", request.input), ("output", output)):
+            if spec.wire_bytes > allowed:
+                raise UseStreamError(
+                    f"{name} is {spec.wire_bytes} bytes; {method} takes {allowed} (its setting "
+                    "GRADWIRE_MAX_UNARY_BYTES), EvaluateStream any number",
+                    limit="max_unary_bytes",
+                    allowed=allowed,
+                )
 
     @contextmanager
     def computing(self, evaluation: Evaluation, call: Call, *, left: float) -> Generator[Do]:
@@ -117,7 +138,6 @@ class GradientService:
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
-        self._recipes = Recipes()
         room = workshop.admission.has_room
         self._small = SmallCalls(workshop.backend, workshop.active, room=room)
         self._operators = v1.ListOperatorsResponse(
@@ -139,16 +159,15 @@ class GradientService:
     async def _evaluate(self, message: bytes, call: Call) -> bytes:
         request_id, header, data = encoding.read_request(message)
         call.request_id = wire.read_request_id(request_id.decode()) or call.request_id
-        recipe = self._recipes.get(header)
+        recipe = self._workshop.recipes.get(header)
         if recipe is None:
             recipe = await self._prepare(header, len(data), call)
         else:
             self._workshop.preparer.note_hit()
             _note(call, recipe.evaluation.request, len(data))
             _check_length(len(data), recipe.evaluation.request)
-        evaluation = recipe.evaluation
         with self._workshop.admission.memory(recipe.memory_bytes):
-            result = await self._compute(evaluation, np.frombuffer(data, np.uint8), call)
+            result = await self._compute(recipe, np.frombuffer(data, np.uint8), call)
         with call.phases.spending("send"):
             call.sent_bytes = len(result)
             return encoding.response(call.request_id, recipe.header, result.data)
@@ -157,31 +176,17 @@ class GradientService:
         with call.phases.spending("receive"):
             decoded = wire.read_request(encoding.request_header(header))
             _note(call, decoded, length)
-            self._refuse_bulk("input", decoded.input.wire_bytes)
-            _, output = decoded.resolved()
-            self._refuse_bulk("output", output.wire_bytes)
+            self._workshop.refuse_bulk(decoded, "Evaluate")
             _check_length(length, decoded)
         with call.phases.spending("queue"):
-            recipe = Recipe.of(await self._workshop.prepare(decoded))
-        self._recipes.keep(header, recipe)
-        if recipe.evaluation.work <= self._workshop.settings.inline_work:
+            recipe = await self._workshop.recipe(header, decoded)
+        if recipe.inline:
             self._small.keep(header, recipe)
         return recipe
 
-    def _refuse_bulk(self, name: str, wire_bytes: int) -> None:
-        allowed = self._workshop.settings.max_unary_bytes
-        if wire_bytes > allowed:
-            raise UseStreamError(
-                f"{name} is {wire_bytes} bytes; Evaluate takes {allowed} (its setting "
-                "GRADWIRE_MAX_UNARY_BYTES), EvaluateStream any number",
-                limit="max_unary_bytes",
-                allowed=allowed,
-            )
-
-    async def _compute(
-        self, evaluation: Evaluation, data: encoding.Bytes, call: Call
-    ) -> encoding.Bytes:
-        if evaluation.work <= self._workshop.settings.inline_work:
+    async def _compute(self, recipe: Recipe, data: encoding.Bytes, call: Call) -> encoding.Bytes:
+        evaluation = recipe.evaluation
+        if recipe.inline:
             with call.phases.spending("compute"):
                 return evaluation.run_whole(data, self._workshop.backend)
         result = np.empty(evaluation.output.wire_bytes, np.uint8)

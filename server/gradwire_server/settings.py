@@ -8,7 +8,9 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from gradwire_server.addresses import is_http_url
 from gradwire_server.engine import Limits
+from gradwire_server.headers import MAX_HEADER_BYTES
 
 _MASK = "***"
 
@@ -180,9 +182,10 @@ class Settings:
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
-        if self.max_message_bytes < max(self.max_unary_bytes, self.max_chunk_bytes) + _HEADER_BYTES:
+        most = max(self.max_unary_bytes, self.max_chunk_bytes)
+        if self.max_message_bytes < most + MAX_HEADER_BYTES:
             raise ValueError(
-                f"max_message_bytes is {self.max_message_bytes}; {_HEADER_BYTES} more than "
+                f"max_message_bytes is {self.max_message_bytes}; {MAX_HEADER_BYTES} more than "
                 "max_unary_bytes and max_chunk_bytes is needed"
             )
 
@@ -208,7 +211,7 @@ class Settings:
                 f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
                 "let others read the metrics"
             )
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+        if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
                 f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
                 "needed, or nothing"
@@ -267,5 +270,3 @@ _MAY_BE_ZERO = {
     "plan_cache_entries",
     "trim_after_s",
 }
-# Everything of a message but the tensor's bytes.
-_HEADER_BYTES = 64 << 10

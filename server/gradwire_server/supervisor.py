@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 
-from gradwire_server import addresses, logs, telemetry
+from gradwire_server import addresses, logs, signals, telemetry
 from gradwire_server.places import Place, Standing
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
@@ -76,6 +76,7 @@ class Crew:
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._signal, number)
         loop.add_signal_handler(signal.SIGUSR2, self._renewal_wanted.set)
+        signals.release()
         keeping = await self._start()
         renewing = asyncio.create_task(self._renew_when_asked())
         if not self._stopping.is_set():

@@ -12,7 +12,7 @@ from gradwire_server.engine import EvaluationRequest, TensorSpec
 from gradwire_server.errors import InvalidFieldError, UnknownFieldError, UnknownOperatorError
 
 MAX_BYTES = 2**63 - 1
-_MAX_REQUEST_ID = 128
+MAX_REQUEST_ID = 128
 
 Header = v1.EvaluateRequest | v1.Open
 
@@ -73,10 +73,10 @@ def _read_operator(message: v1.Operator) -> ops.Operator:
 
 def read_request_id(text: str) -> str:
     """Check a request's name; it goes into logs and metadata as it is."""
-    if len(text) > _MAX_REQUEST_ID or not (text.isascii() and (text.isprintable() or not text)):
+    if len(text) > MAX_REQUEST_ID or not (text.isascii() and (text.isprintable() or not text)):
         raise InvalidFieldError(
             "request_id",
-            f"{len(text)} characters; at most {_MAX_REQUEST_ID} printable ASCII ones are taken",
+            f"{len(text)} characters; at most {MAX_REQUEST_ID} printable ASCII ones are taken",
         )
     return text
 

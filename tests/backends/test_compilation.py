@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -169,16 +172,69 @@ def test_without_a_folder_a_process_compiles_and_leaves_nothing(
     assert not list(packages.rglob("*.nb?"))
 
 
-@pytest.mark.parametrize(("kind", "left"), [("nbi", 0.0), ("nbc", 0.5)])
-def test_damaged_files_are_replaced(packages: Path, filled: Path, kind: str, left: float) -> None:
-    damaged = [path for path in _files(filled) if path.suffix == f".{kind}"]
-    assert damaged
-    for path in damaged:
-        held = path.read_bytes()
-        path.write_bytes(held[: int(len(held) * left)])
-    answer = _load(packages, filled, logs="kernels are compiled anew")
-    assert answer.startswith("42 ")
+def _damage(folder: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
+    """Damage all files of a kind."""
+    files = [path for path in _files(folder) if path.suffix == f".{kind}"]
+    assert files
+    for path in files:
+        path.write_bytes(damage(path.read_bytes()))
+
+
+def _cut(content: bytes, *, left: float) -> bytes:
+    return content[: int(len(content) * left)]
+
+
+def _flipped(content: bytes, *, place: float) -> bytes:
+    """Flip one bit."""
+    at = int((len(content) - 1) * place)
+    return content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(partial(_cut, left=0), id="empty"),
+        pytest.param(partial(_cut, left=0.5), id="cut"),
+        pytest.param(partial(_flipped, place=0.6), id="flipped"),
+    ],
+)
+def test_damaged_files_are_replaced(
+    packages: Path, filled: Path, kind: str, damage: Callable[[bytes], bytes]
+) -> None:
+    _damage(filled, kind, damage)
+    assert _load(packages, filled, logs="damaged: ") == "42 of 2 found: 0"
     assert _load(packages, filled) == "42 of 2 found: 2"
+
+
+def test_what_is_damaged_alone_is_compiled_again(packages: Path, filled: Path) -> None:
+    (path,) = (one for one in _files(filled) if one.suffix == ".nbc" and "blocks" in one.name)
+    path.write_bytes(_flipped(path.read_bytes(), place=0.5))
+    assert _load(packages, filled, logs="damaged: ") == "42 of 2 found: 1"
+    assert _load(packages, filled) == "42 of 2 found: 2"
+
+
+def test_what_was_compiled_from_code_long_unused_is_removed(packages: Path, filled: Path) -> None:
+    (own,) = filled.iterdir()
+    long_ago = time.time() - 31 * 24 * 3600
+    lately = time.time() - 29 * 24 * 3600
+    others = {
+        "0123456789abcdef": long_ago,
+        "0123456789abcde0": lately,
+        "0123456789abcdef.going.1": long_ago,
+        "of somebody else": long_ago,
+    }
+    for name, used in others.items():
+        (filled / name / "numba_cpu_1").mkdir(parents=True)
+        (filled / name / "numba_cpu_1" / "a.nbc").write_bytes(b"1")
+        os.utime(filled / name, (used, used))
+    (filled / "fedcba9876543210").symlink_to(filled / "of somebody else")
+    os.utime(own, (long_ago, long_ago))
+    assert _load(packages, filled) == "42 of 2 found: 2"
+    left = {path.name for path in filled.iterdir()}
+    assert left == {own.name, "fedcba9876543210", "0123456789abcde0", "of somebody else"}
+    # What is used stays, whenever it was compiled.
+    assert own.stat().st_mtime > lately
 
 
 def test_processes_that_start_at_once_do_not_disturb_each_other(

@@ -17,6 +17,7 @@ import pytest
 from command_line import Outcome, run, run_here
 from serving import serving
 
+CERTIFIED = ("--tls-certificate", __file__, "--tls-key", __file__)
 PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
 SCALES = ("--attr", "scales=0.5,1.5")
 DOUBLE = ("--op", "interpolate", "--attr", "mode=nearest", "--attr", "data_format=NCX")
@@ -137,6 +138,8 @@ MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
         ),
         ((*PUBLISHED, "--output-shape", "2,2", "--dtype", "bfloat16"), "--dtype bfloat16: "),
         ((*PUBLISHED, "--output-shape", "2,2", "--tls-ca", __file__), "--tls-ca is for a --target"),
+        ((*PUBLISHED, "--output-shape", "2,2", "--tls-key", __file__), "are needed together"),
+        ((*PUBLISHED, "--output-shape", "2,2", *CERTIFIED), "need --tls-ca"),
         ((*PUBLISHED, "--output-shap", "2,2"), "see gradwire evaluate --help"),
     ],
 )

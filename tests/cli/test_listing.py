@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -68,15 +69,18 @@ def test_an_operator_the_server_lacks_ends_with_code_3(target: str) -> None:
 
 
 def test_info_tells_backend_and_limits() -> None:
-    with serving(max_streams=7, stall_timeout_s=5.0) as server:
+    with serving(max_streams=7, max_in_flight=9, stall_timeout_s=5.0) as server:
         facts = json.loads(run_here("info", "--json", "--target", server.address).stdout)
         shown = run_here("info", "--target", server.address).stdout
     fastest, _ = backends.choose("auto")
     assert facts["backend"] == fastest.name
     assert facts["limits"]["max_streams"] == 7
     assert facts["limits"]["stall_timeout_s"] == 5
+    assert facts["limits"]["max_in_flight"] == 9
+    assert facts["limits"]["max_message_bytes"] == 16 << 20
     assert fastest.name in shown
     assert "stall_timeout_s" in shown
+    assert re.search(r"^  max_message_bytes +16,777,216$", shown, re.MULTILINE)
 
 
 def test_health_of_a_serving_server_is_code_0(target: str) -> None:

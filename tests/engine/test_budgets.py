@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire_server.engine import Admission, PlanCache, Recent
+from gradwire_server.engine import Admission, PlanCache
 from gradwire_server.errors import OverloadedError
 from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.recent import Recent
 
 
 def _plan(size: int) -> Plan:

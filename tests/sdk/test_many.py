@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -17,8 +14,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gradwire import (
-    AsyncClient,
-    CallCancelledError,
     Client,
     GradwireError,
     InvalidRequestError,
@@ -26,7 +21,7 @@ from gradwire import (
     ops,
 )
 from many_clients import Collect, both_clients, either_way
-from raw_calls import wait_idle, wait_until
+from raw_calls import wait_idle
 from serving import ServerThread, serving
 from strided_arrays import arrays
 
@@ -249,86 +244,6 @@ def test_results_are_stored_where_an_item_says(server: ServerThread, collect: Co
         np.testing.assert_array_equal(outs[index], given[index])
 
 
-def test_items_may_come_asynchronously(server: ServerThread) -> None:
-    async def run() -> list[float]:
-        first_result = asyncio.Event()
-
-        async def items() -> AsyncIterator[tuple[ops.Operator, NDArray[Any], tuple[int, ...]]]:
-            yield COPY, np.full((1,), 0.0, np.float32), (1,)
-            # The result is handed over although more may come.
-            await first_result.wait()
-            for number in range(1, 50):
-                await asyncio.sleep(0)
-                yield COPY, np.full((1,), number, np.float32), (1,)
-
-        seen: list[float] = []
-        async with AsyncClient(server.address) as client:
-            async for result in client.evaluate_many(items(), max_in_flight=7):
-                first_result.set()
-                seen.append(float(result[0]))
-        return seen
-
-    assert asyncio.run(run()) == list(range(50))
-
-
-def test_waiting_for_a_result_may_be_given_up_and_taken_up_again(server: ServerThread) -> None:
-    async def run() -> list[float]:
-        release = asyncio.Event()
-
-        async def items() -> AsyncIterator[Item]:
-            await release.wait()
-            for number in range(5):
-                yield Item(COPY, np.full((1,), number, np.float32), (1,))
-
-        async with AsyncClient(server.address) as client:
-            results = client.evaluate_many(items())
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(results), 0.05)
-            release.set()
-            return [float(result[0]) async for result in results]
-
-    assert asyncio.run(run()) == list(range(5))
-
-
-def endless() -> Iterator[Item]:
-    while True:
-        yield Item(COPY, np.ones((2, 2), np.float32), (2, 2))
-
-
-def test_results_that_are_closed_or_dropped_end_their_stream(server: ServerThread) -> None:
-    admission = server.server.workshop.admission
-    with Client(server.address) as client:
-        with client.evaluate_many(endless()) as results:
-            next(results)
-            assert admission.streams == 1
-        wait_idle(server)
-        assert list(results) == []
-        for _ in client.evaluate_many(endless()):
-            break
-        wait_idle(server)
-        client.evaluate_many(endless())
-
-
-def test_asynchronous_results_that_are_closed_or_dropped_end_their_stream(
-    server: ServerThread,
-) -> None:
-    admission = server.server.workshop.admission
-
-    async def run() -> None:
-        async with AsyncClient(server.address) as client:
-            async with client.evaluate_many(endless()) as results:
-                await anext(results)
-                assert admission.streams == 1
-            await asyncio.to_thread(wait_idle, server)
-            assert [each async for each in results] == []
-            async for _ in client.evaluate_many(endless()):
-                break
-            await asyncio.to_thread(wait_idle, server)
-            client.evaluate_many(endless())
-
-    asyncio.run(run())
-
-
 def test_no_items_are_no_results_and_no_call() -> None:
     with Client("127.0.0.1:1") as client:
         assert list(client.evaluate_many([])) == []
@@ -339,45 +254,3 @@ def test_max_in_flight_is_a_count(server: ServerThread, most: Any) -> None:
     with Client(server.address) as client, pytest.raises(InvalidRequestError) as caught:
         client.evaluate_many([], max_in_flight=most)
     assert caught.value.field == "max_in_flight"
-
-
-def test_a_client_that_is_closed_takes_no_items(server: ServerThread) -> None:
-    with Client(server.address) as client:
-        results = client.evaluate_many(endless())
-        next(results)
-    with pytest.raises(CallCancelledError):
-        for _ in results:
-            pass
-    with pytest.raises(RuntimeError, match="the client is closed"):
-        client.evaluate_many([])
-
-
-@both_clients
-def test_a_stream_whose_results_are_all_handed_over_ends_with_ok(
-    server: ServerThread, collect: Collect, caplog: pytest.LogCaptureFixture
-) -> None:
-    items = [Item(COPY, np.ones((2, 2), np.float32), (2, 2))] * 10
-    with caplog.at_level(logging.INFO):
-        collect(server.address, items)
-        wait_until(lambda: caplog.records)
-    facts = [vars(each)["facts"] for each in caplog.records]
-    assert [(each["method"], each["status"], each["items"]) for each in facts] == [
-        ("EvaluateMany", "OK", 10)
-    ]
-
-
-def test_asynchronous_results_dropped_behind_the_last_one_leave_nothing(
-    server: ServerThread,
-) -> None:
-    def no_receiver() -> bool:
-        return "gradwire-receiver" not in {each.name for each in threading.enumerate()}
-
-    async def run() -> None:
-        async with AsyncClient(server.address) as client:
-            results = client.evaluate_many([Item(COPY, np.ones((2, 2), np.float32), (2, 2))])
-            await anext(results)
-            del results
-            await asyncio.to_thread(wait_idle, server)
-            await asyncio.to_thread(wait_until, no_receiver)
-
-    asyncio.run(run())

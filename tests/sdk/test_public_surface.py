@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from importlib.metadata import version
 
 import pytest
@@ -44,7 +45,9 @@ def test_every_error_is_exported() -> None:
     kinds = {
         name
         for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, errors.GradwireError)
+        if isinstance(kind, type)
+        and issubclass(kind, errors.GradwireError)
+        and not name.startswith("_")
     }
     assert kinds <= set(gradwire.__all__)
 
@@ -119,3 +122,17 @@ def test_both_clients_take_the_same_for_many_and_return_iterators_at_once() -> N
     }
     assert Item._fields == ("op", "array", "output_shape", "out")
     assert not inspect.iscoroutinefunction(AsyncClient.evaluate_many)
+
+
+@pytest.mark.parametrize("kind", [errors.OverloadedError, errors.UnavailableError])
+def test_what_a_retry_helps_against_says_when(
+    kind: type[errors.OverloadedError | errors.UnavailableError],
+) -> None:
+    assert kind("m").retry_after_s == 0
+    error = kind("m", retry_after_s=2.5, reason="R", request_id="id", metadata={"a": "b"})
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - dumped right here
+    assert type(copy) is kind
+    for one in (error, copy):
+        told = (one.retry_after_s, one.reason, one.request_id, one.metadata)
+        assert (str(one), *told) == ("m", 2.5, "R", "id", {"a": "b"})
+    assert issubclass(kind, ConnectionError) == (kind is errors.UnavailableError)

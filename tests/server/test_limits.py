@@ -207,7 +207,7 @@ def test_the_limits_in_force_can_be_asked_for() -> None:
     names = [field.name for field in v1.Limits.DESCRIPTOR.fields]
     settings = {name: number for number, name in enumerate(names, 101)}
     del settings["stall_timeout"]
-    settings["max_rank"] = 7
+    settings |= {"max_rank": 7, "max_message_bytes": 1 << 20}
     with (
         serving(**settings, stall_timeout_s=12.5) as server,
         RawClient(server.address) as client,

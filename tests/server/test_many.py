@@ -158,7 +158,7 @@ def test_a_request_is_refused_as_a_call_is_and_disturbs_no_other(
         assert error.metadata["traceparent"] == refusal.trailers["traceparent"]
 
 
-@pytest.mark.parametrize("name", ["n" * 129, "line\nbreak", "ä"])
+@pytest.mark.parametrize("name", ["line\nbreak", "ä" * 64])
 def test_a_name_that_no_log_takes_is_refused_and_returned(client: RawClient, name: str) -> None:
     with ManyCall(client) as call:
         call.send(named(published_request(), name), named(published_request(), "good"))
@@ -197,6 +197,11 @@ def test_long_work_does_not_hold_up_what_comes_after_it(client: RawClient) -> No
 VIOLATIONS: dict[str, tuple[list[v1.EvaluateManyRequest], str]] = {
     "no evaluation": ([v1.EvaluateManyRequest()], "evaluation"),
     "no name": ([named(published_request(), "")], "evaluation.request_id"),
+    "a name too long": ([named(published_request(), "n" * 129)], "evaluation.request_id"),
+    "a name much too long": (
+        [named(published_request(), "n" * (15 << 20))],
+        "evaluation.request_id",
+    ),
     "a name in use": (
         [named(long_work(), "same"), named(published_request(), "same")],
         "evaluation.request_id",

@@ -14,7 +14,7 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.many_items import Recipes
+from gradwire_server.many_items import find_recipe
 from gradwire_server.plans import Plan
 from many_calls import ManyCall, named
 from raw_calls import (
@@ -322,7 +322,9 @@ def test_what_was_made_of_a_header_is_kept_unless_that_is_long(length: int, *, k
     before = v1.Operator(interpolate=v1.Interpolate(sizes=[1] * length))
     header = v1.EvaluateRequest(operator=before).SerializeToString() + request.SerializeToString()
     with serving() as server:
-        recipes = Recipes(server.server.workshop)
-        first, second = (asyncio.run(recipes.find(header)) for _ in range(2))
+        workshop = server.server.workshop
+        first, second = (asyncio.run(find_recipe(header, workshop)) for _ in range(2))
+        # One memory serves Evaluate too.
+        assert (workshop.recipes.get(header) is second) == kept
     assert (first is second) == kept
     assert first.header == second.header

@@ -150,6 +150,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("--metrics-address", "0.0.0.0:0", "--insecure"),
         "metrics_address is 0.0.0.0:0, which is not loopback: give metrics_insecure",
     ),
+    "no host in a URL": (
+        ("--otlp-endpoint", "http://:4318"),
+        "otlp_endpoint is http://:4318; a URL",
+    ),
+    "no port in a URL": (("--otlp-endpoint", "http://a:x"), "otlp_endpoint is http://a:x; a URL"),
     "no URL": (("--otlp-endpoint", "127.0.0.1:4318"), "otlp_endpoint is 127.0.0.1:4318; a URL"),
     "small messages": (("--max-message-bytes", "1000"), "max_message_bytes is 1000"),
 }

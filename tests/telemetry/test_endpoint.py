@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from processes import run_command, running_command
-from raw_calls import RawClient, wait_until
+from raw_calls import PATIENCE_S, RawClient, wait_until
 from scraping import get, scrape
 from serving import ServerThread, serving
 
@@ -70,16 +74,48 @@ def test_it_answers_before_the_server_serves_and_while_the_event_loop_is_busy() 
         get(address)
 
 
-def test_readers_that_say_nothing_hold_up_no_call_and_no_stop() -> None:
-    with serving(metrics_address=HERE) as server:
-        host, port = server.server.instruments.address.split(":")
-        silent = [socket.create_connection((host, int(port))) for _ in range(3)]
-        scrape(f"{host}:{port}")
-        silent += [socket.create_connection((host, int(port))) for _ in range(3)]
+@contextmanager
+def readers(address: str, count: int, says: bytes) -> Generator[list[socket.socket]]:
+    """Open connections that say so much and then wait."""
+    host, port = address.split(":")
+    with contextlib.ExitStack() as leaving:
+        opened: list[socket.socket] = []
+        for _ in range(count):
+            reader = leaving.enter_context(socket.create_connection((host, int(port))))
+            reader.settimeout(PATIENCE_S)
+            reader.sendall(says)
+            opened.append(reader)
+        yield opened
+
+
+@pytest.mark.parametrize("says", [b"", b"GET /metr", b"GET /metrics HTTP/1.0\r\nAccept: "])
+def test_readers_that_ask_for_nothing_hold_up_no_scrape_no_call_and_no_stop(says: bytes) -> None:
+    with contextlib.ExitStack() as afterwards, serving(metrics_address=HERE) as server:
+        address = server.server.instruments.address
+        silent = afterwards.enter_context(readers(address, 100, says))
+        assert scrape(address).value("gradwire_worker_ready") == 1
         with RawClient(server.address) as client:
             client.check_alive()
-    for each in silent:
-        each.close()
+        # Those that had to go know it.
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(100) == b""
+
+
+def test_readers_that_do_not_read_hold_up_no_scrape() -> None:
+    with serving(metrics_address=HERE) as server:
+        address = server.server.instruments.address
+        with readers(address, 20, b"GET /metrics HTTP/1.0\r\n\r\n"):
+            assert scrape(address).value("gradwire_worker_ready") == 1
+
+
+def test_scrapes_at_once_all_have_an_answer() -> None:
+    with (
+        serving(metrics_address=HERE) as server,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        address = server.server.instruments.address
+        answers = pool.map(scrape, [address] * 32)
+        assert [each.value("gradwire_worker_ready") for each in answers] == [1] * 32
 
 
 def test_a_name_and_an_ipv6_address_are_served() -> None:

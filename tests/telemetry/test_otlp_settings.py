@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from gradwire_server.settings import Settings
 from gradwire_server.telemetry import Ledgers, Outlets, are_wanted, tracer
 from gradwire_server.telemetry.otlp_settings import Export, Signal, export_of
+from processes import run_command, running_command
 
 URL = "http://collector:4318"
 ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -44,6 +47,74 @@ def test_the_protocol_of_a_signal_counts_more_than_that_of_all(signal: Signal) -
     assert export_of(signal, URL, environment) is not None
     with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_PROTOCOL is grpc; http/protobuf is"):
         export_of(signal, URL, {**environment, own: ""})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["collector:4318", "ftp://collector", "http://", "http://a b", "http://[::1", "https://a:0"],
+)
+def test_a_url_that_is_none_is_named_with_its_variable(url: str) -> None:
+    own = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+    for environment in ({ALL: url}, {ALL: URL, own: url}):
+        variable = own if own in environment else ALL
+        with pytest.raises(ValueError, match=rf"^{variable} is {re.escape(url)}; a URL such as"):
+            export_of("traces", "", environment)
+    # Of no other signal, and where it does not count, it is in nobody's way.
+    assert export_of("metrics", "", {ALL: URL, own: url}) == Export(None, asked=False)
+    assert export_of("traces", "", {ALL: url, own: URL}) == Export(None, asked=False)
+    assert export_of("traces", URL, {ALL: url}) is not None
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong"),
+    [
+        ({"OTEL_BSP_SCHEDULE_DELAY": "5 s"}, "OTEL_BSP_SCHEDULE_DELAY is 5 s; give an integer"),
+        ({"OTEL_BSP_EXPORT_TIMEOUT": "0"}, "OTEL_BSP_EXPORT_TIMEOUT is 0; give an integer above 0"),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "OTEL_BSP_MAX_QUEUE_SIZE is -1; give an integer"),
+        (
+            {"OTEL_BSP_MAX_QUEUE_SIZE": "511"},
+            "OTEL_BSP_MAX_EXPORT_BATCH_SIZE is 512; at most OTEL_BSP_MAX_QUEUE_SIZE is possible",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"},
+            "OTEL_EXPORTER_OTLP_TIMEOUT is soon; give seconds",
+        ),
+        ({"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "nan"}, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT is nan"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_named(told: dict[str, str], wrong: str) -> None:
+    with pytest.raises(ValueError, match=f"^{wrong}"):
+        export_of("traces", URL, told)
+    spans_only = "BSP" in wrong or "TRACES" in wrong
+    assert not spans_only or export_of("metrics", URL, told) is not None
+    assert export_of("traces", URL, dict.fromkeys(told, "")) is not None
+
+
+def test_what_opentelemetry_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "512"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "1"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5"),
+    ):
+        monkeypatch.setenv(name, value)
+    found = tracer(Settings(otlp_endpoint="http://127.0.0.1:1"), address="127.0.0.1:1")
+    assert found is not None
+    found.close(10)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_tells_in_one_line_what_is_wrong(tmp_path: Path, workers: str) -> None:
+    flags = ("--backend", "numpy_cpu", "--workers", workers)
+    asked = ("--address", "127.0.0.1:0", "--otlp-endpoint", URL)
+    done = run_command(*flags, *asked, env={"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"})
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Error: OTEL_EXPORTER_OTLP_TIMEOUT is soon; give seconds" in done.stderr
+    # What the environment asks of every program keeps none from running.
+    with running_command(*flags, log=tmp_path / "log", env={ALL: "collector:4318"}) as command:
+        for signal in ("traces", "metrics"):
+            command.wait_for_log(f' signal={signal} why="{ALL} is collector:4318;')
+        assert "Traceback" not in command.log
 
 
 def test_without_the_extra_who_asks_is_told_what_to_install(

@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -102,13 +103,25 @@ def check_target(
     return value
 
 
+_TLS_FILES = {
+    "--tls-ca": "Call --target with TLS, trusting the authorities in FILE, as PEM.",
+    "--tls-certificate": "Show the server this client's certificate chain, as PEM.",
+    "--tls-key": "The private key of that certificate, as PEM.",
+}
+
+
 def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
-    """Add --target and --tls-ca, which reach the command as `server`, a Connection."""
+    """Add --target and --tls-*, which reach the command as `server`, a Connection."""
 
     def decorate(command: Decorated) -> Decorated:
         @functools.wraps(command)
-        def connected(*, target: str | None, tls_ca: Path | None, **options: Any) -> Any:
-            return command(server=Connection(target=target, tls_ca=tls_ca), **options)
+        def connected(**options: Any) -> Any:
+            told = {field.name: options.pop(field.name) for field in fields(Connection)}
+            return command(server=Connection(**told), **options)
+
+        with_tls: Decorated = connected
+        for name, text in reversed(_TLS_FILES.items()):
+            with_tls = click.option(name, type=INPUT_FILE, metavar="FILE", help=text)(with_tls)
 
         of_its_own = "" if default else " Without it a server is started for this command."
         return click.option(
@@ -120,14 +133,7 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
             envvar=VARIABLE,
             show_envvar=True,
             help=f"Server to call, or several with commas between.{of_its_own}",
-        )(
-            click.option(
-                "--tls-ca",
-                type=INPUT_FILE,
-                metavar="FILE",
-                help="Call --target with TLS, trusting the authorities in FILE, as PEM.",
-            )(connected)
-        )
+        )(with_tls)
 
     return decorate
 

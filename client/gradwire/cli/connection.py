@@ -1,4 +1,4 @@
-"""Which server a command calls, and how: --target and --tls-ca, or a server of its own."""
+"""Which server a command calls, and how: --target and --tls-*, or a server of its own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,27 @@ class Connection:
     target  HOST:PORT, or several with commas between; None for a server that runs as long as the
             command
     tls_ca  PEM file with the authorities to trust; None for no TLS
+    tls_certificate, tls_key
+            PEM files that tell who calls, for a server that lets in certain clients only; None for
+            any other
     """
 
     target: str | None
     tls_ca: Path | None
+    tls_certificate: Path | None
+    tls_key: Path | None
 
     def __post_init__(self) -> None:
         if self.tls_ca is not None and self.target is None:
             raise CommandError("--tls-ca is for a --target; give that too", code=INVALID)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise CommandError(
+                "--tls-certificate and --tls-key are needed together; give both", code=INVALID
+            )
+        if self.tls_key is not None and self.tls_ca is None:
+            raise CommandError(
+                "--tls-certificate and --tls-key need --tls-ca; give that too", code=INVALID
+            )
 
     @contextmanager
     def client(self) -> Generator[Client]:
@@ -49,4 +62,9 @@ class Connection:
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls_ca is None:
             return None
-        return grpc.ssl_channel_credentials(root_certificates=self.tls_ca.read_bytes())
+        return grpc.ssl_channel_credentials(
+            *(
+                None if file is None else file.read_bytes()
+                for file in (self.tls_ca, self.tls_key, self.tls_certificate)
+            )
+        )

@@ -704,6 +704,8 @@ class Limits(_message.Message):
     MAX_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     MAX_STREAMS_FIELD_NUMBER: _builtins.int
     STALL_TIMEOUT_FIELD_NUMBER: _builtins.int
+    MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     max_rank: _builtins.int
     """Most axes of a tensor."""
     max_elements: _builtins.int
@@ -724,6 +726,10 @@ class Limits(_message.Message):
     """Most bytes of memory all requests in flight may need; beyond it RESOURCE_EXHAUSTED."""
     max_streams: _builtins.int
     """Most streams open at once; beyond it RESOURCE_EXHAUSTED."""
+    max_in_flight: _builtins.int
+    """Most requests of one EvaluateMany stream in work; the others wait unread. 0 where a server does not say."""
+    max_message_bytes: _builtins.int
+    """Largest message that is read, in bytes; a larger one is RESOURCE_EXHAUSTED. 0 where a server does not say."""
     @_builtins.property
     def stall_timeout(self) -> _duration_pb2.Duration:
         """Time without progress after which a stream is ended."""
@@ -742,10 +748,12 @@ class Limits(_message.Message):
         max_memory_bytes: _builtins.int = ...,
         max_streams: _builtins.int = ...,
         stall_timeout: _duration_pb2.Duration | None = ...,
+        max_in_flight: _builtins.int = ...,
+        max_message_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stall_timeout", b"stall_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_chunk_bytes", b"max_chunk_bytes", "max_elements", b"max_elements", "max_float32_axis", b"max_float32_axis", "max_memory_bytes", b"max_memory_bytes", "max_rank", b"max_rank", "max_request_memory_bytes", b"max_request_memory_bytes", "max_streams", b"max_streams", "max_table_entries", b"max_table_entries", "max_unary_bytes", b"max_unary_bytes", "max_work", b"max_work", "stall_timeout", b"stall_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_chunk_bytes", b"max_chunk_bytes", "max_elements", b"max_elements", "max_float32_axis", b"max_float32_axis", "max_in_flight", b"max_in_flight", "max_memory_bytes", b"max_memory_bytes", "max_message_bytes", b"max_message_bytes", "max_rank", b"max_rank", "max_request_memory_bytes", b"max_request_memory_bytes", "max_streams", b"max_streams", "max_table_entries", b"max_table_entries", "max_unary_bytes", b"max_unary_bytes", "max_work", b"max_work", "stall_timeout", b"stall_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,7 +140,7 @@ class GradientServiceServicer(object):
         The possible errors of the stream include those below. Before it ends with one, the server sends it as an answer
         without a request_id, since a status can be lost to a client that is still writing. What is unanswered then may be
         sent again on another stream.
-        * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty or in use.
+        * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty, too long or in use.
         * `UNIMPLEMENTED`: a message has a field that is not known to this server.
         * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
         * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.

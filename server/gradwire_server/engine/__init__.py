@@ -15,7 +15,6 @@ from gradwire_server.engine.holdings import Holdings
 from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.engine.limits import Limits
 from gradwire_server.engine.plan_cache import PlanCache
-from gradwire_server.engine.recent import Recent
 from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
@@ -35,7 +34,6 @@ __all__ = [
     "Limits",
     "PlanCache",
     "Preparer",
-    "Recent",
     "Ring",
     "Step",
     "StepRunner",

@@ -20,11 +20,11 @@ from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.layout import TensorSpec, lay_out
 from gradwire_server.engine.limits import Limits, exceeded
 from gradwire_server.engine.plan_cache import PlanCache
-from gradwire_server.engine.recent import Recent
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step, Walk, walk_over
 from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
 from gradwire_server.plans import Plan
+from gradwire_server.recent import Recent
 
 # Changes whenever any request may give other bits than before.
 NUMERICS_VERSION = "1"

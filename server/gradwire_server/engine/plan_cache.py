@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from gradwire_server.engine.recent import Recent
 from gradwire_server.plans import Plan
+from gradwire_server.recent import Recent
 
 # Plans without tables take memory too.
 _MOST = 4096

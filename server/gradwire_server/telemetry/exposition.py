@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, cast
@@ -33,9 +34,11 @@ _PATIENCE_S = 5.0
 # switch interval of 5 ms again and again: it pauses after so many lines, for so long.
 _LINES = 40
 _PAUSE_S = 50e-6
-# Answers under way at once; who comes then waits a moment and is sent away.
+# Answers made at once; the others wait.
 _AT_ONCE = 4
-_MOMENT_S = 0.5
+# Connections that are open, most of which say nothing if there are many: one more closes the
+# oldest, since a scrape is over in milliseconds.
+_MOST_OPEN = 32
 
 
 class Endpoint:
@@ -69,6 +72,7 @@ class Endpoint:
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, metrics: _Metrics) -> None:
         name = host.strip("[]")
@@ -77,6 +81,8 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         self.registry = CollectorRegistry()
         self.registry.register(metrics)
         self._free = threading.BoundedSemaphore(_AT_ONCE)
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__((str(place[0]), port), _Handler)
 
     def server_bind(self) -> None:
@@ -84,17 +90,34 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(timeout=_MOMENT_S):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+    def answer(self, encode: Callable[[CollectorRegistry], bytes]) -> bytes:
+        """Make an answer when it is its turn."""
+        with self._free:
+            return encode(self.registry)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+        self._cut(down_to=_MOST_OPEN)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._cut(down_to=0)
+
+    def _cut(self, *, down_to: int) -> None:
+        """End the oldest connections: their threads find them so, and close them."""
+        with self._lock:
+            while len(self._open) > down_to:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: readers come and go, and stderr is for log lines."""
@@ -109,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND, explain="the metrics are at /metrics")
             return
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(cast("_Server", self.server).registry)
+        body = cast("_Server", self.server).answer(encode)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

@@ -6,7 +6,6 @@ import ctypes
 import math
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -19,17 +18,17 @@ from gradwire_server.backends.numba_cpu import compilation
 from gradwire_server.backends.numba_cpu.threads import Scratch, Team
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan, fill_empty
+from gradwire_server.recent import Recent
 
 if TYPE_CHECKING:
     from gradwire_server.backends.numba_cpu.jobs import Job
     from gradwire_server.backends.numba_cpu.tables import Table
 
 Array = npt.NDArray[Any]
-Key = tuple[int, np.dtype[Any], np.dtype[Any]]
 
-# Recent plans whose jobs are kept, and the most table entries that one of them may have.
-_KEPT_PLANS = 64
-_KEPT_ENTRIES = 1 << 20
+# Recent plans whose jobs are kept, and the table entries of all of them.
+_RECENT = 64
+_RECENT_ENTRIES = 1 << 22
 # Numbers read and written that are worth another thread, if it is awake: 10 to 20 us of work.
 _WORK_OF_A_THREAD = 1 << 16
 # As many times more are worth waking one up. That takes 20 us of the caller's time, and the helper
@@ -67,8 +66,6 @@ class NumbaCpu:
         self._streamed_bytes = streamed_bytes
         self._most_threads = threads
         self._scratch = Scratch()
-        # By identity; the plan that is kept with its jobs keeps its identity its own.
-        self._jobs: OrderedDict[Key, tuple[Plan, list[Job]]] = OrderedDict()
         self._tables: WeakKeyDictionary[BandedMap, dict[np.dtype[Any], Table]] = WeakKeyDictionary()
         self.renew()
         _backends.add(self)
@@ -77,6 +74,10 @@ class NumbaCpu:
         """Forget locks and threads, which a process just forked off has none of."""
         self._lock = threading.Lock()
         self._team: Team | None = None
+        # By identity; the plan that is kept with its jobs keeps its identity its own.
+        self._jobs: Recent[tuple[Plan, list[Job]]] = Recent(
+            most=_RECENT, max_weight=_RECENT_ENTRIES
+        )
 
     def warm_up(self) -> None:
         """Compile, or load what was compiled before."""
@@ -155,11 +156,9 @@ class NumbaCpu:
 
     def _jobs_of(self, plan: Plan, x: np.dtype[Any], y: np.dtype[Any]) -> list[Job]:
         key = (id(plan), x, y)
-        with self._lock:
-            found = self._jobs.get(key)
-            if found is not None:
-                self._jobs.move_to_end(key)
-                return found[1]
+        found = self._jobs.get(key)
+        if found is not None:
+            return found[1]
         compute = compute_dtype(x)
         made: list[Job] = self._kernels.jobs.jobs_of(
             plan.input_shape,
@@ -169,11 +168,7 @@ class NumbaCpu:
             partial(self._table, compute=compute),
             streamed_bytes=self._streamed_bytes,
         )
-        if plan.table_entries <= _KEPT_ENTRIES:
-            with self._lock:
-                self._jobs[key] = plan, made
-                if len(self._jobs) > _KEPT_PLANS:
-                    self._jobs.popitem(last=False)
+        self._jobs.keep(key, (plan, made), weight=plan.table_entries)
         return made
 
     def _table(self, bands: BandedMap, compute: np.dtype[Any]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,6 +71,31 @@ class Blocking:
         return bool(self.values["staged"])
 
 
+class _Sides(NamedTuple):
+    """Lengths of a result.
+
+    planes   of all outer slices
+    heights  rows of a plane
+    rows     of all planes
+    """
+
+    planes: int
+    heights: int
+    pixels: int
+    rows: int
+    outputs: int
+
+
+def _sides(form: Form, axes: Sequence[Table | None]) -> _Sides:
+    depths, heights, pixels = (
+        length if table is None else table.outputs
+        for length, table in zip(form[1:4], axes, strict=True)
+    )
+    planes = form.outer * depths
+    rows = planes * heights
+    return _Sides(planes, heights, pixels, rows, rows * pixels * form.channels)
+
+
 def block(
     form: Form,
     axes: Sequence[Table | None],
@@ -85,22 +110,19 @@ def block(
     formats         of input and result
     streamed_bytes  results of so many bytes, or more, are written past the caches
     """
-    depths, heights, pixels = (
-        length if table is None else table.outputs
-        for length, table in zip(form[1:4], axes, strict=True)
-    )
-    outputs = form.outer * depths * heights * pixels * form.channels
+    sides = _sides(form, axes)
+    pixels = sides.pixels
     row = pixels * form.channels * formats[1].itemsize
-    streamed = outputs * formats[1].itemsize >= streamed_bytes and row >= _LEAST_STREAMED
+    streamed = sides.outputs * formats[1].itemsize >= streamed_bytes and row >= _LEAST_STREAMED
     if formats[0] == formats[1]:
-        found = _windows(form, axes, formats[0], compute, can_pick=can_pick, streamed=streamed)
+        plain = (form, axes, sides, formats[0], compute)
+        found = _windows(*plain, can_pick=can_pick, streamed=streamed)
         if found is not None:
             return found
     held_back = formats[1] != compute or streamed
     depth, height, width = axes
     number, lanes = compute.itemsize, _VECTOR_BYTES // compute.itemsize
-    all_rows = form.outer * depths * heights
-    method, steady = _method(form, width, all_rows, can_pick=can_pick)
+    method, steady = _method(form, width, sides.rows, can_pick=can_pick)
     # Transposed blocks are square.
     block_rows = lanes if depth is None or method == records.COLUMNS else _STAGED_ROWS
     tile = _tile(form, pixels, method, number)
@@ -112,14 +134,14 @@ def block(
     row_bytes = _odd_vectors((chunk * form.channels + records.PAD) * number)
     if depth is not None and (chunk < span or window * row_bytes > _STAGE_BYTES):
         return None
-    per_plane = -(-heights // block_rows)
-    blocks = -(-all_rows // block_rows) if depth is None else per_plane * form.outer * depths
+    per_plane = -(-sides.heights // block_rows)
+    blocks = -(-sides.rows // block_rows) if depth is None else per_plane * sides.planes
     ahead = max(1, min(block_rows, _AHEAD_BYTES // row_bytes))
     if method == records.NO_WIDTH and not held_back:
         ahead = lanes  # no row is held
     held = lanes if method == records.COLUMNS else ahead
     values = {
-        "rows": all_rows,
+        "rows": sides.rows,
         "staged": int(depth is not None),
         "method": method,
         "block": block_rows,
@@ -138,12 +160,13 @@ def block(
     values |= dict(zip(sizes, places, strict=True))
     groups = width.groups(form.channels) if width and method == records.PERMUTE else None
     units = blocks * values["tiles"]
-    return Blocking(values, steady, groups, units, scratch, outputs, streamed)
+    return Blocking(values, steady, groups, units, scratch, sides.outputs, streamed)
 
 
 def _windows(
     form: Form,
     axes: Sequence[Table | None],
+    sides: _Sides,
     memory: np.dtype[Any],
     compute: np.dtype[Any],
     *,
@@ -165,11 +188,7 @@ def _windows(
         if groups is None or groups.reach >= 4 * lanes:
             return None
         groups = replace(groups, wide=groups.reach >= 2 * lanes)
-    depths, heights, pixels = (
-        length if table is None else table.outputs
-        for length, table in zip(form[1:4], axes, strict=True)
-    )
-    rows = form.outer * depths * heights
+    rows, pixels = sides.rows, sides.pixels
     tile = _tile(form, pixels, method, compute.itemsize)
     line = max(pixels, width.inputs) * form.channels * compute.itemsize
     together = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // line))
@@ -188,8 +207,7 @@ def _windows(
     }
     units = -(-rows // together) * values["tiles"]
     scratch = (tile * form.channels + records.PAD) * memory.itemsize if streamed else 0
-    outputs = rows * pixels * form.channels
-    return Blocking(values, steady, groups, units, scratch, outputs, streamed)
+    return Blocking(values, steady, groups, units, scratch, sides.outputs, streamed)
 
 
 def _pairs(width: Table) -> Steady | None:

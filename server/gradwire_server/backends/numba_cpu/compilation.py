@@ -18,6 +18,8 @@ from typing import NamedTuple
 import llvmlite
 import numba
 
+from gradwire_server.backends.numba_cpu import kept
+
 _PACKAGE = "gradwire_server.backends.numba_cpu"
 # Passes of the compiler that find nothing to do in kernels written in vectors, and take their time.
 _PLAIN = ("LOOP_VECTORIZE", "SLP_VECTORIZE")
@@ -51,14 +53,18 @@ def load(folder: str) -> Kernels:
     """
     with _lock:
         if not _loaded:
-            part = _writable(Path(folder) if folder else _default_folder())
+            whole = Path(folder) if folder else _default_folder()
+            part = _writable(whole)
             config = vars(import_module("numba.core.config"))
             before = {name: config[name] for name in (*_PLAIN, "CACHE_DIR")}
             config |= dict.fromkeys(_PLAIN, 0) | {"CACHE_DIR": str(part)}
             try:
-                _loaded.append(_import_or_clean(part))
+                with kept.checked():
+                    _loaded.append(_import_or_clean(part))
             finally:
                 config |= before
+            if part.parent == whole:
+                kept.forget_others(part)
         return _loaded[0]
 
 

@@ -1,0 +1,72 @@
+"""An admission whose clock is set by hand, for tests of who is let in and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from gradwire_server.engine import Admission, Claim, Turns
+from gradwire_server.engine.slots import Slot
+from gradwire_server.errors import OverloadedError
+
+WORK = 1000
+
+
+class Hall:
+    """An admission of one thread, with a clock to set.
+
+    Work of 1000 is known to take a second.
+    """
+
+    def __init__(self, **limits: Any) -> None:
+        self.now = 100.0
+        settings: dict[str, Any] = {
+            "max_memory_bytes": 100,
+            "max_streams": 1,
+            "retry_after_s": 0.5,
+            "threads": 1,
+            "max_standing_queue_s": 0.5,
+            "clock": lambda: self.now,
+            **limits,
+        }
+        self.admission = Admission(**settings)
+        with self.admission.turns(Claim(work=WORK)) as turns:
+            turns.spend(1.0)
+        self._stack = ExitStack()
+
+    def enter(self, *, work: int = WORK, **claim: Any) -> Turns:
+        """Let an evaluation in for as long as the test takes."""
+        return self._stack.enter_context(self.admission.turns(Claim(work=work, **claim)))
+
+    async def hold(self, **claim: Any) -> Slot:
+        """Let an evaluation in and give it a slot."""
+        return await self.enter(**claim).slot()
+
+    async def fill(self) -> list[Slot]:
+        """Take the slot that computes and the one that is next."""
+        return [await self.hold(), await self.hold()]
+
+    def refused(self, **claim: Any) -> OverloadedError:
+        """Return how an evaluation is refused."""
+        with pytest.raises(OverloadedError) as caught:
+            self.enter(**claim)
+        return caught.value
+
+
+def waiting(slot: Coroutine[Any, Any, Slot]) -> asyncio.Task[Slot]:
+    return asyncio.create_task(slot)
+
+
+async def settle() -> None:
+    """Let every task come as far as it can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def leave(slot: Slot) -> None:
+    with slot:
+        pass

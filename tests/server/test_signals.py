@@ -1,0 +1,104 @@
+"""SIGUSR2 ends no server, however early it comes, and is acted on once that can be."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from processes import environment, running_command
+from raw_calls import PATIENCE_S
+
+# Sent by the process to itself right before it becomes the server: it waits there all the while.
+SIGNALLED_BEFORE = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+os.kill(os.getpid(), signal.SIGUSR2)
+os.execv(sys.executable, [sys.executable, "-m", "gradwire_server", *sys.argv[1:]])
+"""
+FLAGS = ("--address", "127.0.0.1:0", "--backend", "numpy_cpu")
+
+
+def is_among(number: int, pid: int, mask: str) -> bool:
+    """Tell whether a process has a signal in one of the masks of /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{mask}:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    raise AssertionError(mask)
+
+
+def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> None:
+    code = "import sys, gradwire_server.__main__; print(*sys.modules)"
+    modules = subprocess.run(  # noqa: S603 - the line above
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(None),
+    ).stdout.split()
+    assert "gradwire_server.signals" in modules
+    assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
+
+
+@contextmanager
+def starting(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
+    """Run Python with these arguments, which make a server of it, and end it."""
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(  # noqa: S603 - our own server
+            [sys.executable, *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=environment(None),
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.01)
+
+
+def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with starting(log, "-m", "gradwire_server", *FLAGS) as process:
+        until = time.monotonic() + PATIENCE_S
+        while not is_among(signal.SIGUSR2, process.pid, "SigBlk"):
+            assert not is_among(signal.SIGUSR2, process.pid, "SigCgt")
+            assert time.monotonic() < until
+        process.send_signal(signal.SIGUSR2)
+        wait_for(log, "no rolling restart", process)
+
+
+@pytest.mark.parametrize(
+    ("workers", "told"), [("1", "no rolling restart"), ("2", " rolling restart done")]
+)
+def test_one_that_came_before_the_start_is_acted_on(
+    tmp_path: Path, workers: str, told: str
+) -> None:
+    log = tmp_path / "log"
+    with starting(log, "-c", SIGNALLED_BEFORE, *FLAGS, "--workers", workers) as process:
+        wait_for(log, told, process)
+        assert not is_among(signal.SIGUSR2, process.pid, "SigBlk")
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_what_comes_after_is_heard_as_well(tmp_path: Path) -> None:
+    with running_command("--backend", "numpy_cpu", log=tmp_path / "log") as command:
+        for times in (1, 2):
+            command.signal(signal.SIGUSR2)
+            command.wait_for_log("no rolling restart", times=times)
