@@ -15,6 +15,7 @@ The kinds of calls:
 
 - ms        4 bytes there, 16 KiB back, 1024 x 1024 elements: computing, about a millisecond
 - work      the same of 2048 x 2048 elements
+- long      the same of 4096 x 4096 elements
 - mix       ms on three connections, work on the fourth
 - medium    1 MiB there, 256 KiB back, bilinear x2: moving bytes
 - tiny      3 KiB there, 768 B back, bilinear x2: the event loop's work
@@ -92,6 +93,7 @@ def _requests() -> dict[str, tuple[bytes, ...]]:
     return {
         "ms": (ms,),
         "work": (work,),
+        "long": (_laborious(4096),),
         "mix": (ms, ms, ms, work),
         "medium": (_bilinear(1, 4, 256, 256),),
         "tiny": (_bilinear(1, 3, 16, 16),),
@@ -308,7 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--kinds", default="ms,work,mix,medium,tiny,streams")
+    parser.add_argument("--kinds", default="ms,work,long,mix,medium,tiny,streams")
     parser.add_argument("--flags", default="", help="of the servers, as one text")
     parser.add_argument("--seconds", type=float, default=3.0, help="of peak and unloaded each")
     parser.add_argument("--settle", type=float, default=60.0)

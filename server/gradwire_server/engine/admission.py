@@ -8,7 +8,7 @@
 - The queue is bounded in time: a burst is let in as far as it is done `max_queue_s` after it began.
   Under a load that lasts for longer a long queue serves no more calls than a short one and each of
   them later: newcomers are refused that would wait longer than `max_standing_queue_s`, and longer
-  than half of what they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues from
+  than a quarter of what they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues from
   bad ones so.
 - Who could not be done by its deadline is refused before it waits, and dropped where that turns out
   while it waits. Who is cancelled leaves at once.
@@ -34,6 +34,8 @@ from gradwire_server.errors import OverloadedError
 
 # The slot for what is next.
 _NEXT = 1
+# What takes long may wait this part of that, however short the queue is kept.
+_WAIT_SHARE = 0.25
 
 
 class Admission:
@@ -162,7 +164,7 @@ class Admission:
                 f"{came}, and its deadline is in {left_s:.3g} s", "deadline", wait_s, seconds
             )
         allowed_s = self._limit.allowed_s(now)
-        if wait_s > max(allowed_s, seconds / 2):
+        if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
             self._limit.note_refusal(now)
             came = f"a call like this waits for some {wait_s:.3g} s now"
             burst = allowed_s > self._limit.standing_s
