@@ -8,8 +8,8 @@
 - The queue is bounded in time: a burst is let in as far as it is done `max_queue_s` after it began.
   Under a load that lasts for longer a long queue serves no more calls than a short one and each of
   them later: newcomers are refused that would wait longer than `max_standing_queue_s`, and longer
-  than a quarter of what they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues from
-  bad ones so.
+  than a quarter of what they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues
+  from bad ones so.
 - Who could not be done by its deadline is refused before it waits, and dropped where that turns out
   while it waits. Who is cancelled leaves at once.
 
