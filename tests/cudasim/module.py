@@ -1,0 +1,196 @@
+"""Kernels on the CPU: a library of them, device memory beside guard pages, and launches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudasim import sources
+from cudasim.compiler import Mode, library
+
+Array = npt.NDArray[Any]
+Scalar = np.generic
+Extent = tuple[int, ...]
+Kernel = tuple[str, str]
+
+# Orders in which the threads of a block run; other numbers seed a new permutation at each barrier.
+FORWARD, REVERSE = 0, 1
+
+# What device pointers are aligned to; rows of a kernel with vectors are, too.
+ALIGNMENT = 16
+
+_ALL_BLOCKS = (0, 2**63)
+
+
+class SimError(Exception):
+    """Raised when a launch went wrong: illegal addresses, divergent barriers, wrong arguments."""
+
+
+class Placing(IntEnum):
+    """Where an allocation lies."""
+
+    ENDS_AT_GUARD = 0
+    BEGINS_AT_GUARD = 1
+    ON_HEAP = 2
+    SPARSE = 3
+
+
+class Buffer:
+    """Device memory, full of NaN unless sparse; given back when nothing refers to it.
+
+    nbytes   size
+    address  where it begins
+    """
+
+    def __init__(self, module: Module, nbytes: int, placing: Placing) -> None:
+        self._module, self.nbytes = module, nbytes
+        self.address = int(module.api.sim_malloc(nbytes, placing, ALIGNMENT) or 0)
+        if not self.address:
+            raise MemoryError(f"{nbytes} bytes of simulated device memory")
+
+    def view(self, dtype: npt.DTypeLike, count: int, *, first: int = 0) -> Array:
+        """Return count elements from the first one on, to read and to write."""
+        size = np.dtype(dtype).itemsize
+        assert first >= 0
+        assert (first + count) * size <= self.nbytes
+        memory = (ctypes.c_char * (count * size)).from_address(self.address + first * size)
+        return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype)
+
+    def protect(self) -> None:
+        """Let a kernel read it only, where there are pages to say so."""
+        self._module.api.sim_protect(self.address)
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self._module.api.sim_free(self.address)
+
+
+class Module:
+    """A library of kernels, launched by the names they were compiled under.
+
+    names         library's alias of each kernel
+    most_threads  what __launch_bounds__ allows each kernel, where it is known
+    static        bytes of shared memory that a kernel takes beside the dynamic ones
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mode: Mode,
+        names: Mapping[str, str],
+        *,
+        most_threads: Mapping[str, int] | None = None,
+        static: Mapping[str, int] | None = None,
+    ) -> None:
+        self.mode, self._names = mode, names
+        self._most_threads, self._static = most_threads or {}, static or {}
+        self.api = ctypes.CDLL(str(path))
+        self.api.sim_malloc.restype = ctypes.c_void_p
+        self.api.sim_malloc.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t)
+        self.api.sim_free.argtypes = self.api.sim_protect.argtypes = (ctypes.c_void_p,)
+        self.api.sim_error.restype = ctypes.c_char_p
+
+    def buffer(self, nbytes: int, *, order: int = FORWARD) -> Buffer:
+        """Return fresh memory; its end is guarded, or its beginning where threads run backwards."""
+        if self.mode is not Mode.PLAIN:
+            return Buffer(self, nbytes, Placing.ON_HEAP)  # the sanitizer guards every byte
+        placing = Placing.BEGINS_AT_GUARD if order == REVERSE else Placing.ENDS_AT_GUARD
+        return Buffer(self, nbytes, placing)
+
+    def sparse(self, nbytes: int) -> Buffer:
+        """Return zeros that take no memory until they are written to."""
+        return Buffer(self, nbytes, Placing.SPARSE)
+
+    def holding(self, array: Array, *, order: int = FORWARD) -> Buffer:
+        """Return memory that holds an array's elements and can only be read."""
+        made = self.buffer(array.nbytes, order=order)
+        made.view(array.dtype, array.size).reshape(array.shape)[...] = array
+        made.protect()
+        return made
+
+    def launch(
+        self,
+        name: str,
+        grid: Extent,
+        block: Extent,
+        arguments: Sequence[Buffer | Scalar],
+        *,
+        shared_bytes: int = 0,
+        order: int = FORWARD,
+        blocks: tuple[int, int] = _ALL_BLOCKS,
+    ) -> None:
+        """Run a kernel.
+
+        arguments  pointers as buffers, scalars of exactly the types the kernel declares
+        blocks     the first and the one after the last, in linear order, that run
+
+        Raises SimError that names what went wrong and the thread it went wrong in.
+        """
+        alias = self._names[name]
+        values = [_argument(one) for one in arguments]
+        sizes = [value.itemsize for value in values]
+        wanted = self._sizes(alias)
+        if sizes != wanted:
+            raise SimError(f"{name} takes arguments of {wanted} bytes; {sizes} came")
+        pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
+        wrong = self.api.sim_launch(
+            getattr(self.api, f"sim_kernel_{alias}"),
+            pointers,
+            _extent(grid),
+            _extent(block),
+            ctypes.c_size_t(shared_bytes + self._static.get(name, 0)),
+            ctypes.c_uint(order),
+            ctypes.c_uint(self._most_threads.get(name, 0)),
+            *map(ctypes.c_size_t, blocks),
+        )
+        if wrong:
+            raise SimError(f"{name}: {self.api.sim_error().decode()}")
+
+    def _sizes(self, alias: str) -> list[int]:
+        sizes_of = getattr(self.api, f"sim_sizes_{alias}")
+        sizes = (ctypes.c_int * sizes_of(None))()
+        sizes_of(sizes)
+        return list(sizes)
+
+
+def compiled(folder: Path, kernels: Collection[Kernel], mode: Mode = Mode.PLAIN) -> Module:
+    """Compile kernels of a folder's sources with g++.
+
+    kernels  (source, name expression) of each, such as ("march.cu", "march<float, 4>"); launched
+             by the expression
+    """
+    aliases = {one: f"k{number}" for number, one in enumerate(sorted(kernels))}
+    units = [
+        _unit(source, {one: aliases[source, one] for one in some})
+        for source in sorted({source for source, _ in kernels})
+        for some in batched(sorted(one for file, one in kernels if file == source))
+    ]
+    path = library(units, mode, headers=sources.respelled_folder(folder))
+    return Module(path, mode, {expression: alias for (_, expression), alias in aliases.items()})
+
+
+def batched(names: Sequence[str], size: int = 8) -> list[Sequence[str]]:
+    """Cut a list in parts that are compiled side by side."""
+    return [names[first : first + size] for first in range(0, len(names), size)]
+
+
+def _unit(source: str, aliases: Mapping[str, str]) -> str:
+    # Unnamed: kernels and helpers of other files may have the same names.
+    lines = ['#include "cudasim_half.h"', "namespace {", f'#include "{source}"', "}"]
+    lines += [f"CUDASIM_EXPORT({alias}, {name})" for name, alias in aliases.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _argument(value: Buffer | Scalar) -> Array:
+    """Return a 0-d array that holds what is passed."""
+    return np.asarray(np.uint64(value.address) if isinstance(value, Buffer) else value)
+
+
+def _extent(sides: Extent) -> Any:
+    return (ctypes.c_uint * 3)(*(*sides, 1, 1)[:3])

@@ -1,0 +1,179 @@
+"""PTX text as entries, declarations and instructions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+class PtxError(Exception):
+    """Raised when a text holds what is not known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction.
+
+    opcode    its first word, such as "ld"
+    suffixes  what follows that after dots, such as ("global", "v4", "f32")
+    operands  as they are written; vectors in braces and addresses in brackets are one each
+    guard     C++ condition on a predicate's register, empty for none
+    number    of the instruction within all texts translated together
+    """
+
+    opcode: str
+    suffixes: tuple[str, ...]
+    operands: tuple[str, ...]
+    guard: str
+    number: int
+
+    @property
+    def type(self) -> str:
+        """The last suffix."""
+        return self.suffixes[-1]
+
+    def has(self, suffix: str) -> bool:
+        """Whether it has a suffix."""
+        return suffix in self.suffixes
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A place to branch to."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A declared piece of shared or local memory, or of the module's shared memory."""
+
+    name: str
+    alignment: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kernel.
+
+    name          mangled
+    parameters    name and bytes of each
+    most_threads  of a block, 0 where the text does not say
+    registers     type, prefix and count; count 0 is one register of that very name
+    shared        its static arrays, and those of the module that it names
+    dynamic       names of the module's arrays without a size that it names
+    local         its arrays per thread
+    body          instructions and labels in order
+    """
+
+    name: str
+    parameters: tuple[tuple[str, int], ...]
+    most_threads: int
+    registers: tuple[tuple[str, str, int], ...]
+    shared: tuple[Array, ...]
+    dynamic: tuple[str, ...]
+    local: tuple[Array, ...]
+    body: tuple[Instruction | Label, ...]
+
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\n\{(.*?)\n\}", re.DOTALL)
+_ARRAY = r"\.{space}\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]"
+_DYNAMIC = re.compile(r"\.extern\s+\.shared\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[\]")
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+\d+\s+)?\.\w?(\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)*(?:\d+\s+)?)?"
+    r"([\w$]+)(?:\[(\d+)\])?"
+)
+_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+%(\w+)(?:<(\d+)>)?\s*;")
+_STATEMENT = re.compile(r"(?:@(!?)%(\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
+_NOT_CODE = re.compile(r"^\s*\.(?:reg|shared|local|pragma|loc|file)\b[^;\n]*(?:;|$)", re.MULTILINE)
+
+
+def entries(text: str, *, first_number: int = 0) -> dict[str, Entry]:
+    """Return the kernels of a text by their mangled names."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    text = re.sub(r"//[^\n]*", "", text)
+    if re.search(r"\.func\b", text):
+        raise PtxError("functions that are called, not inlined, are not known here")
+    outside = _ENTRY.sub("", text)
+    shared, dynamic = _arrays("shared", outside), _DYNAMIC.findall(outside)
+    found = dict[str, Entry]()
+    for name, parameters, directives, body in _ENTRY.findall(text):
+        code = tuple(_code(body, first_number))
+        first_number += len(code)
+        threads = re.search(r"\.maxntid\s+(\d+)", directives)
+        found[name] = Entry(
+            name,
+            tuple(_parameters(parameters)),
+            int(threads.group(1)) if threads else 0,
+            tuple((kind, reg, int(count or 0)) for kind, reg, count in _REGISTERS.findall(body)),
+            (*(one for one in shared if one.name in body), *_arrays("shared", body)),
+            tuple(one for one in dynamic if one in body),
+            _arrays("local", body),
+            code,
+        )
+    return found
+
+
+def _arrays(space: str, text: str) -> tuple[Array, ...]:
+    found = re.findall(_ARRAY.replace("{space}", space), text)
+    return tuple(Array(name, int(alignment), int(size)) for alignment, name, size in found)
+
+
+def _parameters(text: str) -> Iterator[tuple[str, int]]:
+    for part in filter(None, map(str.strip, text.split(","))):
+        found = _PARAMETER.fullmatch(part)
+        if not found:
+            raise PtxError(f"parameter {part!r}")
+        bits, name, count = found.groups()
+        yield name, int(bits) // 8 * int(count or 1)
+
+
+def _code(body: str, number: int) -> Iterator[Instruction | Label]:
+    body = re.sub(r"(\$[\w$]+):", r"; LABEL \1;", _NOT_CODE.sub("", body))
+    for part in body.split(";"):
+        text = _without_scopes(" ".join(part.split()))
+        if text.startswith("LABEL "):
+            yield Label(text.removeprefix("LABEL $"))
+        elif text:
+            yield _instruction(text, number)
+            number += 1
+
+
+def _without_scopes(text: str) -> str:
+    """Drop the braces of a scope, which inline assembly opens around its instructions."""
+    while text.startswith(("{", "}")):
+        text = text[1:].strip()
+    if text.count("}") > text.count("{"):
+        text = text.rpartition("}")[0].strip()
+    return text
+
+
+def _instruction(text: str, number: int) -> Instruction:
+    found = _STATEMENT.fullmatch(text)
+    if not found:
+        raise PtxError(f"instruction {text!r}")
+    negated, guard, opcode, operands = found.groups()
+    condition = f"{negated}_{guard}" if guard else ""
+    first, *suffixes = opcode.split(".")
+    return Instruction(first, tuple(suffixes), tuple(_split(operands)), condition, number)
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at the commas that are outside of brackets."""
+    depth, current = 0, ""
+    for letter in text:
+        depth += (letter in "{[(") - (letter in "}])")
+        if letter == "," and not depth:
+            yield current.strip()
+            current = ""
+        else:
+            current += letter
+    if current.strip():
+        yield current.strip()
+
+
+def elements(vector: str) -> list[str]:
+    """Return the registers of a vector operand; of another one, itself."""
+    return list(_split(vector[1:-1])) if vector.startswith("{") else [vector]

@@ -1,0 +1,20 @@
+"""The small kernels of the simulator, compiled by NVRTC."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from cudasim.samples import FOLDER, NAMES
+from gradwire_server.backends.cuda import build
+from ptxsim.module import PtxModule, translated
+
+
+@cache
+def compiled_samples(architecture: int) -> PtxModule:
+    """Return all of them for a compute capability: 90 is 9.0."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradwire_server.backends.cuda.build._FOLDER", FOLDER)
+        patch.setattr("gradwire_server.backends.cuda.build._HEADER", "samples.cu")  # has none
+        return translated([build.ptx("samples.cu", NAMES, architecture)])
