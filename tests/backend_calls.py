@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends import Backend
 from gradwire_server.plans import Plan
 
 
+class Applies(Protocol):
+    """What of a backend is called here."""
+
+    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+        """Write the plan's result for x to all of y."""
+        ...
+
+
 def applied(
-    backend: Backend, plan: Plan, x: npt.NDArray[Any], dtype: npt.DTypeLike
+    backend: Applies, plan: Plan, x: npt.NDArray[Any], dtype: npt.DTypeLike
 ) -> npt.NDArray[Any]:
     """Let a backend write a plan's result to an array that held other numbers before.
 

@@ -77,11 +77,13 @@ def same_bits(ours: Tensor, theirs: Tensor) -> None:
     """Assert equal types, shapes and bits, all NaNs being equal."""
     assert ours.dtype == theirs.dtype
     assert ours.shape == theirs.shape
-    np.testing.assert_array_equal(_bits(ours), _bits(theirs))
+    np.testing.assert_array_equal(canonical(ours), canonical(theirs))
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    one_nan = np.where(np.isnan(tensor), tensor.dtype.type(np.nan), tensor)
+def canonical(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor, row-major, with one NaN for all."""
+    with np.errstate(invalid="ignore"):  # NaNs of any bits are asked for
+        one_nan = np.where(np.isnan(tensor), tensor.dtype.type(np.nan), tensor)
     return np.ascontiguousarray(one_nan).view(f"u{tensor.dtype.itemsize}")
 
 

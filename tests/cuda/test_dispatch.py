@@ -1,0 +1,236 @@
+"""From plans to programs for CUDA: which kernels, on which buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kernel_maps as maps
+import oracles
+from gradwire_server.backends import compute_dtype
+from gradwire_server.backends.cuda import dispatch, geometry, kernels
+from gradwire_server.backends.cuda.programs import Buffer, Launch, Program, packed
+from gradwire_server.plans import BandedMap, Pass, Plan
+
+HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
+X, Y = Buffer("x"), Buffer("y")
+
+Dtype = np.dtype[np.generic]
+
+
+def grown(kind: Callable[[int, int], BandedMap], inputs: int, scale: int) -> BandedMap:
+    """Return the map of the gradient of an upsampling."""
+    return kind(inputs, inputs * scale).adjoint()
+
+
+def launched(
+    axes: Sequence[BandedMap | int], dtype: Dtype = SINGLE, result: Dtype | None = None
+) -> list[str]:
+    """Return the kernels for maps along some axes and nothing along others, given by length."""
+    bands = [None if isinstance(one, int) else one for one in axes]
+    shape = tuple(one if isinstance(one, int) else one.inputs for one in axes)
+    program = dispatch.program(Plan.build(bands, shape), dtype, result or dtype)
+    return [launch.kernel.expression for launch in program.launches]
+
+
+X2, X4 = grown(maps.linear, 64, 2), grown(maps.linear, 64, 4)
+NARROW = grown(maps.linear, 9, 2)
+ODD = grown(maps.linear, 65, 2)
+CUBIC = grown(maps.cubic, 64, 2)
+NEAREST = grown(maps.nearest, 64, 2)
+FAR = grown(maps.linear, 4, 100)
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        ([2, 3, X2, X2], ["march_steps<float, float, 2, 1>"]),
+        ([2, 3, X4, X4], ["march_steps<float, float, 4, 2>"]),
+        ([2, 3, CUBIC, CUBIC], ["march_steps<float, float, 2, 3>"]),
+        ([2, 3, NEAREST, NEAREST], ["march_steps<float, float, 2, 0>"]),
+        ([2, 3, X2, X4], ["march_rows<float, float, 4, 8>"]),
+        ([2, 3, ODD, ODD], ["march_rows<float, float, 4, 4>"]),
+        ([2, 3, NARROW, NARROW], ["march_rows<float, float, 1, 4>"]),
+        ([2, X2, X2, 8], ["march_channels<float, float, 4, 2>"]),
+        ([2, CUBIC, CUBIC, 8], ["march_channels<float, float, 4, 4>"]),
+        ([2, X2, X2, 3], ["march_rows<float, float, 4, 4>"]),
+        ([2, X2, X2, 131], ["march_channels<float, float, 1, 2>"]),
+        ([2, FAR, FAR], ["axis_pass<float, float, 4>", "contiguous_pass<float, float>"]),
+        ([2, X2], ["march_rows<float, float, 4, 4>"]),
+        ([2, X2, 8], ["axis_pass<float, float, 4>"]),
+        ([2, X2, 7], ["axis_pass<float, float, 1>"]),
+        ([2, X2, X2, X2], ["axis_pass<float, float, 4>", "march_steps<float, float, 2, 1>"]),
+        ([X2, 5, X2], ["axis_pass<float, float, 4>", "march_rows<float, float, 4, 4>"]),
+        ([2, maps.nearest(64, 128), maps.nearest(8, 12)], ["select_inputs<unsigned int, 1>"]),
+        ([2, maps.nearest(64, 32).adjoint(), 8], ["select_inputs<unsigned int, 4>"]),
+        ([2, 3], ["convert<float, float>"]),
+    ],
+)
+def test_each_kind_of_plan_has_its_kernels(
+    axes: list[BandedMap | int], expected: list[str]
+) -> None:
+    assert launched(axes) == expected
+
+
+def test_results_between_launches_have_the_compute_type() -> None:
+    assert launched([2, X2, X2, X2], HALF) == [
+        "axis_pass<__half, float, 8>",
+        "march_steps<float, __half, 2, 1>",
+    ]
+    assert launched([2, X2, X2], HALF, SINGLE) == ["march_rows<__half, float, 4, 4>"]
+    assert launched([2, X2, X2], SINGLE, HALF) == ["march_steps<float, __half, 2, 1>"]
+
+
+FORMATS = [one for dtype in oracles.STORAGE_TYPES for one in kernels.formats(dtype)]
+
+
+@given(
+    plan=oracles.plans(),
+    formats=st.sampled_from(FORMATS),
+    copies=st.integers(1, 3),
+    multiprocessors=st.sampled_from([1, 132]),
+)
+def test_launches_read_what_is_there_and_write_it_all(
+    plan: Plan, formats: kernels.Format, copies: int, multiprocessors: int
+) -> None:
+    program = dispatch.program(plan, *formats, copies=copies, multiprocessors=multiprocessors)
+    written, whole = {X}, False
+    for launch in program.launches:
+        _keeps_the_limits(launch)
+        result, *others = (one for one in launch.arguments if isinstance(one, Buffer))
+        assert result != X
+        for one in others:
+            assert one in written or one.place == "table"
+            assert one != Y
+        written.add(result)
+        whole |= result == Y
+    assert whole == bool(math.prod(plan.output_shape))
+    _has_its_buffers(program)
+
+
+def _keeps_the_limits(launch: Launch) -> None:
+    x, y, z = launch.grid
+    assert 1 <= x <= 2**31 - 1
+    assert (y, z) == (1, 1)
+    assert math.prod(launch.block) == geometry.THREADS
+    assert launch.shared_bytes == 0
+    assert launch.kernel in {one for dtype in oracles.STORAGE_TYPES for one in kernels.every(dtype)}
+
+
+def _has_its_buffers(program: Program) -> None:
+    """Every table and every scratch buffer is there, and is read."""
+    used = {
+        one for launch in program.launches for one in launch.arguments if isinstance(one, Buffer)
+    }
+    assert {one for one in used if one.place == "table"} == {
+        Buffer("table", number) for number in range(len(program.tables))
+    }
+    assert {one for one in used if one.place == "scratch"} == {
+        Buffer("scratch", number) for number in range(len(program.scratch))
+    }
+
+
+@given(plan=oracles.plans(), formats=st.sampled_from(FORMATS))
+def test_scratch_holds_every_result_between_launches(plan: Plan, formats: kernels.Format) -> None:
+    program = dispatch.program(plan, *formats)
+    if not program.scratch:
+        return
+    room = plan.largest_intermediate * compute_dtype(formats[0]).itemsize
+    assert 0 < max(program.scratch) <= room
+    assert len(program.scratch) <= 2
+
+
+def test_arguments_become_addresses_and_numbers() -> None:
+    (launch,) = dispatch.program(Plan.build([None, X2], (3, 128)), SINGLE, SINGLE).launches
+    buffers = [one for one in launch.arguments if isinstance(one, Buffer)]
+    addresses = {one: 4096 * number for number, one in enumerate(dict.fromkeys(buffers), 1)}
+    resolved = launch.resolved(addresses)
+    assert [type(one) for one in resolved[:2]] == [np.uint64, np.uint64]
+    assert [int(one) for one in resolved[:2]] == [addresses[Y], addresses[X]]
+    assert len(resolved) == len(launch.arguments)
+    assert not any(isinstance(one, Buffer) for one in resolved)
+
+
+@pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
+def test_the_fill_arrives_as_bits_of_the_type_written(dtype: Dtype) -> None:
+    bands = BandedMap(2, 1, np.array([0, 0]), np.array([0, 1, 1]), np.array([0.5]))
+    plan = Plan.build([None, bands], (3, 1), fill=1 / 3)
+    (launch,) = dispatch.program(plan, dtype, dtype).launches
+    assert isinstance(launch.arguments[-1], np.generic)
+    bits = np.array([launch.arguments[-1]])
+    assert bits.itemsize == dtype.itemsize
+    np.testing.assert_array_equal(bits.view(dtype), np.array([1 / 3]).astype(dtype))
+
+
+def test_outputs_that_an_earlier_pass_leaves_empty_are_filled_at_the_end() -> None:
+    sparse = maps.nearest(6, 3).adjoint()
+    plan = Plan((3, 8), (6, 4), (Pass(0, sparse), Pass(1, maps.linear(8, 4))), fill=2.0)
+    reversed_plan = Plan((3, 8), (6, 4), (Pass(1, maps.linear(8, 4)), Pass(0, sparse)), fill=2.0)
+    last = [
+        dispatch.program(one, HALF, HALF).launches[-1].kernel.expression
+        for one in (plan, reversed_plan)
+    ]
+    # One launch has both axes; of two, the last does not know of the first's.
+    assert last == ["march_rows<__half, __half, 1, 4>", "axis_pass<float, __half, 4>"]
+    chained = Plan((3, 8, 5, 8), (6, 8, 5, 4), (Pass(0, sparse), Pass(3, maps.linear(8, 4))))
+    assert [one.kernel.source for one in dispatch.program(chained, HALF, HALF).launches] == [
+        "axis_pass.cu",
+        "march_rows.cu",
+        "fill_bands.cu",
+    ]
+
+
+def test_equal_maps_share_their_tables() -> None:
+    once = dispatch.program(Plan.build([None, X2, None], (2, 128, 5)), SINGLE, SINGLE)
+    twice = dispatch.program(Plan.build([X2, None, X2, None], (128, 3, 128, 5)), SINGLE, SINGLE)
+    assert len(once.tables) == len(twice.tables) == 3
+
+
+@pytest.mark.parametrize("rows", [2**31, 2**33])
+def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
+    plan = Plan.build([None, X2, None], (rows, 128, 64))
+    try:
+        program = dispatch.program(plan, SINGLE, SINGLE)
+    except ValueError as error:
+        assert "too many for one launch" in str(error)  # noqa: PT017 - either will do
+    else:
+        for launch in program.launches:
+            _keeps_the_limits(launch)
+
+
+def test_a_map_beyond_32_bits_is_refused() -> None:
+    huge = BandedMap(1, 2**31, np.array([2**31 - 1]), np.array([0, 1]), np.array([0.5]))
+    with pytest.raises(ValueError, match="2147483648 inputs"):
+        dispatch.program(Plan.build([huge], (2**31,)), SINGLE, SINGLE)
+
+
+@given(bands=oracles.banded_maps(), axis=st.integers(0, 2), data=st.data())
+def test_an_accumulation_is_one_launch_in_place(
+    bands: BandedMap, axis: int, data: st.DataObject
+) -> None:
+    shape = [2, 3, 4]
+    shape[axis] = bands.inputs
+    carried = data.draw(st.integers(0, bands.outputs))
+    program = dispatch.accumulation(bands, shape, SINGLE, axis=axis, carried=carried)
+    (launch,) = program.launches
+    assert launch.arguments[:2] == (Y, X)
+    numbers = [one for one in launch.arguments if not isinstance(one, Buffer)]
+    assert carried in [one for one in numbers if one.dtype == np.int32]
+    assert not program.scratch
+
+
+@given(sizes=st.lists(st.integers(0, 1000), max_size=6), alignment=st.sampled_from([16, 256]))
+def test_packed_buffers_are_aligned_and_apart(sizes: list[int], alignment: int) -> None:
+    offsets, total = packed(sizes, alignment=alignment)
+    ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+    assert all(offset % alignment == 0 for offset in offsets)
+    assert all(
+        end <= begin
+        for (_, end), (begin, _) in pairwise([*zip(offsets, ends, strict=True), (total, total)])
+    )

@@ -1,0 +1,30 @@
+"""The CUDA kernels as NVRTC compiles them have NumPy's bits in every row of the table."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import cuda_device
+import cuda_table
+from cuda_device import SimulatedCuda
+from cuda_here import needs_cuda_packages, needs_simulator
+
+pytestmark = [needs_simulator, needs_cuda_packages]
+
+
+@cache
+def _device(architecture: int, multiprocessors: int) -> SimulatedCuda:
+    return SimulatedCuda(cuda_device.ptx(architecture), multiprocessors=multiprocessors)
+
+
+def test_every_row_has_the_bits_of_numpy() -> None:
+    for number, row in enumerate(cuda_table.rows()):
+        row.check(_device(90, (132, 1, 0)[number % 3]))
+
+
+def test_small_rows_have_the_bits_of_numpy_on_newer_devices() -> None:
+    rows = cuda_table.watched_rows()
+    kernels = frozenset(kernel for row in rows for kernel in row.kernels)
+    device = SimulatedCuda(cuda_device.ptx(120, kernels))
+    for row in rows:
+        row.check(device)

@@ -1,0 +1,63 @@
+"""The CUDA kernels as NVRTC compiles them, for every architecture that is named.
+
+python tests/cuda_compiled.py    writes the registers of each into tests/data/cuda_registers.json
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import ChainMap
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import oracles
+from gradwire_server.backends.cuda import build, kernels
+from gradwire_server.backends.cuda.programs import Kernel
+
+ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+BUDGET = Path(__file__).parent / "data" / "cuda_registers.json"
+
+
+def every_kernel() -> list[Kernel]:
+    """Return all kernels of all storage types."""
+    return sorted({one for dtype in oracles.STORAGE_TYPES for one in kernels.every(dtype)})
+
+
+@cache
+def texts(architecture: int) -> list[tuple[str, dict[str, str]]]:
+    """Return the PTX of every file, and the names that its kernels have in it."""
+    return [build.ptx(*one, architecture) for one in build.by_source(every_kernel()).items()]
+
+
+def registers(architecture: int, cache: Path) -> dict[str, int]:
+    """Compile every kernel; return the registers that a thread of each takes."""
+
+    def of_file(source: str, expressions: list[str]) -> dict[str, int]:
+        cubin = build.build(source, expressions, architecture, cache)
+        counts = build.registers(cubin.log)
+        return {name: counts[lowered] for name, lowered in cubin.lowered.items()}
+
+    grouped = build.by_source(every_kernel())
+    with ThreadPoolExecutor() as pool:
+        return dict(ChainMap(*pool.map(of_file, grouped.keys(), grouped.values())))
+
+
+def budget() -> dict[str, int]:
+    """Return the most registers that a thread of each kernel may take on any architecture."""
+    kept: dict[str, int] = json.loads(BUDGET.read_text(encoding="utf-8"))
+    return kept
+
+
+def write_budget(architectures: Iterable[int]) -> None:
+    """Keep what kernels take now, on the architecture where each takes most."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = [registers(one, Path(folder)) for one in architectures]
+    most = {name: max(one[name] for one in found) for name in found[0]}
+    BUDGET.write_text(json.dumps(most, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_budget(ARCHITECTURES)
