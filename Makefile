@@ -95,7 +95,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
 	build/pin/bin/python $(PIP) install --upgrade pip
-	build/pin/bin/python $(PIP) install --editable '.[all]' --group test --group lint --group package hatchling
+	build/pin/bin/python $(PIP) install --editable '.[all,cuda13]' --group test --group lint --group package hatchling
 	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
 	rm -rf build/pin
 
