@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 GENERATE_VENV ?= .venv-generate
+# Release of CUDA that gpu-test installs: 12 or 13, as the machine's driver has it
+CUDA ?= 13
 # Further arguments of pytest: make test ARGS="tests/plans -k adjoint"
 ARGS ?=
 
@@ -13,7 +15,7 @@ BIN := $(VENV)/bin
 PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
+.PHONY: help demo test gpu-test lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
 	load-smoke load-kills monitoring bench bench-compute full image install constraints clean
 
 help:  ## List the targets
@@ -25,6 +27,9 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 
 test: $(VENV)/.installed  ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+gpu-test: $(VENV)/.gpu  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 lint: ruff-check ruff-format-check mypy pyright lint-imports  ## Check with ruff, mypy, pyright and the import contracts
 ruff-check: $(VENV)/.tools
@@ -124,6 +129,10 @@ $(VENV)/.full: $(VENV)/.installed
 
 $(VENV)/.peers: $(VENV)/.installed
 	$(BIN)/python $(PIP) install --constraint $(PINS) --editable '.[cpu,plot]' --group peers
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.installed
+	$(BIN)/python $(PIP) install --constraint $(PINS) --editable '.[cpu,plot,cuda$(CUDA)]'
 	@touch $@
 
 $(GENERATE_VENV)/.installed: pyproject.toml

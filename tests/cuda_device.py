@@ -1,20 +1,27 @@
-"""Programs of the CUDA backend on a simulated device, as a backend like any other."""
+"""The CUDA backend without a GPU: its programs one by one, and all of it on a simulated device."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from threading import RLock
 from typing import Any
+from weakref import finalize
 
+import numpy as np
 import numpy.typing as npt
 
 import cuda_compiled
 from cudasim import module
 from cudasim.compiler import Mode
-from cudasim.module import FORWARD, Module
+from cudasim.module import FORWARD, Module, SimError
+from cudasim.module import Buffer as SimulatorBuffer
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Program
+from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch, Program
+from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
 from ptxsim.module import PtxModule, translated
 
@@ -113,3 +120,100 @@ class SimulatedCuda:
                 order=self._order,
             )
         y[...] = result
+
+
+class SimulatedMemory:
+    """Memory of a simulated device."""
+
+    def __init__(self, buffer: SimulatorBuffer) -> None:
+        self._buffer, self.nbytes, self.address = buffer, buffer.nbytes, buffer.address
+
+
+class SimulatedDevice:
+    """What the CUDA backend asks of a device, on the CPU.
+
+    multiprocessors  that it says it has
+    capacity         bytes of memory; none are lent beyond
+    """
+
+    name = "simulated"
+    architecture = 90
+
+    def __init__(
+        self,
+        module: Module,
+        *,
+        multiprocessors: int = dispatch.MULTIPROCESSORS,
+        capacity: int = 1 << 40,
+    ) -> None:
+        self.module, self.multiprocessors, self.capacity = module, multiprocessors, capacity
+        self.lent = 0
+        self.broken = ""
+        self.lock = RLock()
+
+    def load(self, kernels: Collection[Kernel]) -> None:
+        """Do nothing: the module is compiled."""
+
+    def allocate(self, nbytes: int) -> SimulatedMemory:
+        """Return memory full of NaN."""
+        with self.lock:
+            if self.lent + nbytes > self.capacity:
+                raise MemoryError(f"{nbytes} bytes of a simulated device")
+            self.lent += nbytes
+            made = SimulatedMemory(self.module.buffer(nbytes))
+            finalize(made, self._take_back, nbytes)
+            return made
+
+    def _take_back(self, nbytes: int) -> None:
+        with self.lock:
+            self.lent -= nbytes
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """Return memory full of what no result is."""
+        return np.full(nbytes, 0xFF, np.uint8)
+
+    def stream(self) -> SimulatedStream:
+        """Return a stream that does everything at the last moment."""
+        return SimulatedStream(self)
+
+
+class SimulatedStream:
+    """Does nothing before it is synchronized: whoever does not wait is found out."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self._tasks = list[Callable[[], object]]()
+
+    def up(self, address: int, source: Bytes) -> None:
+        """Copy pinned memory to the device."""
+        self._tasks.append(partial(ctypes.memmove, address, source.ctypes.data, source.nbytes))
+
+    def down(self, target: Bytes, address: int) -> None:
+        """Copy from the device to pinned memory."""
+        self._tasks.append(partial(ctypes.memmove, target.ctypes.data, address, target.nbytes))
+
+    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        """Run a kernel."""
+        self._tasks.append(
+            partial(
+                self._device.module.launch,
+                launch.kernel.expression,
+                launch.grid,
+                launch.block,
+                launch.resolved(addresses),
+                shared_bytes=launch.shared_bytes,
+            )
+        )
+
+    def synchronize(self) -> None:
+        """Do it all, one stream after the other: the simulator runs one kernel at a time."""
+        tasks, self._tasks = self._tasks, []
+        with self._device.lock:
+            if self._device.broken:
+                raise DeviceLostError(self._device.broken)
+            try:
+                for task in tasks:
+                    task()
+            except SimError as error:
+                self._device.broken = str(error)
+                raise DeviceLostError(self._device.broken) from error

@@ -14,3 +14,4 @@ needs_simulator = pytest.mark.skipif(bool(why_not()), reason=why_not() or "g++ i
 needs_cuda_packages = pytest.mark.skipif(
     find_spec("cupy") is None, reason="CuPy is not installed; .ci/cuda installs it"
 )
+needs_no_cupy = pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")

@@ -209,7 +209,10 @@ def _workshop(
 ) -> Workshop:
     if given is None:
         backend, reason = backends.choose(
-            settings.backend, threads=settings.threads, cache_dir=settings.compile_cache
+            settings.backend,
+            threads=settings.threads,
+            cache_dir=settings.compile_cache,
+            cuda_memory_bytes=settings.cuda_memory_bytes,
         )
     else:
         backend, reason = given, f"{given.name} was given"

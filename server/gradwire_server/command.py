@@ -83,7 +83,10 @@ def _compile(settings: Settings) -> None:
             Path(settings.compile_cache).mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=settings.compile_cache).close()
         backend, reason = backends.choose(
-            settings.backend, threads=settings.threads, cache_dir=settings.compile_cache
+            settings.backend,
+            threads=settings.threads,
+            cache_dir=settings.compile_cache,
+            cuda_memory_bytes=settings.cuda_memory_bytes,
         )
         started = time.monotonic()
         backend.warm_up()

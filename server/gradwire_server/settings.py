@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from gradwire_server import backends
 from gradwire_server.addresses import is_http_url
 from gradwire_server.engine import Limits
 from gradwire_server.headers import MAX_HEADER_BYTES
@@ -44,8 +45,8 @@ class Settings:
     )
     backend: str = _setting(
         "auto",
-        "What computes: auto picks the fastest there is.",
-        choices=("auto", "numba_cpu", "numpy_cpu"),
+        "What computes: auto picks the fastest of the CPU; cuda is an NVIDIA GPU.",
+        choices=backends.NAMES,
     )
     compute_threads: int = _setting(
         0, "Threads that compute in each worker; 0 means cores / workers, at least 1."
@@ -59,6 +60,9 @@ class Settings:
     )
     compile_cache: str = _setting(
         "", "Folder in which compiled code is kept; empty means the user's cache folder."
+    )
+    cuda_memory_bytes: int = _setting(
+        backends.CUDA_MEMORY_BYTES, "Most bytes of a GPU's memory that each worker takes."
     )
     inline_work: int = _setting(
         1 << 15, "Multiplications up to which a call is computed without a hop to a thread."

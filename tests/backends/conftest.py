@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 import cuda_device
-from cuda_device import SimulatedCuda
+from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server import backends
 from gradwire_server.backends import Backend
+from gradwire_server.backends.cupy_cuda.backend import Cuda
 from numba_here import needs_numba
 
 
@@ -17,13 +18,14 @@ from numba_here import needs_numba
     params=[
         "numpy_cpu",
         pytest.param("numba_cpu", marks=needs_numba),
-        pytest.param("cuda_simulated", marks=needs_simulator),
+        pytest.param("cuda", marks=needs_simulator),
     ],
 )
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Return each backend in turn, on one thread, ready to compute."""
-    if request.param == SimulatedCuda.name:
-        return SimulatedCuda(cuda_device.compiled())
+    if request.param == Cuda.name:
+        device = SimulatedDevice(cuda_device.compiled())
+        return Cuda(device, memory_bytes=1 << 30, staged_bytes=1 << 16)
     chosen, _ = backends.choose(request.param)
     chosen.warm_up()
     return chosen

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from cuda_here import needs_cuda_packages, needs_no_cupy
 from gradwire_server import backends
 from numba_here import needs_numba
+from processes import run_command
 
 
 @pytest.mark.parametrize(
@@ -25,14 +28,17 @@ def test_a_choice_comes_with_its_name_and_reason(name: str) -> None:
 def test_auto_is_the_compiled_backend_where_there_is_numba() -> None:
     backend, reason = backends.choose("auto")
     assert backend.name == "numba_cpu"
-    assert reason == "numba_cpu is the fastest backend for this machine"
+    assert reason.startswith("numba_cpu is the fastest backend for the CPU; ")
+    assert (
+        "not cuda: CuPy is not installed" in reason or "cuda is chosen by its name only" in reason
+    )
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
     with pytest.raises(
-        ValueError, match='"cuda" came; "auto", "numba_cpu" or "numpy_cpu" would do'
+        ValueError, match='"abacus" came; "auto", "cuda", "numba_cpu" or "numpy_cpu" would do'
     ):
-        backends.choose("cuda")
+        backends.choose("abacus")
 
 
 def _without_numba(name: str) -> subprocess.CompletedProcess[str]:
@@ -71,3 +77,27 @@ def test_auto_is_numpy_where_numba_is_told_to_compile_nothing() -> None:
         check=True,
     )
     assert "numpy_cpu, since numba_cpu cannot run here: " in done.stdout
+
+
+def _server_without_device(*flags: str) -> str:
+    """Start a server on a GPU that is not there; return its last words, which are one line."""
+    done = run_command("--backend", "cuda", "--address", "127.0.0.1:0", *flags)
+    assert done.returncode == 1
+    assert not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith('Error: backend: "cuda" came, which cannot run here: ')
+    return line
+
+
+@needs_no_cupy
+@pytest.mark.parametrize("flags", [(), ("--compile-only",)])
+def test_cuda_without_cupy_ends_the_server_with_what_to_install(flags: tuple[str, ...]) -> None:
+    assert 'CuPy is not installed; install it with pip install "gradwire[cuda' in (
+        _server_without_device(*flags)
+    )
+
+
+@needs_cuda_packages
+def test_cuda_without_a_driver_ends_the_server_with_one_line() -> None:
+    if not Path("/proc/driver/nvidia").exists():
+        assert "there is no NVIDIA driver" in _server_without_device()

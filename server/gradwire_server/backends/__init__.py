@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
@@ -13,6 +14,13 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
 
 _COMPILED = "numba_cpu"
+_CUDA = "cuda"
+
+# What choose() takes.
+NAMES = ("auto", _CUDA, _COMPILED, NumpyCpu.name)
+
+# Of the smallest devices that serve, a half or less.
+CUDA_MEMORY_BYTES = 4 << 30
 
 
 class Backend(Protocol):
@@ -78,20 +86,24 @@ def bound(
     return lambda: backend.apply(plan, x, y)
 
 
-def choose(name: str, *, threads: int = 1, cache_dir: str = "") -> tuple[Backend, str]:
+def choose(
+    name: str, *, threads: int = 1, cache_dir: str = "", cuda_memory_bytes: int = CUDA_MEMORY_BYTES
+) -> tuple[Backend, str]:
     """Return the backend of this name, or with "auto" the best there is, and why it was chosen.
 
-    threads    most threads that one call of apply() computes with
-    cache_dir  folder in which compiled code is kept; empty for the default one
+    threads            most threads that one call of apply() computes with
+    cache_dir          folder in which compiled code is kept; empty for the default one
+    cuda_memory_bytes  most memory of a device that is taken at once
 
     Raises ValueError where there is no such backend, or not here.
     """
-    if name not in {"auto", _COMPILED, NumpyCpu.name}:
-        raise ValueError(
-            f'backend: "{name}" came; "auto", "{_COMPILED}" or "{NumpyCpu.name}" would do'
-        )
+    if name not in NAMES:
+        *others, last = (f'"{one}"' for one in NAMES)
+        raise ValueError(f'backend: "{name}" came; {", ".join(others)} or {last} would do')
     if name == NumpyCpu.name:
         return NumpyCpu(), f"{name} was asked for"
+    if name == _CUDA:
+        return _cuda(cache_dir=cache_dir, memory_bytes=cuda_memory_bytes)
     try:
         compiled = _compiled(threads=threads, cache_dir=cache_dir)
     except ImportError as error:
@@ -103,12 +115,12 @@ def choose(name: str, *, threads: int = 1, cache_dir: str = "") -> tuple[Backend
         return NumpyCpu(), f"{NumpyCpu.name}, since {_COMPILED} cannot run here: {error}"
     if name == _COMPILED:
         return compiled, f"{name} was asked for"
-    return compiled, f"{_COMPILED} is the fastest backend for this machine"
+    return compiled, f"{_COMPILED} is the fastest backend for the CPU; {_why_not_cuda()}"
 
 
 def preload(name: str) -> None:
     """Import what choose() is going to, where that can be; it says what is wrong otherwise."""
-    if name != NumpyCpu.name:
+    if name in {"auto", _COMPILED}:
         with contextlib.suppress(ImportError, OSError):
             import_module("gradwire_server.backends.numba_cpu")
 
@@ -122,4 +134,36 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
     return NumbaCpu(threads=threads, cache_dir=cache_dir)
 
 
-__all__ = ["Backend", "NumpyCpu", "bound", "choose", "compute_dtype", "preload"]
+def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
+    """Connect to the device."""
+    from gradwire_server.backends.cupy_cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
+    from gradwire_server.backends.cupy_cuda.cupy_device import CupyDevice  # noqa: PLC0415
+
+    try:
+        device = CupyDevice(cache_dir=cache_dir)
+        backend = Cuda(device, memory_bytes=memory_bytes)
+    except (ImportError, MemoryError, RuntimeError) as error:
+        why = " ".join(str(error).split())  # CuPy may say it in many lines
+        raise ValueError(
+            f'backend: "{_CUDA}" came, which cannot run here: {why}; "auto" computes on the CPU'
+        ) from error
+    return backend, f"{_CUDA} was asked for; {device.name}"
+
+
+def _why_not_cuda() -> str:
+    """Say why "auto" leaves a device alone, without a look at it, which would take long."""
+    if find_spec("cupy") is None:
+        return f"not {_CUDA}: CuPy is not installed"
+    return f"{_CUDA} is chosen by its name only, for no device has been measured"
+
+
+__all__ = [
+    "CUDA_MEMORY_BYTES",
+    "NAMES",
+    "Backend",
+    "NumpyCpu",
+    "bound",
+    "choose",
+    "compute_dtype",
+    "preload",
+]

@@ -1,0 +1,28 @@
+"""The whole CUDA backend has NumPy's bits in every row of the table, on a simulated device."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import cuda_device
+import cuda_table
+from cuda_device import SimulatedDevice
+from cuda_here import needs_simulator
+from gradwire_server.backends.cupy_cuda.backend import Cuda
+from kernel_cases import Case
+
+pytestmark = needs_simulator
+
+
+@cache
+def _backend() -> Cuda:
+    """Return one for all rows, so that each finds what others left in memory."""
+    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, slots=2)
+
+
+@pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
+def test_every_row_has_the_bits_of_numpy(case: Case) -> None:
+    for row in cuda_table.rows_of(case):
+        row.check(_backend())
