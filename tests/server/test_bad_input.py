@@ -122,7 +122,7 @@ BAD_FIELDS: dict[str, tuple[Change, str, list[str]]] = {
     "offset inf": (dml(output_pixel_offsets=[0, -INF]), GRAD + "output_pixel_offsets[1]", ["-inf"]),
     "scales too few": (dml(scales=[1]), GRAD + "scales", ["1", "2"]),
     "scales too many": (dml(scales=[1, 1, 1]), GRAD + "scales", ["3", "2"]),
-    "scales absurd": (dml(scales=[1] * 100_000), GRAD + "scales", ["more than 8"]),
+    "scales absurd": (dml(scales=[1] * 1_000), GRAD + "scales", ["more than 8"]),
     "offsets too few": (dml(input_pixel_offsets=[1]), GRAD + "input_pixel_offsets", ["1", "2"]),
     "interpolate mode unset": (interpolate(mode=0), BACKWARD + "mode", ["missing"]),
     "interpolate mode unknown": (interpolate(mode=5), BACKWARD + "mode", ["5", "MODE_LINEAR"]),
@@ -140,7 +140,7 @@ BAD_FIELDS: dict[str, tuple[Change, str, list[str]]] = {
     "types differ": (result(typed(4, 2, 2)), "output.data_type", ["float64", "float32"]),
     "rank 0": (tensors(float32()), "input.sizes", ["0 axes", "1 to 8"]),
     "rank 9": (tensors(float32(*[1] * 9)), "input.sizes", ["9 axes", "1 to 8"]),
-    "rank absurd": (tensors(float32(*[1] * 100_000)), "input.sizes", ["100000 axes"]),
+    "rank absurd": (tensors(float32(*[1] * 1_000)), "input.sizes", ["1000 axes"]),
     "result of rank 0": (result(float32()), "output.sizes", ["0 axes"]),
     "ranks differ": (result(float32(2, 2, 1)), "output.sizes", ["3 axes", "2"]),
     "input of size 0": (tensors(float32(1, 0)), "input.sizes[1]", ["0", "at least 1"]),
@@ -157,7 +157,7 @@ BAD_FIELDS: dict[str, tuple[Change, str, list[str]]] = {
         ["2**63"],
     ),
     "strides too few": (tensors(float32(2, 2, strides=(1,))), "input.strides", ["1", "2"]),
-    "strides absurd": (tensors(float32(2, strides=(1,) * 100_000)), "input.strides", ["100000"]),
+    "strides absurd": (tensors(float32(2, strides=(1,) * 1_000)), "input.strides", ["1000"]),
     "stride negative": (tensors(float32(2, 2, strides=(2, -1))), "input.strides[1]", ["-1"]),
     "strides equal": (tensors(float32(2, 2, strides=(1, 1))), "input.strides[1]", ["1", "2"]),
     "strides overlap": (tensors(float32(2, 4, strides=(3, 1))), "input.strides[0]", ["3", "4"]),
@@ -184,7 +184,7 @@ BAD_FIELDS: dict[str, tuple[Change, str, list[str]]] = {
         ["2**63"],
     ),
     "name too long": (rename("x" * 129), "request_id", ["129", "128"]),
-    "name absurd": (rename("x" * 3_000_000), "request_id", ["3000000"]),
+    "name absurd": (rename("x" * 10_000), "request_id", ["10000"]),
     "name not ASCII": (rename("f\u00fcr"), "request_id", ["ASCII"]),
     "name of two lines": (rename("a\nb"), "request_id", ["printable"]),
     "name with a zero": (rename("a\0b"), "request_id", ["printable"]),
@@ -265,7 +265,7 @@ def test_a_number_of_open_that_is_out_of_range_is_named(
     check_in_band(refusal)
 
 
-@pytest.mark.parametrize("digest", ["0" * 64, "x" * 1_000_000, "\U0001f600" * 100_000, "a\r\n\0b"])
+@pytest.mark.parametrize("digest", ["0" * 64, "x" * 10_000, "\U0001f600" * 2_000, "a\r\n\0b"])
 def test_a_digest_of_another_evaluation_is_aborted_in_a_short_message(
     client: RawClient, digest: str
 ) -> None:

@@ -180,10 +180,10 @@ def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
     # One step of it takes longer than the stall timeout, and nothing else moves meanwhile.
     settings = {"slab_bytes": 128 << 20, "max_request_memory_bytes": 4 << 30}
     request = identity_request(1, data=bytes(4))
-    request.input.CopyFrom(float32(1 << 12, 1 << 12, strides=(0, 0)))
-    request.output.CopyFrom(float32(1 << 12, 1))
+    request.input.CopyFrom(float32(1 << 13, 1 << 12, strides=(0, 0)))
+    request.output.CopyFrom(float32(1 << 13, 1))
     request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
-    with serving(stall_timeout_s=0.01, **settings) as server, RawClient(server.address) as client:
+    with serving(stall_timeout_s=0.03, **settings) as server, RawClient(server.address) as client:
         answer = client.stream(as_stream(request))
         assert answer.refusal is None
-        assert len(answer.data) == 4 << 12
+        assert len(answer.data) == 4 << 13
