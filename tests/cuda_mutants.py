@@ -141,7 +141,7 @@ MUTANTS = [
         "march_rows.cu",
         ": C(-0.0);",
         ": C(0);",
-        ("two axes, narrowed",),
+        ("awkward weights, gaps, last",),
     ),
     Mutant(
         "a band is read one tap too far",
