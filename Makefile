@@ -28,7 +28,8 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 test: $(VENV)/.installed  ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-gpu-test: $(VENV)/.gpu  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
+gpu-test: $(VENV)/.gpu$(CUDA)  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
+	$(BIN)/gradwire-server --backend cuda --compile-only
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 lint: ruff-check ruff-format-check mypy pyright lint-imports  ## Check with ruff, mypy, pyright and the import contracts
@@ -131,8 +132,12 @@ $(VENV)/.peers: $(VENV)/.installed
 	$(BIN)/python $(PIP) install --constraint $(PINS) --editable '.[cpu,plot]' --group peers
 	@touch $@
 
-$(VENV)/.gpu: $(VENV)/.installed
-	$(BIN)/python $(PIP) install --constraint $(PINS) --editable '.[cpu,plot,cuda$(CUDA)]'
+# The pins have CUDA 13's toolkit. CuPy's packages overwrite each other: the other one goes first.
+$(VENV)/.gpu$(CUDA): $(VENV)/.installed
+	$(BIN)/python $(PIP) uninstall --yes cupy-cuda12x cupy-cuda13x
+	$(if $(filter 13,$(CUDA)),cat,grep -v '^cuda-toolkit==') $(PINS) > $(VENV)/gpu-pins.txt
+	$(BIN)/python $(PIP) install --constraint $(VENV)/gpu-pins.txt --editable '.[cpu,plot,cuda$(CUDA)]'
+	rm -f $(VENV)/.gpu*
 	@touch $@
 
 $(GENERATE_VENV)/.installed: pyproject.toml

@@ -21,11 +21,11 @@ from gradwire_server.backends.cuda import dispatch
 from gradwire_server.plans import Plan
 from kernel_cases import Case, Formats
 
-# One H200: multiprocessors, at a clock that it reaches under load; each issues 4 instructions of
+# One H200: multiprocessors, at a clock assumed under load; each issues 4 instructions of
 # warps and serves 4 sectors of its first-level cache, or a request to shared memory, in a cycle.
 _MULTIPROCESSORS, _CLOCK_HZ = 132, 1.755e9
 _ISSUED_PER_CYCLE, _WARP, _SECTORS_PER_CYCLE = 4, 32, 4
-# What a copy on it reaches, of the 4.8 TB/s of its data sheet.
+# Assumed of a copy on it: nine tenths of the 4.8 TB/s of its data sheet.
 _MEMORY_BYTES_PER_S = 4.3e12
 
 _FLOAT32, _FLOAT16 = oracles.STORAGE_TYPES[:2]

@@ -90,7 +90,7 @@ def _compile(settings: Settings) -> None:
         )
         started = time.monotonic()
         backend.warm_up()
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{backend.name} is ready after {time.monotonic() - started:.1f} s ({reason})")
 
@@ -117,7 +117,7 @@ def _serve(settings: Settings) -> None:
             from gradwire_server import app  # noqa: PLC0415 - so that --help works without the extra
 
             asyncio.run(app.serve(settings))
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise click.ClickException(str(error)) from error
 
 

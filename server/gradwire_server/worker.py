@@ -33,7 +33,7 @@ def main() -> None:
         sys.exit("gradwire-server: the process that watches the workers has ended")
     try:
         asyncio.run(app.serve(job.settings, worker=job.number, cells=job.cells))
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         sys.exit(f"Error: {error}")
 
 

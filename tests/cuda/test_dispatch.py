@@ -204,6 +204,11 @@ def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
             _keeps_the_limits(launch)
 
 
+def test_more_channels_than_32_bits_count_take_one_axis_at_a_time() -> None:
+    small = grown(maps.linear, 2, 2)
+    assert launched([small, small, 2**31 + 16]) == ["axis_pass<float, float, 4>"] * 2
+
+
 def test_a_map_beyond_32_bits_is_refused() -> None:
     huge = BandedMap(1, 2**31, np.array([2**31 - 1]), np.array([0, 1]), np.array([0.5]))
     with pytest.raises(ValueError, match="2147483648 inputs"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import cuda_table
+import kernel_maps as maps
+import oracles
 from backend_calls import applied
 from cuda_table import Row
 from gradwire_server.backends import NumpyCpu
@@ -31,6 +34,28 @@ def test_threads_at_once_have_the_bits_of_numpy(cuda: Cuda) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(check, cuda_table.rows()))
+
+
+@pytest.mark.parametrize("inner", [1, 3, 16])
+def test_inputs_added_in_pieces_have_the_bits_of_numpy(cuda: Cuda, inner: int) -> None:
+    x = np.random.default_rng(3).normal(size=(2, 97, 2 * inner)).astype(np.float32)[:, :, ::2]
+    bands = maps.cubic(29, 97).adjoint()
+    added = list[oracles.Tensor]()
+    for backend in (cuda, NumpyCpu()):
+        y, carried = np.full((2, bands.outputs, inner), np.nan, np.float32), 0
+        for low, high in pairwise((0, 13, 50, 97)):
+            piece = bands.window(0, bands.outputs, low, high)
+            backend.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
+            carried = int((bands.start < high).sum())
+        added.append(y)
+    oracles.same_bits(*added)
+
+
+def test_tensors_larger_than_pinned_memory_have_the_bits_of_numpy(cuda: Cuda) -> None:
+    up = maps.linear(1024, 2048)
+    plan = Plan.build([None, up, up], (3, 1024, 1024)).adjoint()
+    x = np.random.default_rng(4).standard_normal(plan.input_shape).astype(np.float32)
+    oracles.same_bits(*(applied(one, plan, x, np.float32) for one in (cuda, NumpyCpu())))
 
 
 def test_more_than_its_limit_is_an_error_that_passes(cuda: Cuda) -> None:

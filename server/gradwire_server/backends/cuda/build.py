@@ -48,14 +48,18 @@ class Cubin:
 
 
 def check() -> None:
-    """Raise ImportError, saying what to do, where CuPy is missing or there twice."""
+    """Raise ImportError, saying what to do, where CuPy is missing or there twice, or headers are.
+
+    Raises RuntimeError, with the folders that were searched, where NVRTC is missing.
+    """
     present = [name for name in _PACKAGES if _is_installed(name)]
     if len(present) > 1:
         raise ImportError(
             f"{' and '.join(present)} are both installed and overwrite each other; "
             f"uninstall both, then install one of gradwire[cuda12] and gradwire[cuda13]"
         )
-    _nvrtc()
+    _nvrtc().getVersion()  # loads its library, which importing the module does not
+    _includes()
 
 
 def build(source: str, expressions: Iterable[str], architecture: int, cache: Path) -> Cubin:
@@ -123,7 +127,10 @@ def _includes() -> Sequence[str]:
     """Folders of CUDA's own headers."""
     folder: str | None = import_module("cuda.pathfinder").find_nvidia_header_directory("cudart")
     if folder is None:
-        raise ImportError("the headers of CUDA's runtime are missing; gradwire[cuda13] brings them")
+        raise ImportError(
+            "the headers of CUDA's runtime are missing; gradwire[cuda12] and gradwire[cuda13] "
+            "bring them"
+        )
     return [folder]
 
 

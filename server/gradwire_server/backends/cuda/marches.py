@@ -24,6 +24,8 @@ _WARPS_OF_A_BLOCK = (geometry.WARP, geometry.WARPS, 1)
 def march(step: Step, maps: Maps, *, outer: int, channels: int) -> Launch | None:
     """Apply two maps in one launch, in the fastest way there is; None where there is none."""
     rows, columns = maps
+    if channels > tables.MOST:
+        return None
     along_rows = partial(
         _march_rows, step, rows, columns, outer=outer, lines=rows.outputs, channels=channels
     )
