@@ -23,7 +23,7 @@ from gradwire_server.shares import Job, divide, share
 from gradwire_server.telemetry import Ledgers
 
 _log = logging.getLogger("gradwire_server")
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # What a worker may take to stop beyond its drain delay and grace period.
 _STOP_S = 20.0
@@ -77,6 +77,9 @@ class Crew:
             loop.add_signal_handler(number, self._signal, number)
         loop.add_signal_handler(signal.SIGUSR2, self._renewal_wanted.set)
         signals.release()
+        # An interrupt that came before its handler is raised here, where nothing has begun: asyncio
+        # waits for ever for a process whose start is cancelled.
+        await asyncio.sleep(0)
         keeping = await self._start()
         renewing = asyncio.create_task(self._renew_when_asked())
         if not self._stopping.is_set():

@@ -195,6 +195,28 @@ def caught_by(pid: int) -> set[int]:
     return {number for number in range(1, 64) if int(line[1], 16) >> (number - 1) & 1}
 
 
+def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
+    program = """
+import asyncio
+from gradwire_server.settings import Settings
+from gradwire_server.supervisor import supervise
+
+async def interrupted():
+    asyncio.current_task().cancel()  # as asyncio does on SIGINT
+    await supervise(Settings(workers=2, address="127.0.0.1:0", backend="numpy_cpu"))
+
+asyncio.run(interrupted())
+"""
+    ended = subprocess.run(  # noqa: S603 - our own server
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.stderr.rstrip().endswith("CancelledError")
+
+
 def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
     with (
         running_command(*FLAGS, "--grace-s", "3600", log=tmp_path / "log") as command,
