@@ -29,7 +29,7 @@ def test_the_backend_itself_needs_no_cupy() -> None:
 
 
 @needs_cuda_packages
-@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver")
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a driver")
 def test_a_machine_without_a_driver_is_told_from_one_without_cupy() -> None:
     with pytest.raises(ImportError, match="there is no NVIDIA driver"):
         cupy_device.CupyDevice()

@@ -198,13 +198,10 @@ def caught_by(pid: int) -> set[int]:
 def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
     program = """
 import asyncio
-from gradwire_server.settings import Settings
-from gradwire_server.supervisor import supervise
-
+from gradwire_server import settings, supervisor
 async def interrupted():
     asyncio.current_task().cancel()  # as asyncio does on SIGINT
-    await supervise(Settings(workers=2, address="127.0.0.1:0", backend="numpy_cpu"))
-
+    await supervisor.supervise(settings.Settings(workers=2, address="127.0.0.1:0"))
 asyncio.run(interrupted())
 """
     ended = subprocess.run(  # noqa: S603 - our own server

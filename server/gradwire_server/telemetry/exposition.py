@@ -31,7 +31,7 @@ from gradwire_server.telemetry.processes import Processes
 # A reader that takes longer is no scraper.
 _PATIENCE_S = 5.0
 # While it writes an answer this thread holds the interpreter, and the event loop would wait for the
-# switch interval of 5 ms again and again: it pauses after so many lines, for so long.
+# switch interval again and again: it pauses after so many lines, for so long.
 _LINES = 40
 _PAUSE_S = 50e-6
 # Answers made at once; the others wait.
