@@ -25,7 +25,7 @@ from gradwire import (
     ops,
 )
 from relay import Relay, relaying
-from serving import ServerThread, serving
+from serving import ServerThread
 
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 COPY = ops.DmlResample(interpolation_mode="linear")
@@ -36,18 +36,6 @@ WATCH_S = 60.0
 SMALL = np.ones((4, 4), np.float32)
 LARGE = np.ones((1024, 1024), np.float32)
 HUGE = np.zeros((4096, 4096), np.float32)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def relay(server: ServerThread) -> Iterator[Relay]:
-    with relaying(server.address) as relay:
-        yield relay
 
 
 @pytest.fixture(scope="module")

@@ -31,12 +31,6 @@ SHAPE = (2, 3, 32, 24)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
 @pytest.fixture(scope="module", params=["unary", "stream"])
 def client(request: pytest.FixtureRequest, server: ServerThread) -> Iterator[Client]:
     """Each test that asks for it runs twice: by Evaluate, and by EvaluateStream in odd chunks."""

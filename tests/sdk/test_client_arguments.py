@@ -23,12 +23,6 @@ BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def plain(server: ServerThread) -> Iterator[Client]:
     with Client(server.address) as client:
         yield client

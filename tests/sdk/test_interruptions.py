@@ -21,7 +21,7 @@ from gradwire import (
     UnavailableError,
     ops,
 )
-from relay import Relay, relaying
+from relay import Relay
 from serving import ServerThread, serving
 
 COPY = ops.DmlResample(interpolation_mode="linear")
@@ -29,18 +29,6 @@ COPY = ops.DmlResample(interpolation_mode="linear")
 WATCH_S = 60.0
 SMALL = np.ones((4, 4), np.float32)
 LARGE = np.ones((1024, 1024), np.float32)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def relay(server: ServerThread) -> Iterator[Relay]:
-    with relaying(server.address) as relay:
-        yield relay
 
 
 @pytest.fixture(autouse=True)

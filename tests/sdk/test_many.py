@@ -21,25 +21,14 @@ from gradwire import (
     ops,
 )
 from many_clients import Collect, both_clients, either_way
-from raw_calls import wait_idle
-from serving import ServerThread, serving
+from serving import ServerThread
 from strided_arrays import arrays
 
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest")
 COPY = ops.DmlResample(interpolation_mode="linear")
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
-    yield
-    wait_idle(server)
+pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server")
 
 
 def half(array: NDArray[Any]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -15,24 +15,13 @@ from gradwire import (
     Item,
     ops,
 )
-from raw_calls import wait_idle
-from serving import ServerThread, serving
+from serving import ServerThread
 
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest")
 COPY = ops.DmlResample(interpolation_mode="linear")
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
-    yield
-    wait_idle(server)
+pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server")
 
 
 def test_items_may_come_asynchronously(server: ServerThread) -> None:

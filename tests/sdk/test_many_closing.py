@@ -19,21 +19,11 @@ from gradwire import (
 )
 from many_clients import Collect, both_clients
 from raw_calls import wait_idle, wait_until
-from serving import ServerThread, serving
+from serving import ServerThread
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
-    yield
-    wait_idle(server)
+pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server")
 
 
 def endless() -> Iterator[Item]:

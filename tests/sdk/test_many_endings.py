@@ -13,24 +13,13 @@ import pytest
 
 from gradwire import AsyncClient, CallCancelledError, Client, Item, ops
 from many_clients import either_way
-from raw_calls import wait_idle
-from serving import ServerThread, serving
+from serving import ServerThread
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 ITEM = Item(COPY, np.ones((2, 2), np.float32), (2, 2))
 PATIENCE_S = 30.0
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
-    yield
-    wait_idle(server)
+pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server")
 
 
 def told(results: Iterator[Any], *, at_most: int = 1000) -> list[BaseException | None]:

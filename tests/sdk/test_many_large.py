@@ -10,7 +10,6 @@ import pytest
 from gradwire import Client, ops
 from gradwire.retries import RetryPolicy
 from many_clients import Collect, both_clients, either_way
-from raw_calls import wait_idle
 from serving import ServerThread, serving
 
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
@@ -25,10 +24,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
-    yield
-    wait_idle(server)
+pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server")
 
 
 @both_clients

@@ -41,18 +41,6 @@ PROMPT: dict[str, Any] = {
 BRISK = {"retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def relay(server: ServerThread) -> Iterator[Relay]:
-    with relaying(server.address) as relay:
-        yield relay
-
-
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield

@@ -8,14 +8,13 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import grpc
 import numpy as np
 import pytest
 
 from gradwire import AsyncClient, Client, RetryPolicy, ops
-from serving import ServerThread, serving
+from serving import ServerThread
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 SMALL = np.ones((4, 4), np.float32)
@@ -61,12 +60,6 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 print("done")
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
 
 
 @pytest.mark.parametrize("ending", ["leave", "close"])

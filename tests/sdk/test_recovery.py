@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -35,12 +34,6 @@ SHAPE = (1, 2, 256, 256)
 # Nobody reads this much before the server ends the stream.
 HUGE = np.zeros((1, 1, 4096, 4096), np.float32)
 RESULT_BYTES = DIFF_DST.nbytes // 4
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,19 +12,13 @@ from gradwire import AsyncClient, Client, InvalidRequestError, RetryPolicy, Timi
 from gradwire.timing import read_timing
 from raw_calls import RawClient, as_stream, published_request
 from relay import relaying
-from serving import ServerThread, serving
+from serving import ServerThread
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 HALVE = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 SMALL = np.ones((1, 1, 32, 32), np.float32)
 LARGE = np.ones((1, 1, 1024, 1024), np.float32)
 PROMPT = RetryPolicy(initial_backoff_s=0.01)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
 
 
 def check(timing: Timing, *, streamed: bool) -> None:
