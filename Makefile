@@ -6,6 +6,8 @@ GENERATE_VENV ?= .venv-generate
 CUDA ?= 13
 # Further arguments of pytest: make test ARGS="tests/plans -k adjoint"
 ARGS ?=
+# Processes that run the tests
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -26,7 +28,7 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 	$(BIN)/gradwire demo --output out/demo.png
 
 test: $(VENV)/.installed  ## Run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 gpu-test: $(VENV)/.gpu$(CUDA)  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
 	$(BIN)/gradwire-server --backend cuda --compile-only

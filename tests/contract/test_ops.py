@@ -129,7 +129,7 @@ def numbers() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("given_numbers", numbers(), ids=repr)
+@pytest.mark.parametrize("given_numbers", numbers())
 def test_any_sequence_of_numbers_is_taken_and_kept_as_a_tuple(given_numbers: Any) -> None:
     operator = ops.DmlResample(interpolation_mode="linear", scales=given_numbers)
     assert operator.scales == (2.0, 3.0)

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -127,7 +127,13 @@ def test_health_is_serving_throughout_a_rolling_restart(tmp_path: Path) -> None:
                 health: Any = health_pb2_grpc.HealthStub(client.channel)
                 # A connection may be closed before it is answered; another one is then made.
                 question = health_pb2.HealthCheckRequest()
-                answer = health.Check(question, timeout=PATIENCE_S, wait_for_ready=True)
+                try:
+                    answer = health.Check(question, timeout=PATIENCE_S, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    # grpc's answer to what reaches a worker while it stops.
+                    if cast("grpc.Call", error).code() is grpc.StatusCode.CANCELLED:
+                        continue
+                    raise
                 seen.add(answer.status)
         assert seen == {SERVING}
 
