@@ -33,7 +33,9 @@ def words(text: str) -> str:
     return " ".join(text.split()).replace("[ ", "[").replace(" ]", "]")
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/operations.md", "docs/metrics.md"])
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, "docs/operations.md", "docs/metrics.md", "docs/bridges.md"]
+)
 def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     links = re.findall(r"\]\((?!https?://)([^)]+)\)", text)

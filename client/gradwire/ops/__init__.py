@@ -10,7 +10,7 @@ A value out of order raises gradwire.InvalidRequestError at once, in the words o
 
 from __future__ import annotations
 
-from gradwire.ops._messages import OPERATORS, describe, from_message, to_message
+from gradwire.ops._messages import OPERATORS, adjoint, describe, from_message, to_message
 from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
 from gradwire.ops.onednn import Interpolate, InterpolateBackward
@@ -27,6 +27,7 @@ __all__ = [
     "Operator",
     "TorchInterpolate",
     "TorchUpsampleBackward",
+    "adjoint",
     "describe",
     "from_message",
     "to_message",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import MISSING, dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._attributes import is_default, rule_of, unknown_name
@@ -79,6 +79,11 @@ class Operator:
 
     def _check_together(self) -> None:
         """Check rules between attributes; each attribute alone is in order."""
+
+    def for_counterpart(self) -> dict[str, Any]:
+        """Return attributes as the counterpart means them; it may not have all of them."""
+        attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return attributes | dict(self.fixed)
 
 
 def _rebuild(kind: type[Operator], attributes: dict[str, object]) -> Operator:

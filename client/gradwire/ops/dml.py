@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._attributes import Choice, Floats, attribute
@@ -92,6 +92,17 @@ class _Resample(Operator):
             )
         ),
     )
+
+    def for_counterpart(self) -> dict[str, Any]:
+        """Return attributes as the counterpart means them: with the forward's own offsets."""
+        attributes = Operator.for_counterpart(self)
+        if attributes["offset_convention"] == "swapped":
+            attributes |= {
+                "offset_convention": "forward",
+                "input_pixel_offsets": self.output_pixel_offsets,
+                "output_pixel_offsets": self.input_pixel_offsets,
+            }
+        return attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,0 +1,93 @@
+"""What the bridges to frameworks share: clients by number, and operators as text.
+
+Both go through a framework's compiler as constants of a graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from numpy.typing import NDArray
+
+from gradwire import ops, v1
+from gradwire._many_items import Item
+from gradwire.client import Client
+
+
+class Evaluator(Protocol):
+    """A Client, a LocalClient, or whatever else evaluates operators."""
+
+    def evaluate(
+        self,
+        operator: ops.Operator,
+        array: object,
+        /,
+        *,
+        output_shape: Sequence[int],
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Return the operator applied to an array; out where it is given."""
+        ...
+
+    def evaluate_many(self, items: Iterable[Item], /) -> Iterator[NDArray[Any]]:
+        """Return the result of each item, in their order."""
+        ...
+
+
+class Clients:
+    """Clients by number. It keeps none of them, but for the one that is the default."""
+
+    def __init__(self) -> None:
+        self._by_number = WeakValueDictionary[int, Evaluator]()
+        self._numbers = WeakKeyDictionary[Evaluator, int]()
+        self._next = itertools.count()
+        self._default: Client | None = None
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def number(self, client: Evaluator | None) -> int:
+        """Return the client's number; None means one Client() of this process."""
+        with self._lock:
+            if client is None:
+                if self._default is None:
+                    self._default = Client()
+                client = self._default
+            number = self._numbers.get(client)
+            if number is None:
+                number = self._numbers[client] = next(self._next)
+                self._by_number[number] = client
+            return number
+
+    def by_number(self, number: int) -> Evaluator:
+        """Return the client; RuntimeError where it is gone."""
+        client = self._by_number.get(number)
+        if client is None:
+            raise RuntimeError(
+                "the client of this operation is gone; keep a reference to it as long as gradients "
+                "may be asked for"
+            )
+        return client
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+
+CLIENTS = Clients()
+
+
+@lru_cache(1024)
+def as_text(operator: ops.Operator) -> str:
+    """Return an operator as text; equal ones have equal texts."""
+    return ops.to_message(operator).SerializeToString(deterministic=True).hex()
+
+
+@lru_cache(1024)
+def from_text(text: str) -> ops.Operator:
+    """Return the operator of a text."""
+    return ops.from_message(v1.Operator.FromString(bytes.fromhex(text)))

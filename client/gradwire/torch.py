@@ -1,0 +1,185 @@
+"""Resampling in PyTorch by a gradwire server: deterministic, with gradients of any order.
+
+    import gradwire.torch
+
+    with gradwire.Client() as client:
+        y = gradwire.torch.interpolate(x, scale_factor=2, mode="bilinear", client=client)
+        y.sum().backward()
+
+Needs PyTorch (pip install "gradwire[torch]"). To PyTorch it is an operation, `gradwire::evaluate`,
+which torch.compile leaves as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Literal, cast
+
+from gradwire import ops
+from gradwire._arrays import to_array
+from gradwire._bridges import CLIENTS, Evaluator, as_text, from_text
+from gradwire.errors import InvalidRequestError
+from gradwire.ops.torch import Follow, Mode
+
+torch: Any = import_module("torch")
+
+Tensor = Any
+
+
+def evaluate(
+    operator: ops.Operator,
+    x: Tensor,
+    output_shape: Sequence[int],
+    *,
+    adjoint: ops.Operator | None = None,
+    client: Evaluator | None = None,
+) -> Tensor:
+    """Return the operator applied to a tensor; it can be differentiated any number of times.
+
+    operator      made before, where torch.compile takes the rest
+    x             float32, float16, bfloat16 or float64, any strides. On the CPU its memory is read
+                  in place; from other devices it is copied, for CUDA through pinned memory
+    output_shape  of the result, which is on x's device and contiguous
+    adjoint       what takes the gradient of the result to that of x; None means ops.adjoint() of
+                  the operator. Of that gradient, the operator itself takes the gradient
+    client        what evaluates; kept by the caller as long as gradients may be asked for. None
+                  means one Client() of this process
+
+    Raises what client.evaluate() does.
+    """
+    texts = _texts(operator, adjoint)
+    return _evaluate(x, *texts, [int(size) for size in output_shape], _number(client))
+
+
+def interpolate(  # noqa: PLR0917 - so are their order and kinds
+    input: Tensor,  # noqa: A002 - the names are those of torch.nn.functional.interpolate
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: Mode = "nearest",
+    align_corners: bool | None = None,  # noqa: FBT001
+    recompute_scale_factor: bool | None = None,  # noqa: FBT001
+    antialias: bool = False,  # noqa: FBT001, FBT002
+    *,
+    follow: Follow = "forward_adjoint",
+    forward: Literal["remote", "local"] = "remote",
+    client: Evaluator | None = None,
+) -> Tensor:
+    """Resample as torch.nn.functional.interpolate does, with a gradient computed elsewhere.
+
+    The arguments are PyTorch's, and:
+
+    follow   which gradient: "forward_adjoint" is the adjoint of what is computed, so that gradcheck
+             and gradgradcheck hold; "backward_op" is PyTorch's own, which in some cases is not
+    forward  "local" computes the result in PyTorch, and only gradients elsewhere
+    client   as for evaluate()
+
+    Raises InvalidRequestError, a ValueError, where an argument is wrong.
+    """
+    texts = _interpolation(
+        follow,
+        size=size,
+        scale_factor=scale_factor,
+        mode=mode,
+        align_corners=align_corners,
+        recompute_scale_factor=recompute_scale_factor,
+        antialias=antialias,
+    )
+    operation = {"remote": _evaluate, "local": _interpolate_here}[forward]
+    spatial = _scaled(input.shape[2:], size, scale_factor)
+    return operation(input, *texts, [*input.shape[:2], *spatial], _number(client))
+
+
+def _texts(operator: ops.Operator, adjoint: ops.Operator | None) -> tuple[str, str]:
+    return as_text(operator), as_text(ops.adjoint(operator) if adjoint is None else adjoint)
+
+
+def _number(client: Evaluator | None) -> int:
+    return CLIENTS.number(client)
+
+
+def _interpolation(follow: Follow, **asked: Any) -> tuple[str, str]:
+    attributes: dict[str, Any] = {
+        name: () if value is None and name in {"size", "scale_factor"} else value
+        for name, value in asked.items()
+    }
+    operator = ops.TorchInterpolate(**attributes)
+    if not operator.size and not operator.scale_factor:
+        raise InvalidRequestError.of(operator.path("size"), "is None; give it, or scale_factor")
+    return _texts(operator, ops.TorchUpsampleBackward(**attributes, follow=follow))
+
+
+def _scaled(source: Sequence[int], size: Any, scale_factor: Any) -> list[int]:
+    """Return the spatial sizes of the result; what is wrong with them is told elsewhere."""
+    if scale_factor is None:
+        return [size] * len(source) if isinstance(size, int) else list(size)
+    each: Any = [scale_factor] * len(source)
+    if isinstance(scale_factor, Sequence):
+        each = tuple(cast("Sequence[float]", scale_factor))
+    return [int(length * factor) for length, factor in zip(source, each, strict=False)]
+
+
+def _run(x: Tensor, operator: str, adjoint: str, output_shape: list[int], client: int) -> Tensor:
+    del adjoint
+    source = x.detach()
+    on_cuda = source.device.type == "cuda"
+    if on_cuda:
+        pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        source = pinned.copy_(source)
+    result = torch.empty(output_shape, dtype=source.dtype, pin_memory=on_cuda)
+    evaluator, out = CLIENTS.by_number(client), to_array(result)
+    evaluator.evaluate(from_text(operator), source, output_shape=output_shape, out=out)
+    return result.to(x.device)
+
+
+def _run_here(
+    x: Tensor, operator: str, adjoint: str, output_shape: list[int], client: int
+) -> Tensor:
+    del adjoint, output_shape, client
+    asked: Any = from_text(operator)
+    size, factor = asked.size or None, asked.scale_factor or None
+    return torch.nn.functional.interpolate(
+        x,
+        size[0] if size is not None and len(size) == 1 else size,
+        factor[0] if factor is not None and len(factor) == 1 else factor,
+        mode=asked.mode,
+        align_corners=asked.align_corners,
+        recompute_scale_factor=asked.recompute_scale_factor,
+        antialias=asked.antialias,
+    ).contiguous()
+
+
+def _shape_only(
+    x: Tensor, operator: str, adjoint: str, output_shape: list[int], client: int
+) -> Tensor:
+    del operator, adjoint, client
+    return x.new_empty(output_shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, *ctx.others = inputs
+    ctx.input_shape = x.shape
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    operator, adjoint, _, client = ctx.others
+    return _evaluate(gradient, adjoint, operator, ctx.input_shape, client), None, None, None, None
+
+
+def _operation(name: str, run: Callable[..., Tensor]) -> Any:
+    """Tell PyTorch of an operation whose gradient is evaluated."""
+    schema = "(Tensor x, str operator, str adjoint, SymInt[] output_shape, int client) -> Tensor"
+    made = torch.library.custom_op(f"gradwire::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(_shape_only)
+    made.register_autograd(_backward, setup_context=_keep)
+    return made
+
+
+_evaluate = _operation("evaluate", _run)
+_interpolate_here = _operation("interpolate_here", _run_here)
+
+# Constants to torch.compile, which looks into none of them.
+_texts = torch.compiler.assume_constant_result(_texts)
+_interpolation = torch.compiler.assume_constant_result(_interpolation)
+_number = torch.compiler.assume_constant_result(_number)

@@ -1,0 +1,48 @@
+"""What docs/bridges.md shows runs, and the example that trains does what its text says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import serving
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "unet.py"
+
+
+def test_two_runs_of_the_example_have_the_same_bits() -> None:
+    pytest.importorskip("torch", reason="bridges to PyTorch where it is installed")
+    with serving() as server:
+        run = subprocess.run(  # noqa: S603
+            [sys.executable, str(EXAMPLE), "--target", server.address, "--steps", "12"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+    first, second, last = run.stdout.splitlines()
+    assert first == second
+    assert last == "both runs have the same bits"
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_what_the_page_shows_runs(framework: str) -> None:
+    pytest.importorskip(framework, reason=f"bridges to {framework} where it is installed")
+    page = (ROOT / "docs" / "bridges.md").read_text()
+    found = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (shown,) = (block for block in found if f"gradwire.{framework}\n" in block)
+    names: dict[str, Any] = {}
+    with serving() as server:
+        exec(compile(shown.replace("127.0.0.1:50051", server.address), framework, "exec"), names)  # noqa: S102
+        names["client"].close()
+    results = {"torch": ["y", "z"], "jax": ["gradient"]}[framework]
+    assert [names[name].shape for name in results] == {
+        "torch": [(1, 3, 16, 16)] * 2,
+        "jax": [(1, 3, 8, 8)],
+    }[framework]

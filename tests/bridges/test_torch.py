@@ -1,0 +1,151 @@
+"""PyTorch tensors through a real server: gradients of any order, compiled or not, to the bit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradwire import Client, InvalidRequestError, ops, tensors
+from serving import serving
+
+torch: Any = pytest.importorskip("torch", reason="bridges to PyTorch where it is installed")
+bridge: Any = pytest.importorskip("gradwire.torch")
+
+CASES: dict[str, dict[str, Any]] = {
+    "nearest": {"scale_factor": 2},
+    "nearest-exact, one scale for both axes": {"scale_factor": 2.3, "mode": "nearest-exact"},
+    "bilinear": {"size": (5, 3), "mode": "bilinear"},
+    "bilinear, shrinking smoothly": {"scale_factor": 0.5, "mode": "bilinear", "antialias": True},
+    "bicubic at scales": {"scale_factor": (1.5, 0.6), "mode": "bicubic"},
+    "bicubic, corners": {"size": 5, "mode": "bicubic", "align_corners": True},
+    "area": {"size": (2, 3), "mode": "area"},
+}
+FORWARDS = ["remote", "local"]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with serving() as server, Client(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def x() -> Any:
+    return torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
+def test_first_and_second_gradients_are_those_of_the_function(
+    client: Client, x: Any, arguments: dict[str, Any], forward: str
+) -> None:
+    def resample(x: Any) -> Any:
+        return bridge.interpolate(x, **arguments, forward=forward, client=client)
+
+    torch.testing.assert_close(
+        resample(x), torch.nn.functional.interpolate(x, **arguments), rtol=1e-14, atol=1e-14
+    )
+    assert torch.autograd.gradcheck(resample, x)
+    assert torch.autograd.gradgradcheck(resample, x)
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_a_compiled_function_has_the_bits_of_one_that_is_not(
+    client: Client, x: Any, forward: str
+) -> None:
+    linear = ops.DmlResample(interpolation_mode="linear")
+
+    def loss(x: Any) -> Any:
+        doubled = bridge.interpolate(
+            x * 2, scale_factor=2, mode="bilinear", forward=forward, client=client
+        )
+        return bridge.evaluate(linear, doubled, (1, 2, 4, 4), client=client)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    expected = loss(x)
+    given = torch.randn_like(expected)
+    assert torch.equal(compiled(x), expected)
+    (gradient,) = torch.autograd.grad(compiled(x), x, given)
+    assert torch.equal(gradient, torch.autograd.grad(loss(x), x, given)[0])
+
+
+def test_pytorch_finds_nothing_wrong_with_the_operation(client: Client, x: Any) -> None:
+    linear = ops.Interpolate(mode="linear", data_format="NCX", sizes=(3, 9))
+    texts = bridge.as_text(linear), bridge.as_text(ops.adjoint(linear))
+    arguments = (x, *texts, [1, 2, 3, 9], bridge.CLIENTS.number(client))
+    torch.library.opcheck(torch.ops.gradwire.evaluate.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_any_type_and_layout_gives_the_bits_of_evaluate(client: Client, dtype: str) -> None:
+    operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+    whole = torch.randn(2, 9, 3, 8).to(getattr(torch, dtype))
+    for given in (whole, whole.permute(0, 2, 3, 1), whole[:, ::2], whole[:1].expand(3, 9, 3, 8)):
+        shape = (*given.shape[:2], 2, 3)
+        result = bridge.evaluate(operator, given, shape, client=client)
+        assert result.dtype == given.dtype
+        expected = client.evaluate(operator, given, output_shape=shape)
+        assert tensors.as_array(result).tobytes() == expected.tobytes()
+
+
+def test_the_gradient_may_be_the_one_of_pytorch_itself(client: Client) -> None:
+    """Where PyTorch's backward is no adjoint of its forward: docs/dialects/torch.md."""
+    x = torch.randn(1, 1, 9, dtype=torch.float64, requires_grad=True)
+    arguments: dict[str, Any] = {"scale_factor": 1.7, "mode": "nearest-exact"}
+    results = {
+        follow: bridge.interpolate(x, **arguments, follow=follow, client=client)
+        for follow in ("backward_op", "forward_adjoint")
+    }
+    g = torch.arange(1.0, 16.0, dtype=torch.float64).reshape(1, 1, 15)
+    (own,) = torch.autograd.grad(torch.nn.functional.interpolate(x, **arguments), x, g)
+    (theirs,) = torch.autograd.grad(results["backward_op"], x, g)
+    assert torch.equal(own, theirs)
+
+
+def test_two_trainings_have_the_same_bits(client: Client) -> None:
+    def weights() -> Any:
+        torch.manual_seed(0)
+        net = torch.nn.Conv2d(1, 2, 3, padding=1)
+        step = torch.optim.SGD(net.parameters(), lr=0.1)
+        image = torch.randn(1, 1, 8, 8)
+        for _ in range(5):
+            step.zero_grad()
+            up = bridge.interpolate(net(image), scale_factor=2, mode="bicubic", client=client)
+            up.square().mean().backward()
+            step.step()
+        return torch.cat([one.flatten() for one in net.parameters()])
+
+    assert torch.equal(weights(), weights())
+
+
+def test_what_is_wrong_is_told_in_the_words_of_the_sdk(client: Client, x: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"torch_interpolate\.align_corners"):
+        bridge.interpolate(x, size=8, mode="nearest", align_corners=True, client=client)
+    with pytest.raises(InvalidRequestError, match=r"torch_\w+\.size.*is None"):
+        bridge.interpolate(x, client=client)
+    with pytest.raises(InvalidRequestError, match="is int32"):
+        bridge.interpolate(x.int(), size=8, client=client)
+
+
+def test_a_client_that_is_gone_is_named_as_the_cause(x: Any) -> None:
+    with serving() as server:
+        client = Client(server.address)
+        result = bridge.interpolate(x, scale_factor=2, client=client)
+        client.close()
+        del client
+        gc.collect()
+        with pytest.raises(RuntimeError, match="keep a reference to it"):
+            result.sum().backward()
+
+
+def test_results_belong_to_whoever_asked(client: Client) -> None:
+    copy = ops.DmlResample(interpolation_mode="linear")
+    x = torch.ones(3)
+    result = bridge.evaluate(copy, x, (3,), client=client)
+    result += 1
+    assert x.tolist() == [1, 1, 1]
+    assert np.asarray(result).tolist() == [2, 2, 2]
