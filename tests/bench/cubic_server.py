@@ -6,7 +6,7 @@ steps and kernels are those that the operator will have.
 
 from __future__ import annotations
 
-from bench.contestants import cubic_plan
+from bench.cubic import cubic_plan
 from gradwire_server import command, dialects
 from gradwire_server.plans import Plan
 
