@@ -197,11 +197,11 @@ def test_all_of_it_runs_on_a_simulated_device(name: str, tmp_path: Path) -> None
 
 
 @needs_simulator
-def test_a_row_that_breaks_leaves_the_others() -> None:
+def test_a_row_that_breaks_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine()
     lane = machine.lane()
     jobs_ = [_job("linear 2-D x2"), Job(CASES[0], "NCX", "no type"), _job("nearest 2-D x2")]
-    machine.jobs = lambda: jobs_
+    monkeypatch.setattr(machine, "jobs", lambda: jobs_)
     run = Run(machine, lane, Pace(rounds=1, warm=1), seconds=300)
     assert [record.case for record in run.kernels()] == ["linear 2-D x2", "nearest 2-D x2"]
     assert [one.partition(",")[0] for one in run.broken] == ["linear 2-D x2"]
