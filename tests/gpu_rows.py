@@ -40,13 +40,16 @@ def _numbers(row: Row) -> int:
 
 
 def main() -> None:
-    """Compute and print."""
+    """Compute and print; end with a line that says why where there is no device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
     simulated = parser.parse_args().device == "sim"
-    device: Device = (
-        SimulatedDevice(cuda_device.compiled()) if simulated else cupy_device.CupyDevice()
-    )
+    try:
+        device: Device = (
+            SimulatedDevice(cuda_device.compiled()) if simulated else cupy_device.CupyDevice()
+        )
+    except ImportError as error:
+        sys.exit(f"cuda cannot run here: {error}")
     backend = Cuda(device, memory_bytes=_MEMORY_BYTES)
     sys.stdout.write(cuda_table.digest(backend, few_rows()) + "\n")
 
