@@ -4,6 +4,8 @@ VENV ?= .venv
 GENERATE_VENV ?= .venv-generate
 # Release of CUDA that gpu-test installs: 12 or 13, as the machine's driver has it
 CUDA ?= 13
+# An interpreter that has CuPy and pytest already, for gpu-test and gpu-bench; nothing is installed then
+GPU_PYTHON ?=
 # Further arguments of pytest: make test ARGS="tests/plans -k adjoint"
 ARGS ?=
 # Processes that run the tests
@@ -16,8 +18,9 @@ SHELL := /bin/bash
 BIN := $(VENV)/bin
 PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
+ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
-.PHONY: help demo test gpu-test lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
+.PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
 	load-smoke load-kills monitoring bench bench-compute full image install constraints clean
 
 help:  ## List the targets
@@ -30,9 +33,14 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 test: $(VENV)/.installed  ## Run the tests
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
-gpu-test: $(VENV)/.gpu$(CUDA)  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
-	$(BIN)/gradwire-server --backend cuda --compile-only
-	$(BIN)/python -m pytest tests/gpu $(ARGS)
+gpu-test: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
+	$(ON_GPU) tests/gpu_rows.py
+	$(ON_GPU) -m pytest -p no:cacheprovider tests/gpu $(ARGS)
+
+gpu-bench: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Measure this machine's GPU: a copy, PyTorch where it is installed, whole calls
+	mkdir -p out
+	$(ON_GPU) -m bench.gpu --json out/gpu.json $(ARGS)
+	-$(ON_GPU) -m bench.gpu_plot out/gpu.json out/gpu.png
 
 lint: ruff-check ruff-format-check mypy pyright lint-imports  ## Check with ruff, mypy, pyright and the import contracts
 ruff-check: $(VENV)/.tools
@@ -138,7 +146,7 @@ $(VENV)/.peers: $(VENV)/.installed
 $(VENV)/.gpu$(CUDA): $(VENV)/.installed
 	$(BIN)/python $(PIP) uninstall --yes cupy-cuda12x cupy-cuda13x
 	$(if $(filter 13,$(CUDA)),cat,grep -v '^cuda-toolkit==') $(PINS) > $(VENV)/gpu-pins.txt
-	$(BIN)/python $(PIP) install --constraint $(VENV)/gpu-pins.txt --editable '.[cpu,plot,cuda$(CUDA)]'
+	$(BIN)/python $(PIP) install --constraint $(VENV)/gpu-pins.txt --editable '.[cpu,plot,cuda$(CUDA)]' 'cuda-toolkit[sanitizer]==$(CUDA).*'
 	rm -f $(VENV)/.gpu*
 	@touch $@
 

@@ -5,12 +5,11 @@ Start with Client, or AsyncClient for asyncio; build operators with gradwire.ops
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from gradwire import ops, v1
 from gradwire._many_async import AsyncResults
 from gradwire._many_items import Item
 from gradwire._many_results import Results
+from gradwire._version import VERSION
 from gradwire.async_client import AsyncClient
 from gradwire.client import Client
 from gradwire.errors import (
@@ -30,7 +29,7 @@ from gradwire.errors import (
 from gradwire.retries import RetryPolicy
 from gradwire.timing import Timing
 
-__version__ = version("gradwire")
+__version__ = VERSION
 
 __all__ = [
     "AsyncClient",

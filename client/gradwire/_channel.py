@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
@@ -20,6 +19,7 @@ from gradwire._options import Options
 from gradwire._pool import Pool
 from gradwire._statuses import STATUS_DETAILS_KEY, from_status
 from gradwire._targets import channel_targets, goes_round
+from gradwire._version import VERSION
 from gradwire.errors import GradwireError
 from gradwire.retries import RetryBudget
 
@@ -35,7 +35,7 @@ _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _EVALUATE_METHOD = "/gradwire.v1.GradientService/Evaluate"
 _STREAM_METHOD = "/gradwire.v1.GradientService/EvaluateStream"
-_USER_AGENT = f"gradwire/{version('gradwire')}"
+_USER_AGENT = f"gradwire/{VERSION}"
 
 # grpc imports it with the first channel of a process, for which the first call would wait.
 with contextlib.suppress(ImportError):

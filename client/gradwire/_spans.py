@@ -6,12 +6,12 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from opentelemetry import propagate, trace
 
 from gradwire._conventions import Conventions, of_address, span_name
 from gradwire._tracing import Context, status_of
+from gradwire._version import VERSION
 from gradwire.errors import DeadlineExceededError
 
 
@@ -30,7 +30,7 @@ def client_span(method: str, *, target: str) -> Generator[_ClientSpan]:
     """Start a span of kind CLIENT and end it after the block, with what was noted."""
     conventions = Conventions.chosen(os.environ)
     attributes = conventions.of_method(method) | of_address("server", target)
-    tracer = trace.get_tracer("gradwire", version("gradwire"))
+    tracer = trace.get_tracer("gradwire", VERSION)
     span = tracer.start_span(span_name(method), kind=trace.SpanKind.CLIENT, attributes=attributes)
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context=trace.set_span_in_context(span))

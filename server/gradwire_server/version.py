@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-VERSION = version("gradwire")
+
+def _installed_version() -> str:
+    """Return it; of a source tree on the path, which nothing was installed from, another."""
+    try:
+        return version("gradwire")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+VERSION = _installed_version()

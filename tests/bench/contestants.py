@@ -11,15 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from bench.cases import Array, Case, Layout, Outputs, logical, stored
+from bench.cubic import cubic_plan
 from gradwire import ops
 from gradwire_server import LocalClient, backends
-from gradwire_server.plans import BandedMap, Plan
-
-# The slope of the cubic that PyTorch's bicubic and OpenCV use.
-_CUBIC_SLOPE = np.float32(-0.75)
+from gradwire_server.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +85,7 @@ def _operator(given: Gradient) -> ops.Operator:
     )
 
 
-def cubic_plan(*, src: tuple[int, ...], dst: tuple[int, ...], moved: range) -> Plan:
-    """Gradient of Keys' cubic along some axes: half-pixel centers, edges repeated, float32."""
-    maps = [
-        _cubic_map(low, high) if axis in moved else None
-        for axis, (low, high) in enumerate(zip(src, dst, strict=True))
-    ]
-    return Plan.build(maps, src).adjoint()
-
-
 def _cubic_plan(given: Gradient) -> Plan:
     src, dst = stored(given.case.src, given.layout), stored(given.case.dst, given.layout)
     moved = range(2, len(src)) if given.layout == "NCX" else range(1, len(src) - 1)
     return cubic_plan(src=src, dst=dst, moved=moved)
-
-
-def _cubic_map(src: int, dst: int) -> BandedMap:
-    half = np.float32(0.5)
-    x = (np.arange(dst, dtype=np.float32) + half) * np.float32(src / dst) - half
-    low = np.floor(x)
-    index = low.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
-    weight = _keys(np.abs((x - low)[:, np.newaxis] - np.arange(-1, 3, dtype=np.float32)))
-    return BandedMap.from_taps(np.clip(index, 0, src - 1), weight, inputs=src)
-
-
-def _keys(x: Array) -> Array:
-    """Keys (1981): the cubic convolution kernel at distance x, here 0 .. 2, and its slope a."""
-    a = _CUBIC_SLOPE
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    kernel: Array = np.where(x <= 1, near, far).astype(np.float32)
-    return kernel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.contestants import cubic_plan
+from bench.cubic import cubic_plan
 from gradwire_server import command, dialects
 from gradwire_server.plans import Plan
 

@@ -12,7 +12,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("gradwire", "numpy", "ml_dtypes", "numba", "llvmlite", "torch", "onednn-cpu-gomp")
+_PACKAGES = (
+    "gradwire",
+    "grpcio",
+    "numpy",
+    "ml_dtypes",
+    "numba",
+    "llvmlite",
+    "torch",
+    "onednn-cpu-gomp",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+)
 
 
 def facts() -> dict[str, Any]:
@@ -52,5 +63,8 @@ def _version(package: str) -> str | None:
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+    except OSError:  # no git
+        return ""
     return done.stdout.strip()

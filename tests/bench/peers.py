@@ -7,11 +7,10 @@ import importlib
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from bench.cases import Array, Case, Layout, logical
+from bench.cases import Layout, logical
 from bench.contestants import Contestant, Gradient
 from bench.native import Libraries, UnavailableError
+from bench.torch_names import torch_name, torch_view
 
 
 def torch_peer(given: Gradient) -> Contestant:
@@ -30,10 +29,10 @@ def torch_peer(given: Gradient) -> Contestant:
     layout: Layout = "NCX" if case.kind == "cubic" else given.layout
     name = f"torch {given.layout}"
     y = given.output(name, layout=layout)
-    gradient = _torch_view(torch, given.x, given.layout)
-    result = _torch_view(torch, y, layout)
+    gradient = torch_view(torch, given.x, given.layout)
+    result = torch_view(torch, y, layout)
     spatial = gradient.ndim - 2
-    kernel = _torch_name(case, spatial)
+    kernel = torch_name(case, spatial)
     flags = [] if case.kind == "nearest" else [case.align_corners]
     operator = getattr(torch.ops.aten, kernel).grad_input
     arguments = [gradient, list(gradient.shape[2:]), list(result.shape), *flags, *[None] * spatial]
@@ -85,25 +84,3 @@ def copy_loop(given: Gradient, libraries: Libraries) -> Contestant:
     arguments = (given.x.ctypes.data, given.x.nbytes // 8, y.ctypes.data, y.nbytes // 8)
     run = partial(libraries.copy.copy_loop, *arguments, given.threads)
     return Contestant("copy", run, None, f"{given.x.nbytes} bytes read, {y.nbytes} written")
-
-
-def _torch_name(case: Case, spatial: int) -> str:
-    """Where both nearest operators mean the same, the faster one."""
-    if case.kind != "nearest":
-        kind = {1: "linear", 2: "bilinear", 3: "trilinear"}[spatial]
-        return f"upsample_{'bicubic' if case.kind == 'cubic' else kind}{spatial}d_backward"
-    whole = all(dst % src == 0 for src, dst in zip(case.src, case.dst, strict=True))
-    return f"{'' if whole else '_'}upsample_nearest{'' if whole else '_exact'}{spatial}d_backward"
-
-
-def _torch_view(torch: Any, array: Array, layout: Layout) -> Any:
-    """View an array as a tensor N, C, X; NXC is channels_last, and 1-D then 2-D of height 1."""
-    if array.dtype.name == "bfloat16":
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(array)
-    if layout == "NCX":
-        return tensor
-    if array.ndim == 3:
-        tensor = tensor.unsqueeze(1)
-    return tensor.movedim(-1, 1)

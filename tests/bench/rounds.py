@@ -6,8 +6,21 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from bench.contestants import Contestant
+
+class Runs(Protocol):
+    """A contestant."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which no other has."""
+        ...
+
+    @property
+    def run(self) -> Callable[[], object]:
+        """Computes once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +42,7 @@ class Pace:
 
 
 def samples(
-    contestants: Sequence[Contestant], first: Mapping[str, float], pace: Pace
+    contestants: Sequence[Runs], first: Mapping[str, float], pace: Pace
 ) -> dict[str, list[float]]:
     """Return seconds per call of each contestant, [round]; slow ones miss the later rounds.
 

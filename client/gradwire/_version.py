@@ -1,0 +1,16 @@
+"""The version of this distribution, which pyproject.toml states."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def _installed_version() -> str:
+    """Return it; of a source tree on the path, which nothing was installed from, another."""
+    try:
+        return version("gradwire")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+VERSION = _installed_version()

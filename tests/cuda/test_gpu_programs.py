@@ -1,0 +1,88 @@
+"""What tests/gpu does on a GPU does the same on a simulated device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import cuda_compiled
+import cuda_device
+import cuda_table
+import faulty_device
+import gpu_rows
+import oracles
+import service_load
+from cuda_device import SimulatedDevice
+from cuda_here import needs_simulator
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.plans import Plan
+from large_tensor import check_planes
+from serving import serving
+
+pytestmark = needs_simulator
+
+MIB = 1 << 20
+TESTS = Path(gpu_rows.__file__).parent
+
+
+def _environment() -> dict[str, str]:
+    paths = (str(TESTS), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _backend() -> Cuda:
+    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=256 * MIB)
+
+
+def test_the_few_rows_for_the_sanitizer_launch_every_kernel() -> None:
+    launched = {kernel for row in gpu_rows.few_rows() for kernel in row.kernels}
+    assert launched == set(cuda_compiled.every_kernel())
+
+
+def test_their_program_prints_the_hash_of_numpys_bits() -> None:
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, gpu_rows.__file__, "--device", "sim"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=_environment(),
+    )
+    assert done.stdout.split() == [cuda_table.digest(NumpyCpu(), gpu_rows.few_rows())]
+
+
+@pytest.mark.parametrize("planes", [1, 7, 23])
+def test_planes_of_a_large_tensor_are_told_apart(planes: int) -> None:
+    check_planes(_backend(), planes=planes, side=24)
+
+
+def test_a_plane_that_is_taken_for_another_is_found_out() -> None:
+    class Shifted(NumpyCpu):
+        def apply(self, plan: Plan, x: oracles.Tensor, y: oracles.Tensor) -> None:
+            super().apply(plan, x, y)
+            y[9:] = y[1:-8].copy()
+
+    with pytest.raises(AssertionError):
+        check_planes(Shifted(), planes=20, side=8)
+
+
+def test_a_server_under_load_gives_numpys_bits() -> None:
+    with serving(backend=_backend()) as server:
+        assert service_load.check_load(server.address, threads=3, turns=1) == 3 * 7
+
+
+def test_a_lost_device_stays_lost_for_its_process(tmp_path: Path) -> None:
+    faulty_device.check_loss(tmp_path, kind="sim", env=_environment())
+
+
+@pytest.mark.skipif(
+    find_spec("gradwire_server.devices") is None,
+    reason="the device belongs to the server's own process, which does not replace itself",
+)
+def test_a_server_replaces_a_lost_device_and_loses_no_call(tmp_path: Path) -> None:
+    faulty_device.check_replacement(tmp_path, kind="sim")
