@@ -1,4 +1,7 @@
-"""Sums of rows: the one primitive of every pass whose neighbors in memory share their weights."""
+"""Sums of rows: the one primitive of every pass whose neighbors in memory share their weights.
+
+Rows may be one row again and again, with a step of 0: loops end by their weights.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ def _four_vectors(term: Any, *, onto: bool) -> Any:
             b = load(COMPUTE, compute, to + 64) + b
             c = load(COMPUTE, compute, to + 128) + c
             d = load(COMPUTE, compute, to + 192) + d
-        last = at + (taps - 1) * step
-        while at != last:
+        last = weights + (taps - 1) * number
+        while weights != last:
             at += step
             weights += number
             a = a + term(compute, weights, load(memory, compute, at))
@@ -72,8 +75,8 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
             a = term(compute, weights, load(memory, compute, at))
             if onto:
                 a = load(COMPUTE, compute, to) + a
-            last = at + (taps - 1) * step
-            while at != last:
+            last = weights + (taps - 1) * number
+            while weights != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load(memory, compute, at))
@@ -83,8 +86,8 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
             a = term(compute, weights, load_first(memory, compute, at, left))
             if onto:
                 a = load_first(COMPUTE, compute, to, left) + a
-            last = at + (taps - 1) * step
-            while at != last:
+            last = weights + (taps - 1) * number
+            while weights != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load_first(memory, compute, at, left))
