@@ -23,6 +23,7 @@ from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.handlers import Handlers, add_handlers
 from gradwire_server.instruments import Instruments
+from gradwire_server.pool import compute_pool
 from gradwire_server.rehearsal import rehearse, rehearse_calls
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
@@ -35,8 +36,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How long a busy event loop keeps Python's lock from threads that compute, which need it a few
 # times in each call. With the default of 5 ms they hardly get on while calls have to be refused.
 _SWITCH_INTERVAL_S = 5e-5
-# Of threads that compute, above the event loop's: a ninth of its weight where both want a core.
-_NICENESS = 10
 
 
 class Server:
@@ -58,11 +57,7 @@ class Server:
     ) -> None:
         self.settings = settings
         self._shares_port = shares_port
-        self._pool = ThreadPoolExecutor(
-            settings.threads,
-            thread_name_prefix="gradwire-compute",
-            initializer=_stand_back,
-        )
+        self._pool = compute_pool(settings.threads)
         self._health = health.aio.HealthServicer()
         self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
         active = ActiveCalls(self.instruments.observer)
@@ -290,14 +285,6 @@ async def serve(
     if not relieved.is_set():
         await server.turn_away(settings.drain_delay_s)
     await server.stop(settings.grace_s)
-
-
-def _stand_back() -> None:
-    """Let the event loop go before this thread, which computes.
-
-    Who answers takes little time, and others wait for it. A thread's niceness is its own.
-    """
-    os.nice(int(os.environ.get("NICE", _NICENESS)))
 
 
 def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:

@@ -48,8 +48,7 @@ class Form(NamedTuple):
         volume = plane * (1 if repeats.depth else self.depth)
         whole = volume * (1 if repeats.outer else self.outer)
         outer, depth, height = (
-            0 if again else step
-            for again, step in zip(repeats, (volume, plane, row), strict=True)
+            0 if again else step for again, step in zip(repeats, (volume, plane, row), strict=True)
         )
         return outer, depth, height, whole
 
