@@ -31,6 +31,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
+from gradwire_server.pool import submit
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.refusals import QuickRefusals
 from gradwire_server.settings import Settings
@@ -123,9 +124,12 @@ class Workshop:
         with phases.spending("queue"):
             slot = await turns.slot()
         with slot, phases.spending("compute"):
-            done = self.pool.submit(_timed, work)
+            done, outcome = submit(self.pool, partial(_timed, work))
             slot.until(done)
-            result, seconds = await asyncio.wrap_future(done)
+            try:
+                result, seconds = await outcome
+            finally:
+                done.cancel()  # which does nothing once it has begun
         turns.spend(seconds)
         return result
 
