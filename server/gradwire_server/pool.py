@@ -25,9 +25,19 @@ T = TypeVar("T")
 # time, and everybody waits for it; who computes takes all there is.
 _NICENESS = 10
 
-_write = ctypes.PyDLL(None).eventfd_write if sys.platform == "linux" else None
-if _write is not None:
-    _write.argtypes = (ctypes.c_int, ctypes.c_uint64)
+_Write = Callable[[int, int], int]
+
+
+def _eventfd_write() -> _Write | None:
+    """Find the function of the C library, to be called with Python's lock held."""
+    if sys.platform != "linux":
+        return None
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
+    found: _Write = kind(("eventfd_write", ctypes.PyDLL(None)))
+    return found
+
+
+_write = _eventfd_write()
 
 
 def compute_pool(threads: int) -> ThreadPoolExecutor:

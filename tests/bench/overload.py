@@ -254,7 +254,8 @@ def _costs(
     def busy(facts: dict[str, Any]) -> float:
         return float(facts["processors"]["server"] + facts["processors"]["load"])
 
-    counts = Counter(overload["statuses"]) + Counter(overload["onset"]["statuses"])
+    counts: Counter[str] = Counter(overload["statuses"])
+    counts.update(overload["onset"]["statuses"])
     rate, cores = peak["served_per_s"], len(os.sched_getaffinity(0))
     served_s = busy(peak) / rate
     refused = counts.total() - counts["ok"]
