@@ -23,6 +23,7 @@ from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.handlers import Handlers, add_handlers
 from gradwire_server.instruments import Instruments
+from gradwire_server.pool import compute_pool
 from gradwire_server.rehearsal import rehearse, rehearse_calls
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
@@ -56,7 +57,7 @@ class Server:
     ) -> None:
         self.settings = settings
         self._shares_port = shares_port
-        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="gradwire-compute")
+        self._pool = compute_pool(settings.threads)
         self._health = health.aio.HealthServicer()
         self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
         active = ActiveCalls(self.instruments.observer)

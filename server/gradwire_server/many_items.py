@@ -108,7 +108,7 @@ async def compute_in_turn(items: Sequence[Item], workshop: Workshop, call: Call)
         # Kernels want numbers aligned, wherever they lie in the message.
         data = np.frombuffer(bytes(items[0].data), np.uint8)
         result = np.empty((1, evaluation.output.wire_bytes), np.uint8)
-        steps = evaluation.run_into(result[0], data, backend)
+        steps = recipe.in_memory.run(result[0], data)
         while await do(partial(take_turn, steps)):
             pass
         return result

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gradwire_server import encoding, wire
-from gradwire_server.engine import Batch, Evaluation
+from gradwire_server.backends import Backend
+from gradwire_server.engine import Batch, Evaluation, InMemory
 from gradwire_server.recent import Recent
 
 # Recipes that are kept, the table entries of all of them, and the bytes of a header.
@@ -22,15 +23,17 @@ class Recipe:
     header        of the response
     inline        whether it is computed sooner than handed to a thread
     memory_bytes  that it needs from its first byte to its last
+    in_memory     runs it where it is not inline
     """
 
     evaluation: Evaluation
     header: bytes
     inline: bool
     memory_bytes: int
+    in_memory: InMemory
 
     @classmethod
-    def of(cls, evaluation: Evaluation, *, inline_work: int) -> Recipe:
+    def of(cls, evaluation: Evaluation, backend: Backend, *, inline_work: int) -> Recipe:
         """Make the recipe of an evaluation; so much work, or less, is done inline."""
         output = wire.write_descriptor(evaluation.output)
         return cls(
@@ -38,6 +41,7 @@ class Recipe:
             encoding.response_header(output),
             evaluation.work <= inline_work,
             memory_bytes(evaluation),
+            InMemory(evaluation, backend),
         )
 
     @cached_property

@@ -31,7 +31,9 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
+from gradwire_server.pool import submit
 from gradwire_server.recipes import Recipe, Recipes
+from gradwire_server.refusals import QuickRefusals
 from gradwire_server.settings import Settings
 from gradwire_server.small_calls import SmallCalls
 from gradwire_server.version import VERSION
@@ -83,7 +85,7 @@ class Workshop:
     async def recipe(self, header: bytes, request: EvaluationRequest) -> Recipe:
         """Lower a request likewise, and keep what that gave for others with this header."""
         evaluation = await self.prepare(request)
-        recipe = Recipe.of(evaluation, inline_work=self.settings.inline_work)
+        recipe = Recipe.of(evaluation, self.backend, inline_work=self.settings.inline_work)
         self.recipes.keep(header, recipe)
         return recipe
 
@@ -122,9 +124,12 @@ class Workshop:
         with phases.spending("queue"):
             slot = await turns.slot()
         with slot, phases.spending("compute"):
-            done = self.pool.submit(_timed, work)
+            done, outcome = submit(self.pool, partial(_timed, work))
             slot.until(done)
-            result, seconds = await asyncio.wrap_future(done)
+            try:
+                result, seconds = await outcome
+            finally:
+                done.cancel()  # which does nothing once it has begun
         turns.spend(seconds)
         return result
 
@@ -140,6 +145,7 @@ class GradientService:
         self._workshop = workshop
         room = workshop.admission.has_room
         self._small = SmallCalls(workshop.backend, workshop.active, room=room)
+        self._refusals = QuickRefusals(workshop.admission, workshop.recipes, workshop.active)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
@@ -150,6 +156,10 @@ class GradientService:
         if reply is not None:
             self._workshop.preparer.note_hit()
             return reply
+        if self._refusals.refuse(message, context, metadata):
+            self._workshop.preparer.note_hit()
+            # With any status but OK grpc sends no reply.
+            return b""
         call = self._call("Evaluate", context)
         return await call.answer(lambda: self._evaluate(message, call))
 
@@ -190,7 +200,7 @@ class GradientService:
             with call.phases.spending("compute"):
                 return evaluation.run_whole(data, self._workshop.backend)
         result = np.empty(evaluation.output.wire_bytes, np.uint8)
-        steps = evaluation.run_into(result, data, self._workshop.backend)
+        steps = recipe.in_memory.run(result, data)
         with self._workshop.turns(claim_of(evaluation, call.context), call) as do:
             while await do(partial(take_turn, steps)):
                 pass

@@ -6,25 +6,21 @@ Each kind has a server in a process of its own, with the default settings unless
 otherwise; the load comes from this process over loopback (bench.http2), and both share the
 machine's cores. In turn:
 
-- peak      calls per second of 8 callers back to back on 4 connections
+- peak      calls per second of 2, 4 and 8 callers back to back on 4 connections, whichever are
+            served most; of too many some are refused, and call again at once
 - unloaded  calls due at a fifth of that rate, whatever becomes of them
 - overload  the same at three times that rate; `onset` are those due in its first 2 s, while the
             server takes it for a burst, the other figures are of those due later
 
-The kinds of calls:
-
-- ms        4 bytes there, 16 KiB back, 1024 x 1024 elements: computing, about a millisecond
-- work      the same of 2048 x 2048 elements
-- long      the same of 4096 x 4096 elements
-- mix       ms on three connections, work on the fourth
-- medium    1 MiB there, 256 KiB back, bilinear x2: moving bytes
-- tiny      3 KiB there, 768 B back, bilinear x2: the event loop's work
-- streams   ms, beside two callers who stream 16 MiB back to back
-
-A latency counts from the time a call was due. A refusal says when to come back (RetryInfo). Memory
-is anonymous RSS: after a few calls (idle), at its highest, and --settle seconds after the load.
+The kinds of calls are in overload_kinds.py. A latency counts from the time a call was due. A
+refusal says when to come back (RetryInfo). Memory is anonymous RSS: after a few calls (idle), at
+its highest, and --settle seconds after the load.
 `processors` is the processor time per second that the server, this process and others took: above
-0.1 of others figures are worth little.
+0.1 of others figures are worth little. `cost_ms` is what a call takes of that, here and in the
+server: served, from the peak; refused, what is left of the overload's for each. `goodput_bound` is
+what goodput over peak could be at those costs if no core was ever idle:
+
+    served * peak * goodput + refused * (3 - goodput) * peak = cores
 """
 
 from __future__ import annotations
@@ -40,6 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,58 +44,16 @@ import numpy as np
 
 from bench import machine
 from bench.http2 import Connection, Outcome, closed_loop, open_loop
-from gradwire import Client, ops, v1
+from bench.overload_kinds import BILINEAR, requests
+from gradwire import Client
 
 Load = Callable[[Sequence[Connection]], object]
 
 _METHOD = "/gradwire.v1.GradientService/Evaluate"
-_BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-_CONNECTIONS, _CALLERS = 4, 8
+_CONNECTIONS, _CALLERS = 4, (2, 4, 8)
 _STREAMED = (1, 4, 1024, 1024)
 _ONSET_S = 2.0
 _STATUSES = {0: "ok", 1: "CANCELLED", 4: "DEADLINE_EXCEEDED", 8: "RESOURCE_EXHAUSTED"}
-
-
-def _bilinear(*diff_dst: int) -> bytes:
-    diff_src = (*diff_dst[:2], diff_dst[2] // 2, diff_dst[3] // 2)
-    data = np.random.default_rng(0).normal(size=diff_dst).astype(np.float32)
-    return _request(_BILINEAR, diff_dst, diff_src, data=data.tobytes())
-
-
-def _request(
-    operator: ops.Operator,
-    sizes: Sequence[int],
-    result: Sequence[int],
-    *,
-    data: bytes,
-    strides: Sequence[int] = (),
-) -> bytes:
-    kind = v1.DataType.DATA_TYPE_FLOAT32
-    return v1.EvaluateRequest(
-        operator=ops.to_message(operator),
-        input=v1.TensorDescriptor(data_type=kind, sizes=sizes, strides=strides),
-        output=v1.TensorDescriptor(data_type=kind, sizes=result),
-        data=data,
-    ).SerializeToString()
-
-
-def _laborious(side: int) -> bytes:
-    resample = ops.DmlResampleGrad(interpolation_mode="linear")
-    return _request(resample, (side, side), (64, 64), data=bytes(4), strides=(0, 0))
-
-
-def _requests() -> dict[str, tuple[bytes, ...]]:
-    """Return the messages of each kind, one for each connection in turn."""
-    ms, work = _laborious(1024), _laborious(2048)
-    return {
-        "ms": (ms,),
-        "work": (work,),
-        "long": (_laborious(4096),),
-        "mix": (ms, ms, ms, work),
-        "medium": (_bilinear(1, 4, 256, 256),),
-        "tiny": (_bilinear(1, 3, 16, 16),),
-        "streams": (ms,),
-    }
 
 
 @dataclass
@@ -248,7 +203,7 @@ def _stream(address: str) -> None:
 
         def call() -> None:
             while True:
-                client.evaluate(_BILINEAR, array, output_shape=shape)
+                client.evaluate(BILINEAR, array, output_shape=shape)
                 print(flush=True)  # noqa: T201 - what the parent counts
 
         threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
@@ -273,7 +228,13 @@ def _measure(subject: Subject, messages: Sequence[bytes], seconds: float) -> dic
         return found
 
     with _sampling(subject):
-        peak = during("peak", lambda some: closed_loop(some, _CALLERS, seconds))["served_per_s"]
+        peaks = {
+            callers: during("peak", partial(closed_loop, callers=callers, seconds=seconds))
+            for callers in _CALLERS
+        }
+        callers, facts["peak"] = max(peaks.items(), key=lambda one: one[1]["served_per_s"])
+        peak = facts["peak"]["served_per_s"]
+        facts["callers_at_peak"] = callers
         during("unloaded", lambda some: open_loop(some, peak / 5, seconds))
         lasting_s = _ONSET_S + 2 * seconds
         during("overload", lambda some: open_loop(some, 3 * peak, lasting_s), onset_s=_ONSET_S)
@@ -283,17 +244,35 @@ def _measure(subject: Subject, messages: Sequence[bytes], seconds: float) -> dic
     facts["p99_over_unloaded"] = round(
         overload["served_ms"]["p99"] / unloaded["served_ms"]["p99"], 2
     )
+    facts["cost_ms"], facts["goodput_bound"] = _costs(facts["peak"], overload, lasting_s)
     return facts
 
 
+def _costs(
+    peak: dict[str, Any], overload: dict[str, Any], seconds: float
+) -> tuple[dict[str, float], float]:
+    def busy(facts: dict[str, Any]) -> float:
+        return float(facts["processors"]["server"] + facts["processors"]["load"])
+
+    counts: Counter[str] = Counter(overload["statuses"])
+    counts.update(overload["onset"]["statuses"])
+    rate, cores = peak["served_per_s"], len(os.sched_getaffinity(0))
+    served_s = busy(peak) / rate
+    refused = counts.total() - counts["ok"]
+    refused_s = (busy(overload) * seconds - counts["ok"] * served_s) / max(1, refused)
+    bound = (cores / rate - 3 * refused_s) / (served_s - refused_s)
+    costs = {"served": round(served_s * 1e3, 2), "refused": round(refused_s * 1e3, 2)}
+    return costs, round(bound, 2)
+
+
 def _run(kinds: Sequence[str], flags: Sequence[str], *, seconds: float, settle_s: float) -> Any:
-    requests = _requests()
+    messages = requests()
     subjects: list[Subject] = []
     found: list[dict[str, Any]] = []
     try:
         for kind in kinds:
             subjects.append(Subject.start(kind, flags))
-            found.append(_measure(subjects[-1], requests[kind], seconds))
+            found.append(_measure(subjects[-1], messages[kind], seconds))
         for subject, facts in zip(subjects, found, strict=True):
             time.sleep(max(0.0, subject.ended + settle_s - time.monotonic()))
             subject.rss["settled"] = subject.rss_mib()

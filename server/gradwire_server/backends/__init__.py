@@ -77,6 +77,15 @@ class Binds(Protocol):
         ...
 
 
+@runtime_checkable
+class Repeats(Protocol):
+    """A backend that reads what is repeated along an axis, with a stride of 0, where it is."""
+
+    def held_bytes(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> int:
+        """Return the bytes that apply(plan, x, y) takes meanwhile; x may be any array like it."""
+        ...
+
+
 def bound(
     backend: Backend, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]
 ) -> Callable[[], None]:

@@ -12,6 +12,7 @@ from gradwire_server.engine.evaluation import (
     Preparer,
 )
 from gradwire_server.engine.holdings import Holdings
+from gradwire_server.engine.in_memory import InMemory
 from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.engine.limits import Limits
 from gradwire_server.engine.plan_cache import PlanCache
@@ -30,6 +31,7 @@ __all__ = [
     "Evaluation",
     "EvaluationRequest",
     "Holdings",
+    "InMemory",
     "InputAssembler",
     "Limits",
     "PlanCache",

@@ -29,7 +29,7 @@ from types import TracebackType
 
 from gradwire_server.engine.pace import Appointments, Drain, QueueLimit, WorkPace
 from gradwire_server.engine.slots import Slots
-from gradwire_server.engine.turns import Backlog, Claim, Turns
+from gradwire_server.engine.turns import TURN_S, Backlog, Claim, Turns
 from gradwire_server.errors import OverloadedError
 
 # The slot for what is next.
@@ -148,35 +148,57 @@ class Admission:
         turns = Turns(claim, self._slots, self._numbers, self._backlog, self._pace)
         if not self._slots:
             self._limit.rest(self._clock())
-        if not claim.paced and (self._slots or self._slots.taken >= self._slots.count):
+        if not claim.paced and self.has_waiting:
             self._make_room(turns)
         return turns
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a newcomer has to wait for a slot."""
+        return bool(self._slots) or self._slots.taken >= self._slots.count
+
+    def refusal(self, claim: Claim) -> OverloadedError | None:
+        """Return the error that turns() would raise because of time; None where it would not."""
+        seconds = self._pace.estimate_s(claim.work)
+        if claim.paced or not self.has_waiting:
+            return None
+        if not self._slots:
+            self._limit.rest(self._clock())
+        return self._too_late(claim, seconds, large=seconds > TURN_S)[0]
+
     def _make_room(self, turns: Turns) -> None:
         """Find a newcomer that has to wait a place, or refuse it."""
-        peer, seconds, now = turns.claim.peer, turns.left_s, self._clock()
-        ahead_s = self._backlog.ahead_s(peer, seconds=seconds, large=turns.large)
-        wait_s = ahead_s / self._threads
-        left_s = turns.claim.deadline - now
-        if wait_s + seconds > left_s:
-            came = f"a call like this takes some {wait_s + seconds:.3g} s now"
-            raise self._refuse(
-                f"{came}, and its deadline is in {left_s:.3g} s", "deadline", wait_s, seconds
-            )
-        allowed_s = self._limit.allowed_s(now)
-        if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
-            self._limit.note_refusal(now)
-            came = f"a call like this waits for some {wait_s:.3g} s now"
-            burst = allowed_s > self._limit.standing_s
-            limit = "max_queue_s" if burst else "max_standing_queue_s"
-            came = _beyond(came, limit, f"{allowed_s:.3g} s")
-            raise self._refuse(came, limit, wait_s, seconds)
+        peer, seconds = turns.claim.peer, turns.left_s
+        too_late, wait_s = self._too_late(turns.claim, seconds, large=turns.large)
+        if too_late is not None:
+            raise too_late
         if len(self._slots) >= self._max_queue:
-            self._limit.note_refusal(now)
+            self._limit.note_refusal(self._clock())
             came = _beyond(f"{len(self._slots)} calls wait", "max_queue", self._max_queue)
             refused = self._refuse(came, "max_queue", wait_s, seconds)
             if not self._displace(peer, seconds, refused):
                 raise refused
+
+    def _too_late(
+        self, claim: Claim, seconds: float, *, large: bool
+    ) -> tuple[OverloadedError | None, float]:
+        """Return the error for who would be done too late, and the seconds to wait for a slot."""
+        now = self._clock()
+        wait_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=large) / self._threads
+        left_s = claim.deadline - now
+        if wait_s + seconds > left_s:
+            came = f"a call like this takes some {wait_s + seconds:.3g} s now"
+            came = f"{came}, and its deadline is in {left_s:.3g} s"
+            return self._refuse(came, "deadline", wait_s, seconds), wait_s
+        allowed_s = self._limit.allowed_s(now)
+        if wait_s <= max(allowed_s, seconds * _WAIT_SHARE):
+            return None, wait_s
+        self._limit.note_refusal(now)
+        came = f"a call like this waits for some {wait_s:.3g} s now"
+        burst = allowed_s > self._limit.standing_s
+        limit = "max_queue_s" if burst else "max_standing_queue_s"
+        came = _beyond(came, limit, f"{allowed_s:.3g} s")
+        return self._refuse(came, limit, wait_s, seconds), wait_s
 
     def _displace(self, peer: Hashable, seconds: float, refused: OverloadedError) -> bool:
         """Refuse the last of the caller with most work instead, if that is not this caller."""

@@ -35,7 +35,7 @@ class StepRunner:
         out   contiguous, no part of data
         """
         walk, plans = self._walk, self._walk.step_plans
-        rows = self._rows(step, data)
+        rows = self.rows(step, data)
         inner = walk.plan.output_shape[walk.axis + 1 :]
         shape = (step.outer_stop - step.outer_first, step.out_stop - step.out_first, *inner)
         result = out.view(self._dtype).reshape(shape)
@@ -48,7 +48,8 @@ class StepRunner:
                 inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
                 self._backend.apply(plans.window(len(rows), inputs, results), rows, result)
 
-    def _rows(self, step: Step, data: Bytes) -> Array:
+    def rows(self, step: Step, data: Bytes) -> Array:
+        """View the wire bytes of a step's input rows as such, broadcast axes expanded."""
         layout, axis, shape = self._walk.layout, self._walk.axis, self._walk.plan.input_shape
         outer = step.outer_stop - step.outer_first
         if not layout.held:

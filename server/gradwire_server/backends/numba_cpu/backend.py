@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.backends.numba_cpu import compilation
+from gradwire_server.backends.numba_cpu.forms import taken_of
 from gradwire_server.backends.numba_cpu.threads import Scratch, Team
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan, fill_empty
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gradwire_server.backends.numba_cpu.tables import Table
 
 Array = npt.NDArray[Any]
+Indices = tuple[slice, ...]
 
 # Recent plans whose jobs are kept, and the table entries of all of them.
 _RECENT = 64
@@ -75,7 +77,7 @@ class NumbaCpu:
         self._lock = threading.Lock()
         self._team: Team | None = None
         # By identity; the plan that is kept with its jobs keeps its identity its own.
-        self._jobs: Recent[tuple[Plan, list[Job]]] = Recent(
+        self._jobs: Recent[tuple[Plan, list[Job], Indices]] = Recent(
             most=_RECENT, max_weight=_RECENT_ENTRIES
         )
 
@@ -96,8 +98,8 @@ class NumbaCpu:
         if not x.size or not y.size:
             y[...] = plan.fill  # no band covers anything
             return
-        jobs = self._jobs_of(plan, x.dtype, y.dtype)
-        source = np.ascontiguousarray(x)
+        jobs, taken = self._jobs_of(plan, x, y.dtype)
+        source = np.ascontiguousarray(x[taken])
         for job in jobs[:-1]:
             between = np.empty(job.outputs, compute_dtype(x.dtype))
             self._run(job, source, between)
@@ -107,9 +109,18 @@ class NumbaCpu:
         if plan.fill != 0 or math.copysign(1, plan.fill) < 0 or len(jobs) > 1:
             fill_empty(plan.passes, y, fill=plan.fill)
 
+    def held_bytes(self, plan: Plan, x: Array, y: Array) -> int:
+        """Return the bytes that apply(plan, x, y) takes meanwhile, as `Repeats` says."""
+        if not plan.passes or not x.size or not y.size:
+            return 0
+        jobs, taken = self._jobs_of(plan, x, y.dtype)
+        read = x[taken]
+        between = sum(job.outputs for job in jobs[:-1]) * compute_dtype(x.dtype).itemsize
+        return between + (0 if read.flags.c_contiguous else read.nbytes)
+
     def bind(self, plan: Plan, x: Array, y: Array) -> Callable[[], None]:
         """Return what does apply(plan, x, y), without looking at them again."""
-        jobs = self._jobs_of(plan, x.dtype, y.dtype) if plan.passes and x.size and y.size else []
+        jobs = self._jobs_of(plan, x, y.dtype)[0] if plan.passes and x.size and y.size else []
         filled = plan.fill != 0 or math.copysign(1, plan.fill) < 0
         if len(jobs) != 1 or filled or not x.flags.c_contiguous:
             return partial(self.apply, plan, x, y)
@@ -154,22 +165,27 @@ class NumbaCpu:
                 self._team = Team(self._most_threads, code)
             return self._team
 
-    def _jobs_of(self, plan: Plan, x: np.dtype[Any], y: np.dtype[Any]) -> list[Job]:
-        key = (id(plan), x, y)
+    def _jobs_of(self, plan: Plan, x: Array, y: np.dtype[Any]) -> tuple[list[Job], Indices]:
+        """Return the jobs, and what of x the first one reads: the rest repeats it."""
+        repeated = () if x.flags.c_contiguous else tuple(not step for step in x.strides)
+        key = (id(plan), x.dtype, y, repeated)
         found = self._jobs.get(key)
         if found is not None:
-            return found[1]
-        compute = compute_dtype(x)
+            return found[1:]
+        compute = compute_dtype(x.dtype)
         made: list[Job] = self._kernels.jobs.jobs_of(
             plan.input_shape,
             plan.passes,
-            (x, y),
+            (x.dtype, y),
             compute,
             partial(self._table, compute=compute),
             streamed_bytes=self._streamed_bytes,
+            repeated=repeated,
         )
-        self._jobs.keep(key, (plan, made), weight=plan.table_entries)
-        return made
+        first = plan.passes if len(made) == 1 else plan.passes[:1]
+        taken = taken_of(plan.input_shape, first, made[0].repeats)
+        self._jobs.keep(key, (plan, made, taken), weight=plan.table_entries)
+        return made, taken
 
     def _table(self, bands: BandedMap, compute: np.dtype[Any]) -> Table:
         with self._lock:

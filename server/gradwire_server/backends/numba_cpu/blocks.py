@@ -44,9 +44,8 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
     outer = plane // depth.outputs
     index = plane - outer * depth.outputs
     taps = band(depth, job.number, index)[1]
-    row = job.width.inputs * job.channels * size
-    step = job.height.inputs * row
-    at = x + outer * depth.inputs * step + low * job.channels * size
+    row, step = job.row_step, job.depth_step
+    at = x + outer * job.outer_step + low * job.channels * size
     axis, length = job.address + DEPTH_AT, (high - low) * job.channels
     for r in range(bottom, top if taps else bottom):
         to = stage + (r - bottom) * job.row_bytes
@@ -58,7 +57,6 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
 def _sum_height(job, x, stage, bottom, first, count, left, length, result, result_step):
     """Sum the inputs of rows first .. first + count - 1, from number left on."""
     height, axis = job.height, job.address + HEIGHT_AT
-    row = job.width.inputs * job.channels * job.input_size
     while count:
         outer = first // height.outputs
         index = first - outer * height.outputs
@@ -66,8 +64,8 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
         if job.staged:
             size, step, rows = job.number, job.row_bytes, stage - bottom * job.row_bytes
         else:
-            size, step = job.input_size, row
-            rows = x + outer * height.inputs * row + left * size
+            size, step = job.input_size, job.row_step
+            rows = x + outer * job.outer_step + left * size
         where = (rows, step, length, result, result_step)
         call(job.height_sum, (axis, index, index + some, size, *where))
         result += some * result_step
@@ -85,8 +83,9 @@ def _rows(job, x, scratch, bottom, first, count, readable, low, high):
     stage, sums, length = scratch + job.stage_at, scratch + job.sums_at, (high - low) * channels
     if not job.height.moves and job.staged:
         return stage + (first % job.height.outputs - bottom) * job.row_bytes, job.row_bytes
-    if not job.height.moves and not job.input_narrow:
-        step = job.width.inputs * channels * number
+    step = job.row_step
+    in_line = job.outer_step == job.height.inputs * step
+    if not job.height.moves and not job.input_narrow and in_line:
         at = x + first * step + low * channels * number
         if at + (readable - 1) * step + (length + PAD) * number <= x + job.input_bytes:
             return at, step

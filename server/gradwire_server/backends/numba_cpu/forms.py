@@ -38,6 +38,65 @@ class Form(NamedTuple):
         """Numbers of the input."""
         return math.prod(self[:5])
 
+    def steps(self, size: int, repeats: Repeats) -> tuple[int, int, int, int]:
+        """Return the bytes of the input, of numbers of this size, without what repeats.
+
+        Those from one outer index to the next, from plane to plane, from row to row, and of all.
+        """
+        row = self.width * self.channels * size
+        plane = row * (1 if repeats.height else self.height)
+        volume = plane * (1 if repeats.depth else self.depth)
+        whole = volume * (1 if repeats.outer else self.outer)
+        outer, depth, height = (
+            0 if again else step for again, step in zip(repeats, (volume, plane, row), strict=True)
+        )
+        return outer, depth, height, whole
+
+
+class Repeats(NamedTuple):
+    """Whether all of outer, of depth and of height is one index again and again."""
+
+    outer: bool
+    depth: bool
+    height: bool
+
+
+NOTHING_REPEATS = Repeats(outer=False, depth=False, height=False)
+
+
+def repeats_of(shape: Sequence[int], passes: Sequence[Pass], repeated: Sequence[bool]) -> Repeats:
+    """Tell what repeats in the form of a tensor, by which of its axes do."""
+    return Repeats(
+        *(
+            any(repeated[axis] and shape[axis] > 1 for axis in axes)
+            and all(repeated[axis] or shape[axis] == 1 for axis in axes)
+            for axes in _axes_of(shape, passes)
+        )
+    )
+
+
+def taken_of(shape: Sequence[int], passes: Sequence[Pass], repeats: Repeats) -> tuple[slice, ...]:
+    """Return the indices of a tensor that are all of it but for what repeats in its form."""
+    slices = [slice(None)] * len(shape)
+    for axes, is_repeated in zip(_axes_of(shape, passes), repeats, strict=True):
+        for axis in axes if is_repeated else ():
+            slices[axis] = slice(1)
+    return tuple(slices)
+
+
+def _axes_of(shape: Sequence[int], passes: Sequence[Pass]) -> tuple[range, range, range]:
+    """Axes of a tensor that are outer, depth and height in form_of()."""
+    axes = [one.axis for one in passes]
+    first, last = axes[0], axes[-1]
+    if len(axes) == 1:
+        if math.prod(shape[first + 1 :]) >= FEW_CHANNELS:
+            return range(first), range(0), range(first, first + 1)
+        return range(0), range(0), range(first)
+    if len(axes) == 2 and math.prod(shape[first + 1 : last]) == 1:
+        return range(first), range(0), range(first, last)
+    middle = axes[1] if len(axes) > 2 else first + 1
+    return range(first), range(first, middle), range(middle, last)
+
 
 def form_of(shape: Sequence[int], passes: Sequence[Pass]) -> Form | None:
     """See a tensor and passes in the kernel's form; None where that cannot be."""

@@ -26,7 +26,13 @@ from gradwire_server.backends.numba_cpu import (
     streaming,
 )
 from gradwire_server.backends.numba_cpu.blocking import block
-from gradwire_server.backends.numba_cpu.forms import Form, form_of
+from gradwire_server.backends.numba_cpu.forms import (
+    NOTHING_REPEATS,
+    Form,
+    Repeats,
+    form_of,
+    repeats_of,
+)
 from gradwire_server.backends.numba_cpu.shuffles import CAN_PICK
 from gradwire_server.backends.numba_cpu.tables import Steady, Table
 from gradwire_server.plans import BandedMap, Pass
@@ -47,6 +53,7 @@ class Job:
     outputs  numbers of the result
     work     numbers read and written
     tables   kept alive for their addresses
+    repeats  what of the input is there once
     """
 
     record: npt.NDArray[Any]
@@ -55,6 +62,7 @@ class Job:
     outputs: int
     work: int
     tables: tuple[Table, ...]
+    repeats: Repeats
 
 
 def jobs_of(
@@ -65,21 +73,24 @@ def jobs_of(
     tables: Tables,
     *,
     streamed_bytes: int,
+    repeated: Sequence[bool] = (),
 ) -> list[Job]:
     """Return the jobs that apply passes one after the other.
 
     formats         of input and result; between jobs it is the compute type
     streamed_bytes  results of so many bytes, or more, are written past the caches
+    repeated        for each axis whether the input is one slice again and again; none if empty
     """
     form = form_of(shape, passes)
-    job = None if form is None else _job(form, formats, compute, tables, streamed_bytes)
+    repeats = repeats_of(shape, passes, repeated) if form and repeated else NOTHING_REPEATS
+    job = None if form is None else _job(form, formats, compute, tables, streamed_bytes, repeats)
     if job is not None:
         return [job]
     first, *rest = passes
     some = partial(jobs_of, compute=compute, tables=tables, streamed_bytes=streamed_bytes)
     between = (*shape[: first.axis], first.map.outputs, *shape[first.axis + 1 :])
     return [
-        *some(shape, [first], (formats[0], compute)),
+        *some(shape, [first], (formats[0], compute), repeated=repeated),
         *some(between, rest, (compute, formats[1])),
     ]
 
@@ -108,12 +119,17 @@ def _job(
     compute: np.dtype[Any],
     tables: Tables,
     streamed_bytes: int,
+    repeats: Repeats,
 ) -> Job | None:
     """Settle how the kernel goes about one form; None where its buffers would be too large."""
     axes = tuple(None if one is None else tables(one) for one in form.maps)
     blocking = block(form, axes, formats, compute, can_pick=CAN_PICK, streamed_bytes=streamed_bytes)
     if blocking is None:
         return None
+    if blocking.method >= records.WINDOW_CHANNELS:
+        # Its loops end by addresses.
+        repeats = Repeats(repeats.outer, depth=False, height=False)
+    outer_step, depth_step, row_step, input_bytes = form.steps(formats[0].itemsize, repeats)
     stream, stream_zeros = streaming.functions() if blocking.streamed else (0, 0)
     depth, height, width = (table is None or table.is_plain for table in axes)
     plain = (depth, height, width)
@@ -121,7 +137,10 @@ def _job(
         "address": 0,
         "number": compute.itemsize,
         "channels": form.channels,
-        "input_bytes": form.inputs * formats[0].itemsize,
+        "outer_step": outer_step,
+        "depth_step": depth_step,
+        "row_step": row_step,
+        "input_bytes": input_bytes,
         "input_narrow": formats[0] != compute,
         "output_narrow": formats[1] != compute,
         "input_size": formats[0].itemsize,
@@ -137,7 +156,8 @@ def _job(
     record = _record(records.JOB, values)
     outputs = blocking.outputs
     kept = tuple(table for table in axes if table is not None)
-    return Job(record, blocking.units, blocking.scratch, outputs, form.inputs + outputs, kept)
+    work = form.inputs + outputs
+    return Job(record, blocking.units, blocking.scratch, outputs, work, kept, repeats)
 
 
 def _record(kind: np.dtype[Any], values: dict[str, Any]) -> npt.NDArray[Any]:

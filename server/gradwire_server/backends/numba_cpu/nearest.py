@@ -26,11 +26,8 @@ def _rows(row: Any, careful_row: Any) -> Any:
         """Result rows first .. first + count - 1, pixels j0 .. j1 - 1; x is the input's address."""
         depth, height = job.depth, job.height
         pixel = job.channels * size
-        line, to_line, length = (
-            job.width.inputs * pixel,
-            job.width.outputs * pixel,
-            (j1 - j0) * pixel,
-        )
+        line, deep_step = job.row_step, job.depth_step
+        to_line, length = job.width.outputs * pixel, (j1 - j0) * pixel
         plane = first // height.outputs
         h = first - plane * height.outputs
         last = x + job.input_bytes - PAD * size
@@ -38,8 +35,7 @@ def _rows(row: Any, careful_row: Any) -> Any:
             outer = plane // depth.outputs
             d_first, deep, _ = band(depth, 1, plane - outer * depth.outputs)
             h_first, taps, _ = band(height, 1, h)
-            deep_step = height.inputs * line
-            at = x + (outer * depth.inputs + d_first) * deep_step + h_first * line
+            at = x + outer * job.outer_step + d_first * deep_step + h_first * line
             window = ((taps - 1) * line, line, (deep - 1) * deep_step, deep_step)
             if not taps or not deep:
                 clear(result, length)

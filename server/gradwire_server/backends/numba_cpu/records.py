@@ -50,6 +50,9 @@ JOB = np.dtype(
         ("stream_zeros", "i8"),
         ("channels", "i8"),
         ("rows", "i8"),  # result rows of all outer indices
+        ("outer_step", "i8"),  # bytes of the input from one outer index to the next, 0 if repeated
+        ("depth_step", "i8"),  # and from plane to plane, from row to row
+        ("row_step", "i8"),
         ("input_bytes", "i8"),
         ("input_narrow", "i8"),  # whether numbers are narrower than the compute type
         ("output_narrow", "i8"),

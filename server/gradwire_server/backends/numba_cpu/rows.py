@@ -1,4 +1,8 @@
-"""Sums of rows: the one primitive of every pass whose neighbors in memory share their weights."""
+"""Sums of rows: the one primitive of every pass whose neighbors in memory share their weights.
+
+Rows may be one row again and again, with a step of 0: loops over those end by their weights. The
+others end by addresses, which the compiler does not count in advance: bands are too short for that.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from gradwire_server.backends.numba_cpu.vectors import BFLOAT16, COMPUTE, FLOAT1
 _AHEAD = 1024
 
 
-def _four_vectors(term: Any, *, onto: bool) -> Any:
+def _four_vectors(term: Any, *, onto: bool, again: bool) -> Any:
     """Build the sum of four vectors side by side, whose chains of sums do not wait for another."""
 
     @part
@@ -42,8 +46,8 @@ def _four_vectors(term: Any, *, onto: bool) -> Any:
             b = load(COMPUTE, compute, to + 64) + b
             c = load(COMPUTE, compute, to + 128) + c
             d = load(COMPUTE, compute, to + 192) + d
-        last = at + (taps - 1) * step
-        while at != last:
+        last = weights + (taps - 1) * number if again else at + (taps - 1) * step
+        while (weights if again else at) != last:
             at += step
             weights += number
             a = a + term(compute, weights, load(memory, compute, at))
@@ -62,7 +66,7 @@ def _four_vectors(term: Any, *, onto: bool) -> Any:
     return four_vectors
 
 
-def _one_vector(term: Any, *, onto: bool) -> Any:
+def _one_vector(term: Any, *, onto: bool, again: bool) -> Any:
     """Build the sum of one vector, or of its first lanes."""
 
     @part
@@ -72,8 +76,8 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
             a = term(compute, weights, load(memory, compute, at))
             if onto:
                 a = load(COMPUTE, compute, to) + a
-            last = at + (taps - 1) * step
-            while at != last:
+            last = weights + (taps - 1) * number if again else at + (taps - 1) * step
+            while (weights if again else at) != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load(memory, compute, at))
@@ -83,8 +87,8 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
             a = term(compute, weights, load_first(memory, compute, at, left))
             if onto:
                 a = load_first(COMPUTE, compute, to, left) + a
-            last = at + (taps - 1) * step
-            while at != last:
+            last = weights + (taps - 1) * number if again else at + (taps - 1) * step
+            while (weights if again else at) != last:
                 at += step
                 weights += number
                 a = a + term(compute, weights, load_first(memory, compute, at, left))
@@ -93,10 +97,9 @@ def _one_vector(term: Any, *, onto: bool) -> Any:
     return one_vector
 
 
-def _sums(term: Any, *, onto: bool) -> Any:
-    """Build sums of rows; onto: whether they are added to what is there already."""
-    four_vectors = _four_vectors(term, onto=onto)
-    one_vector = _one_vector(term, onto=onto)
+def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
+    four_vectors = _four_vectors(term, onto=onto, again=again)
+    one_vector = _one_vector(term, onto=onto, again=again)
 
     @part
     def sum_rows(memory, compute, size, at, step, weights, taps, length, to):
@@ -111,6 +114,14 @@ def _sums(term: Any, *, onto: bool) -> Any:
             at += width * size
             to += 64
 
+    return sum_rows
+
+
+def _sums(term: Any, *, onto: bool) -> Any:
+    """Build sums of rows; onto: whether they are added to what is there already."""
+    sum_rows = _sum_rows(term, onto=onto, again=False)
+    sum_again = sum_rows if onto else _sum_rows(term, onto=False, again=True)
+
     @part
     def banded(memory, compute, axis, first, stop, size, rows, step, length, result, result_step):
         number = 64 // lanes(compute)
@@ -118,7 +129,10 @@ def _sums(term: Any, *, onto: bool) -> Any:
             start, taps, weights = band(axis, number, index)
             if taps:
                 at = rows + start * step
-                sum_rows(memory, compute, size, at, step, weights, taps, length, result)
+                if step:
+                    sum_rows(memory, compute, size, at, step, weights, taps, length, result)
+                else:
+                    sum_again(memory, compute, size, at, step, weights, taps, length, result)
             elif not onto:
                 clear(result, length * number)
             result += result_step

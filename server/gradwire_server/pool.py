@@ -1,0 +1,126 @@
+"""The threads that compute, and how the event loop hears of what they have done.
+
+A thread that computes needs Python's lock around everything it does, and gets it late from a busy
+event loop. asyncio's own way to tell a loop writes to a socket and gives the lock up for that, so
+that the thread has to wait for it once more before it can go on. Here it is kept for the write, of
+eight bytes that never block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Above the event loop's: a ninth of its weight where both want a core. Who answers takes little
+# time, and everybody waits for it; who computes takes all there is.
+_NICENESS = 10
+
+_Write = Callable[[int, int], int]
+
+
+def _eventfd_write() -> _Write | None:
+    """Find the function of the C library, to be called with Python's lock held."""
+    if sys.platform != "linux":
+        return None
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
+    found: _Write = kind(("eventfd_write", ctypes.PyDLL(None)))
+    return found
+
+
+_write = _eventfd_write()
+
+
+def compute_pool(threads: int) -> ThreadPoolExecutor:
+    """Return a pool of so many threads that let the event loop go first."""
+    return ThreadPoolExecutor(
+        threads, thread_name_prefix="gradwire-compute", initializer=_stand_back
+    )
+
+
+def _stand_back() -> None:
+    # Elsewhere the niceness is one of all threads. Threads that this one starts inherit it.
+    if sys.platform == "linux":
+        os.nice(_NICENESS)
+
+
+def submit(
+    pool: ThreadPoolExecutor, work: Callable[[], T]
+) -> tuple[Future[None], asyncio.Future[T]]:
+    """Have a thread do work; return the end of it, and its outcome for the running loop.
+
+    Work that has not begun can be canceled by its end, and then its outcome is, too.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+    mailbox = _mailboxes.get(loop) or _Mailbox(loop)
+    done = pool.submit(_do, work, outcome, mailbox)
+    done.add_done_callback(partial(_pass_on, outcome, mailbox))
+    return done, outcome
+
+
+def _do(work: Callable[[], T], outcome: asyncio.Future[T], mailbox: _Mailbox) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - it is raised where the outcome is awaited
+        mailbox.put(partial(_fail, outcome, error))
+    else:
+        mailbox.put(partial(_succeed, outcome, result))
+
+
+def _pass_on(outcome: asyncio.Future[Any], mailbox: _Mailbox, done: Future[None]) -> None:
+    if done.cancelled():
+        mailbox.put(outcome.cancel)
+
+
+def _succeed(outcome: asyncio.Future[T], result: T) -> None:
+    if not outcome.done():
+        outcome.set_result(result)
+
+
+def _fail(outcome: asyncio.Future[Any], error: BaseException) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
+
+
+class _Mailbox:
+    """What a loop is to call, from other threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._calls: deque[Callable[[], object]] = deque()
+        self._loop = weakref.ref(loop)
+        self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if _write else -1
+        if _write:
+            loop.add_reader(self._wakes, self._take)
+            weakref.finalize(loop, os.close, self._wakes)
+        _mailboxes[loop] = self
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Have the loop call it. A loop that is closed has no use for it."""
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            return
+        if _write is None:
+            loop.call_soon_threadsafe(call)
+            return
+        self._calls.append(call)
+        _write(self._wakes, 1)
+
+    def _take(self) -> None:
+        os.eventfd_read(self._wakes)
+        while self._calls:
+            self._calls.popleft()()
+
+
+_mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = (
+    weakref.WeakKeyDictionary()
+)
