@@ -134,6 +134,17 @@ def test_a_slot_gives_its_buffer_back_for_tables() -> None:
     assert max(set(device.sizes) - {9 * MIB // 4}) > 3 * MIB - 9 * MIB // 4
 
 
+def test_tables_are_given_back_for_a_large_slab() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=4 * MIB, slots=1)
+    for side in range(3000, 3010):
+        _check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
+    tables = backend.memory_taken - 3 * MIB
+    large = _plan(435)
+    assert 5 * np.prod(large.output_shape[1:]) * 4 + tables > 4 * MIB
+    _check(backend, Plan.build([one.map for one in large.passes], large.input_shape[1:]))
+
+
 def test_a_device_without_memory_is_an_error_that_passes() -> None:
     device = _device(capacity=0)
     backend = Cuda(device, memory_bytes=1 << 30)

@@ -134,6 +134,24 @@ def test_what_the_device_refuses_ends_one_call_and_no_other() -> None:
     _check(backend, plan)
 
 
+@pytest.mark.parametrize("accepted", range(16))
+def test_what_is_refused_leaves_nothing_pending(accepted: int) -> None:
+    """Tables, a part that goes up in two pieces, its launch, its results; three parts at once."""
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, slots=3, staged_bytes=1 << 16)
+    backend.warm_up()
+    plan, other = _plan(16, 32), _plan(16, 31)
+    x = np.ones(plan.input_shape, np.float32)
+    y = np.empty(plan.output_shape, np.float32)
+    device.refused, device.accepted = "invalid argument", accepted
+    with pytest.raises(DeviceError, match="invalid argument"):
+        backend.apply(plan, x, y)
+    left = y.copy()
+    for one in (other, plan):
+        _check(backend, one)
+    np.testing.assert_array_equal(y, left)
+
+
 def test_a_large_call_leaves_streams_to_others_that_wait() -> None:
     device = _device()
     backend = Cuda(device, memory_bytes=64 * MIB, slots=2, staged_bytes=1 << 16)

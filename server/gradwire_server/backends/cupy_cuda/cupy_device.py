@@ -66,12 +66,13 @@ class CupyDevice:
 
     def __init__(self, *, cache_dir: str = "") -> None:
         check()
+        self._number = 0
         self._cupy: Any = import_module("cupy")
         self._cache = cubins(cache_dir)
         self._functions = dict[Kernel, Any]()
         self._lock = Lock()
         with self.used():
-            properties = self._cupy.cuda.runtime.getDeviceProperties(0)
+            properties = self._cupy.cuda.runtime.getDeviceProperties(self._number)
         self.name: str = properties["name"].decode()
         self.architecture = 10 * int(properties["major"]) + int(properties["minor"])
         self.multiprocessors = int(properties["multiProcessorCount"])
@@ -82,7 +83,7 @@ class CupyDevice:
         cuda = self._cupy.cuda
         errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError
         try:
-            with cuda.Device(0):
+            with cuda.Device(self._number):
                 yield
         except errors as error:
             lasts = is_lasting(error.status)
@@ -93,7 +94,8 @@ class CupyDevice:
     def _fails(self, errors: tuple[type[Exception], ...]) -> bool:
         """Whether the device does nothing any more, after an error that need not mean so."""
         try:
-            self._cupy.cuda.runtime.deviceSynchronize()
+            with self._cupy.cuda.Device(self._number):
+                self._cupy.cuda.runtime.deviceSynchronize()
         except errors:
             return True
         return False
