@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -84,6 +85,17 @@ def test_memory_and_tables_are_kept_and_taken_once() -> None:
     for seed in range(3):
         _check(backend, plan, seed)
     assert backend.memory_taken == taken
+
+
+def test_calls_find_slabs_that_were_taken_before_they_came() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, slots=3)
+    backend.warm_up()
+    assert device.sizes.count(16 * MIB) == 3
+    before = len(device.sizes)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(partial(_check, backend, _plan(9)), range(9)))
+    assert sum(device.sizes[before:]) < MIB
 
 
 def test_tables_of_many_plans_leave_room_for_slabs() -> None:

@@ -6,6 +6,8 @@ from memory that is not pinned, and notes what its streams were given.
 
 from __future__ import annotations
 
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 
 import numpy as np
@@ -153,6 +155,26 @@ def test_tensors_in_registered_memory_are_copied_from_where_they_are(
         backend.apply(plan, x, y)
         oracles.same_bits(y, applied(NumpyCpu(), plan, x, np.float32))
     assert [what for what, _ in device.trace] == ["up", "launch", "down", "wait"]
+
+
+def test_memory_stays_registered_while_a_call_uses_it() -> None:
+    device, plan = _device(), _plan(1, 16)
+    backend = Cuda(device, memory_bytes=4 * MIB)
+    _check(backend, plan)
+    buffer = bytearray(32 * 32 * 4)
+    memory = np.frombuffer(buffer, np.uint8)
+    there = weakref.ref(memory)
+    backend.register(memory)
+    x = np.frombuffer(buffer, np.float32).reshape(plan.input_shape)
+    device.entered.clear()
+    with ThreadPoolExecutor(1) as pool:
+        with device.lock:
+            call = pool.submit(_check, backend, plan, x)
+            device.entered.wait()
+            del memory
+            assert there() is not None
+        call.result()
+    assert there() is None
 
 
 def test_tensors_partly_in_registered_memory_or_with_gaps_are_staged() -> None:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Event, Lock
 
 import pytest
 
 from gradwire_server.backends.cupy_cuda.turns import Turns
+
+
+@contextmanager
+def _holding(turns: Turns, take: Callable[[], int], store: Store) -> Generator[int]:
+    taken = turns.take(take)
+    try:
+        yield taken
+    finally:
+        store.give_back(taken)
+        turns.end()
 
 
 class Store:
@@ -38,12 +50,12 @@ class Store:
 
 def test_what_is_too_much_for_one_alone_is_an_error_and_for_several_a_wait() -> None:
     turns, store = Turns(), Store(10)
-    with pytest.raises(MemoryError), turns.holding(lambda: store.take(11), store.give_back):
+    with pytest.raises(MemoryError), _holding(turns, lambda: store.take(11), store):
         pass
     sizes = [random.Random(1).randrange(1, 11) for _ in range(200)]  # noqa: S311 - no secret
 
     def call(size: int) -> int:
-        with turns.holding(lambda: store.take(size), store.give_back) as taken:
+        with _holding(turns, lambda: store.take(size), store) as taken:
             assert taken == size
             return taken
 
@@ -62,11 +74,11 @@ def test_what_needs_all_is_not_overtaken_by_what_needs_little() -> None:
 
     def call(name: str) -> None:
         take = large if name == "large" else lambda: store.take(1)
-        with turns.holding(take, store.give_back):
+        with _holding(turns, take, store):
             order.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        with turns.holding(lambda: store.take(1), store.give_back):
+        with _holding(turns, lambda: store.take(1), store):
             first = pool.submit(call, "large")
             asked.wait()
             second = pool.submit(call, "small")
@@ -81,13 +93,13 @@ def test_an_error_ends_one_turn_and_no_other() -> None:
     def fails() -> int:
         raise ValueError("taking")
 
-    with pytest.raises(ValueError, match="taking"), turns.holding(fails, store.give_back):
+    with pytest.raises(ValueError, match="taking"), _holding(turns, fails, store):
         pass
     with (
         pytest.raises(ValueError, match="using"),
-        turns.holding(lambda: store.take(1), store.give_back),
+        _holding(turns, lambda: store.take(1), store),
     ):
         raise ValueError("using")
-    with turns.holding(lambda: store.take(1), store.give_back):
+    with _holding(turns, lambda: store.take(1), store):
         pass
     assert store.left == 1

@@ -30,10 +30,11 @@ from gradwire_server.plans import BandedMap, Plan
 
 # Streams. A call has one to itself, and a large one up to three while nobody waits.
 _SLOTS = 4
-# Pinned memory of each: what one part reads, or what it writes.
-_STAGED_BYTES = 16 << 20
+# Pinned memory of each: what one part reads, or what it writes. The less, the more of it stays in
+# the processor's cache while a call goes round its streams.
+_STAGED_BYTES = 4 << 20
 # Of the device's memory, for each.
-_SLAB_BYTES = 48 << 20
+_SLAB_BYTES = 16 << 20
 # For tables of recent plans, of the limit; slabs leave twice that, so that there is room for the
 # next ones before the oldest go.
 _TABLES_SHARE = 8
@@ -176,9 +177,12 @@ class Cuda:
         """Compute equal calls together, or one alone; nothing is pending afterwards."""
         self._check()
         try:
-            take = partial(self._taking.take, slot, calls)
-            with self._turns.holding(take, self._taking.give_back) as taken:
+            taken = self._turns.take(partial(self._taking.take, slot, calls))
+            try:
                 self._run(taken)
+            finally:
+                self._taking.give_back(taken)
+                self._turns.end()
         except DeviceError as error:
             self._note(error)
             raise

@@ -22,6 +22,7 @@ class Call:
     x, y     of equal outer lengths, 1 or more
     program  makes the program of so many slices
     plan     that is applied; None where programs come once and are not worth keeping
+    key      equal for calls with equal programs, as long as the plan lives; None without one
     carried  whether y is read too
     """
 
@@ -29,6 +30,7 @@ class Call:
     y: Array
     program: Callable[[int], Program]
     plan: Plan | None = None
+    key: Hashable | None = None
     carried: bool = False
 
     @classmethod
@@ -41,6 +43,7 @@ class Call:
             y.reshape(outer, *plan.output_shape[first:]),
             partial(_program, plan, first, (x.dtype, y.dtype), multiprocessors),
             plan,
+            (id(plan), x.dtype.num, y.dtype.num),
         )
 
     @classmethod
@@ -64,11 +67,6 @@ class Call:
             )
 
         return cls(x, y, program, carried=carried > 0)
-
-    @property
-    def key(self) -> Hashable | None:
-        """Equal for calls with equal programs, as long as the plan lives; None without one."""
-        return None if self.plan is None else (id(self.plan), self.x.dtype, self.y.dtype)
 
     @property
     def outer(self) -> int:

@@ -27,7 +27,8 @@ class Copies:
         self._turn, self._filled = 0, 0
         self._left: list[Mark | None] = [None, None]
         self._targets = list[tuple[Array, Bytes]]()
-        self._coming = deque[tuple[int, list[Span], Mark]]()
+        # Half, what is in it, and when; None where that is the last of the stream's tasks.
+        self._coming = deque[tuple[int, list[Span], Mark | None]]()
         self._rest: Iterator[tuple[int, list[Span]]] = iter(())
         self._owners = list[Bytes]()
 
@@ -40,6 +41,11 @@ class Copies:
             self._stream.up(address, _bytes(arrays[0]))
             return
         sources = [_bytes(np.ascontiguousarray(one)) for one in arrays]
+        if len(sources) == 1 and sources[0].nbytes <= self._half:
+            room = self._room(sources[0].nbytes)
+            room[:] = sources[0]
+            self._stream.up(address, room)
+            return
         for piece in pieces([one.nbytes for one in sources], most=self._half):
             room = self._room(sum(span.nbytes for span in piece))
             at = 0
@@ -61,22 +67,28 @@ class Copies:
             (one, _bytes(one if one.flags.c_contiguous else np.empty(one.shape, one.dtype)))
             for one in arrays
         ]
+        if len(arrays) == 1 and arrays[0].nbytes <= self._half:
+            self._stream.down(self._halves[0][: arrays[0].nbytes], address)
+            self._coming.append((0, [Span(0, 0, arrays[0].nbytes)], None))
+            return
         self._rest = self._places(address)
         for half in range(2):
             self._fetch(half)
 
     def finish(self) -> None:
         """Wait until all is done; results are in their arrays then."""
+        if not self._coming or self._coming[0][2] is None:
+            self._stream.synchronize()
         while self._coming:
             half, piece, mark = self._coming.popleft()
-            mark.wait()
+            if mark is not None:
+                mark.wait()
             at = 0
             for span in piece:
                 target = self._targets[span.array][1]
                 target[span.first : span.stop] = self._halves[half][at : at + span.nbytes]
                 at += span.nbytes
             self._fetch(half)
-        self._stream.synchronize()
         for array, target in self._targets:
             if not array.flags.c_contiguous:
                 array[...] = target.view(array.dtype).reshape(array.shape)

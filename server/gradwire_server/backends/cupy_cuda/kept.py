@@ -48,6 +48,8 @@ class Kept:
 
     def ready(self, call: Call, slices: int) -> Ready | None:
         """Return a program whose tables are on the device; None if they are not."""
+        if call.plan is None:
+            return None
         found = self._ready.get((call.key, slices))
         return found and found[1]
 

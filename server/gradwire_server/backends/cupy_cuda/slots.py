@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from gradwire_server.backends.cuda.programs import Buffer, Program, packed
 from gradwire_server.backends.cupy_cuda.copies import Copies
@@ -13,9 +14,13 @@ from gradwire_server.backends.cupy_cuda.registered import Registered
 
 # Of what lies in one allocation: a line of the device's caches.
 ALIGNMENT = 128
+# Slabs for which a program's addresses are remembered.
+_MOST_KNOWN = 16
+
+_X, _Y = Buffer("x"), Buffer("y")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """A program of so many outer slices, with the memory that it takes.
 
@@ -29,21 +34,29 @@ class Ready:
     y_bytes: int
     tables: Sequence[int] | None = None
     memory: Memory | None = None
+    _known: dict[int, Mapping[Buffer, int]] = field(default_factory=dict[int, Mapping[Buffer, int]])
 
     @property
     def own(self) -> Sequence[Array]:
         """The tables that go up with each part."""
         return self.program.tables if self.tables is None else ()
 
-    def places(self) -> tuple[list[int], int]:
-        """Return offsets in a slab of x, y, scratch and own tables, and what they take in all."""
-        own = [one.nbytes for one in self.own]
-        sizes = [self.x_bytes, self.y_bytes, *self.program.scratch, *own]
-        return packed(sizes, alignment=ALIGNMENT)
+    @property
+    def nbytes(self) -> int:
+        """What it takes of a slab."""
+        return self._places[1]
 
-    def addresses(self, base: int) -> dict[Buffer, int]:
+    def addresses(self, base: int) -> Mapping[Buffer, int]:
         """Return where everything is in a slab that begins there."""
-        at_x, at_y, *rest = [base + offset for offset in self.places()[0]]
+        known = self._known.get(base)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known.setdefault(base, self._addresses(base))
+        return known
+
+    def _addresses(self, base: int) -> dict[Buffer, int]:
+        at_x, at_y, *rest = [base + offset for offset in self._places[0]]
         count = len(self.program.scratch)
         tables = rest[count:] if self.tables is None else self.tables
         return {
@@ -52,6 +65,13 @@ class Ready:
             **{Buffer("scratch", number): at for number, at in enumerate(rest[:count])},
             **{Buffer("table", number): at for number, at in enumerate(tables)},
         }
+
+    @cached_property
+    def _places(self) -> tuple[list[int], int]:
+        """Return offsets in a slab of x, y, scratch and own tables, and what they take in all."""
+        own = [one.nbytes for one in self.own]
+        sizes = [self.x_bytes, self.y_bytes, *self.program.scratch, *own]
+        return packed(sizes, alignment=ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +124,7 @@ class Slot:
             raise ValueError("a part needs a slab, and the one before it to be finished")
         self._is_idle = False
         addresses = ready.addresses(self.slab.address)
-        x, y = addresses[Buffer("x")], addresses[Buffer("y")]
+        x, y = addresses[_X], addresses[_Y]
         self._copies.up(x, part.x)
         if part.carried:
             self._copies.up(y, part.y)

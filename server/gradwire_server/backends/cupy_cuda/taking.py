@@ -78,6 +78,11 @@ class Taking:
             joined = Part(slices, [one.x for one in calls], [one.y for one in calls])
             return self._taken(slot, calls[0], [joined])
         (call,) = calls
+        whole = self._kept.ready(call, call.outer)
+        if whole is not None and slot.slab is not None and slot.slab.nbytes >= whole.nbytes:
+            slot.is_taken = True
+            part = Part(call.outer, [call.x], [call.y])
+            return Taken([part], {call.outer: whole}, deque([slot]), slot)
         slices = self._slices(call)
         while True:
             try:
@@ -105,13 +110,13 @@ class Taking:
         """Return how many outer slices of a call are computed at once where memory is not short."""
         most = partial(parts.slices_of_part, call.outer, max(call.slice_bytes))
         slices = most(most_bytes=self._part_bytes)
-        while slices > 1 and self._loose(call, slices).places()[1] > self._slab_bytes:
+        while slices > 1 and self._loose(call, slices).nbytes > self._slab_bytes:
             slices = -(-slices // 2)
         return slices
 
     def _taken(self, slot: Slot, call: Call, made: Sequence[Part]) -> Taken:
         ready = {slices: self._ready(call, slices, slot) for slices in {one.slices for one in made}}
-        nbytes = max(one.places()[1] for one in ready.values())
+        nbytes = max(one.nbytes for one in ready.values())
         self._give_slab(slot, nbytes)
         slot.is_taken = True
         taken = Taken(made, ready, deque([slot]), slot)

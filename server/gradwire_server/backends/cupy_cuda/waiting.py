@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Generic, Protocol, TypeVar
 
@@ -61,6 +61,7 @@ class Waiter(Generic[C, S]):
     joined  that it is to compute too
     lost    why the device is lost, where that is how it ended
     done    whether another call has computed it
+    awake   set when one of these is known; None if it did not have to wait
     """
 
     call: C
@@ -70,7 +71,7 @@ class Waiter(Generic[C, S]):
     joined: Sequence[Waiter[C, S]] = ()
     lost: str = ""
     done: bool = False
-    awake: Event = field(default_factory=Event)
+    awake: Event | None = None
 
 
 class Slots(Generic[C, S]):
@@ -96,11 +97,12 @@ class Slots(Generic[C, S]):
         with self._lock:
             if self._idle:
                 return self._idle.pop()
+            waiter.awake = awake = Event()
             self._waiting.append(waiter)
         try:
-            waiter.awake.wait()
+            awake.wait()
         except BaseException:
-            self._withdraw(waiter)
+            self._withdraw(waiter, awake)
             raise
         if waiter.lost:
             raise DeviceLostError(waiter.lost)
@@ -122,15 +124,15 @@ class Slots(Generic[C, S]):
             for one in first.joined:
                 self._waiting.remove(one)
             first.slot = slot
-        first.awake.set()
+        _wake(first)
 
-    def _withdraw(self, waiter: Waiter[C, S]) -> None:
+    def _withdraw(self, waiter: Waiter[C, S], awake: Event) -> None:
         """Take a call out that was interrupted."""
         with self._lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
                 return
-        waiter.awake.wait()  # it has a slot, or its arrays are being written
+        awake.wait()  # it has a slot, or its arrays are being written
         if waiter.slot is not None:
             send_off(waiter.joined)
             self.give_back(waiter.slot)
@@ -140,4 +142,9 @@ def send_off(joined: Iterable[Waiter[C, S]], *, done: bool = False, lost: str = 
     """Wake calls that another one was to compute too: done, or to try again alone."""
     for one in joined:
         one.done, one.lost = done, lost
-        one.awake.set()
+        _wake(one)
+
+
+def _wake(waiter: Waiter[C, S]) -> None:
+    if waiter.awake is not None:
+        waiter.awake.set()
