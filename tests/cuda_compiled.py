@@ -33,10 +33,11 @@ def texts(architecture: int) -> list[tuple[str, dict[str, str]]]:
 
 
 def registers(architecture: int, cache: Path) -> dict[str, int]:
-    """Compile every kernel; return the registers that a thread of each takes."""
+    """Compile every kernel; return the registers that a thread of each takes, and spills none."""
 
     def of_file(source: str, expressions: list[str]) -> dict[str, int]:
         cubin = build.build(source, expressions, architecture, cache)
+        assert not build.spills(cubin.log), cubin.log
         counts = build.registers(cubin.log)
         return {name: counts[lowered] for name, lowered in cubin.lowered.items()}
 

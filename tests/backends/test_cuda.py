@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -86,13 +87,27 @@ def test_memory_and_tables_are_kept_and_taken_once() -> None:
     assert backend.memory_taken == taken
 
 
-def test_tables_of_many_plans_stay_within_their_share() -> None:
-    backend = Cuda(_device(), memory_bytes=4 * MIB, slots=1)
-    for side in range(50, 250):
+def test_calls_find_slabs_that_were_taken_before_they_came() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, slots=3)
+    backend.warm_up()
+    assert device.sizes.count(16 * MIB) == 3
+    before = len(device.sizes)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(partial(_check, backend, _plan(9)), range(9)))
+    assert sum(device.sizes[before:]) < MIB
+
+
+def test_tables_of_many_plans_leave_room_for_slabs() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=4 * MIB, slots=1)
+    for side in range(50, 300):
         up = maps.linear(side, 2 * side)
         _check(backend, Plan.build([up], (side,)))
-    # A slot's least block is one MiB, the tables' share another.
-    assert backend.memory_taken <= 2 * MIB
+    # A quarter of the memory is left to tables; those of all plans take more.
+    assert device.sizes.count(3 * MIB) == 1
+    assert sum(device.sizes) > 4 * MIB
+    assert device.most_lent <= 4 * MIB
 
 
 def test_no_more_memory_is_taken_than_the_limit() -> None:
@@ -122,11 +137,24 @@ def test_what_is_kept_is_given_back_for_what_is_needed() -> None:
 
 
 def test_a_slot_gives_its_buffer_back_for_tables() -> None:
-    backend = Cuda(_device(), memory_bytes=5 * MIB // 2, slots=1)
+    device = _device()
+    backend = Cuda(device, memory_bytes=3 * MIB, slots=1)
     _check(backend, _plan(200))
     assert backend.memory_taken > 2 * MIB
     up = maps.linear(35_000, 70_000)
     _check(backend, Plan.build([up], (35_000,)))
+    assert max(set(device.sizes) - {9 * MIB // 4}) > 3 * MIB - 9 * MIB // 4
+
+
+def test_tables_are_given_back_for_a_large_slab() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=4 * MIB, slots=1)
+    for side in range(3000, 3010):
+        _check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
+    tables = backend.memory_taken - 3 * MIB
+    large = _plan(435)
+    assert 5 * np.prod(large.output_shape[1:]) * 4 + tables > 4 * MIB
+    _check(backend, Plan.build([one.map for one in large.passes], large.input_shape[1:]))
 
 
 def test_a_device_without_memory_is_an_error_that_passes() -> None:

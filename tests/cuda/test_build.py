@@ -79,7 +79,7 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     more = build.build("convert.cu", ["convert<double, double>"], 90, tmp_path / "kept")
     assert len({first.path, other.path, more.path}) == 3
     # Nothing else lies there: files are written aside and moved.
-    assert len(list((tmp_path / "kept").iterdir())) == 6
+    assert len(list((tmp_path / "kept" / build.version()).iterdir())) == 6
 
 
 @needs_nvrtc
@@ -100,6 +100,37 @@ def test_half_a_result_is_compiled_again(tmp_path: Path) -> None:
     again = build.build(*SMALLEST, 90, tmp_path)
     assert (again.path, again.lowered) == (kept.path, kept.lowered)
     assert kept.path.exists()
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("suffix", [".cubin", ".json"])
+@pytest.mark.parametrize("damage", ["a bit", "the end", "all"])
+def test_a_damaged_file_is_compiled_again(tmp_path: Path, suffix: str, damage: str) -> None:
+    kept = build.build(*SMALLEST, 90, tmp_path)
+    path = kept.path.with_suffix(suffix)
+    whole = bytearray(path.read_bytes())
+    if damage == "a bit":
+        whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole[: {"a bit": len(whole), "the end": -2, "all": 0}[damage]])
+    again = build.build(*SMALLEST, 90, tmp_path)
+    assert again.lowered == kept.lowered
+    assert again.path.read_bytes().startswith(b"\x7fELF")
+    written = path.stat().st_mtime_ns
+    assert build.build(*SMALLEST, 90, tmp_path) == again
+    assert path.stat().st_mtime_ns == written
+
+
+@needs_nvrtc
+def test_a_folder_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    made = build.build(*SMALLEST, 90, tmp_path / "file")
+    assert made.path.read_bytes().startswith(b"\x7fELF")
+
+
+def test_spilled_registers_are_seen_in_the_compilers_report() -> None:
+    used = "    {} bytes stack frame, {} bytes spill stores, 0 bytes spill loads"
+    assert build.spills(used.format(8, 0)) == []
+    assert build.spills(used.format(8, 16)) == [used.format(8, 16)]
 
 
 @needs_nvrtc

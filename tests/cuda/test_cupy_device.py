@@ -12,6 +12,8 @@ import pytest
 
 from cuda_here import needs_cuda_packages
 from gradwire_server.backends.cupy_cuda import cupy_device
+from gradwire_server.backends.cupy_cuda.cuda_errors import is_lasting
+from gradwire_server.backends.cupy_cuda.device import DeviceError, DeviceLostError
 
 
 def _without_cupy(program: str) -> str:
@@ -42,18 +44,67 @@ def test_cupy_has_everything_that_is_called_on_a_device() -> None:
         "RawKernel.kernel",
         "RawModule.get_function",
         "cuda.Device",
+        "cuda.Event",
+        "cuda.Event.record",
+        "cuda.Event.synchronize",
         "cuda.Memory",
         "cuda.Stream",
         "cuda.driver.CUDADriverError",
         "cuda.pinned_memory.PinnedMemory",
         "cuda.pinned_memory.PinnedMemoryPointer",
         "cuda.runtime.CUDARuntimeError",
+        "cuda.runtime.deviceSynchronize",
         "cuda.runtime.getDeviceProperties",
+        "cuda.runtime.hostRegister",
+        "cuda.runtime.hostUnregister",
         "cuda.runtime.memcpyAsync",
         "cuda.runtime.memcpyDeviceToHost",
         "cuda.runtime.memcpyHostToDevice",
     ):
         assert attrgetter(path)(cupy) is not None, path
+
+
+_ERRORS = {
+    "cudaErrorInvalidValue": 0,
+    "cudaErrorInvalidConfiguration": 0,
+    "cudaErrorNotReady": 0,
+    "cudaErrorInvalidResourceHandle": 0,
+    "cudaErrorLaunchOutOfResources": 0,
+    "cudaErrorHostMemoryAlreadyRegistered": 0,
+    "cudaErrorMemoryAllocation": 0,
+    "cudaErrorDevicesUnavailable": 1,
+    "cudaErrorECCUncorrectable": 1,
+    "cudaErrorIllegalAddress": 1,
+    "cudaErrorLaunchTimeout": 1,
+    "cudaErrorAssert": 1,
+    "cudaErrorHardwareStackError": 1,
+    "cudaErrorIllegalInstruction": 1,
+    "cudaErrorMisalignedAddress": 1,
+    "cudaErrorInvalidAddressSpace": 1,
+    "cudaErrorInvalidPc": 1,
+    "cudaErrorLaunchFailure": 1,
+    "cudaErrorUnknown": 1,
+}
+
+
+@needs_cuda_packages
+def test_errors_that_last_are_told_from_those_of_one_call() -> None:
+    """By name, as CUDA's own library numbers them."""
+    error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
+    named = {str(error_of(number)).partition(":")[0]: number for number in range(1000)}
+    assert {name: int(is_lasting(named[name])) for name in _ERRORS} == _ERRORS
+
+
+@needs_cuda_packages
+def test_an_error_of_cuda_becomes_one_of_three() -> None:
+    error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
+    with pytest.raises(MemoryError, match="cudaErrorMemoryAllocation"):
+        cupy_device.raise_as_ours(error_of(2), lasts=False)
+    with pytest.raises(DeviceLostError, match="cudaErrorIllegalAddress"):
+        cupy_device.raise_as_ours(error_of(700), lasts=True)
+    with pytest.raises(DeviceError, match="cudaErrorInvalidValue") as refused:
+        cupy_device.raise_as_ours(error_of(1), lasts=False)
+    assert not isinstance(refused.value, DeviceLostError)
 
 
 def test_cubins_are_kept_beside_other_compiled_code(

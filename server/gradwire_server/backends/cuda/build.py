@@ -7,17 +7,15 @@ itself, and `cupy.RawModule(path=...)` loads the cubin.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 import struct
-import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from gradwire_server.backends.cuda import cubins
+from gradwire_server.backends.cuda.cubins import Cubin
 from gradwire_server.backends.cuda.programs import Kernel
 
 _FOLDER = Path(__file__).parent
@@ -30,21 +28,7 @@ _PACKAGES = ("cupy-cuda12x", "cupy-cuda13x")
 
 
 class BuildError(RuntimeError):
-    """Kernels cannot be compiled: NVRTC is missing, refuses them, or they spill registers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cubin:
-    """Compiled kernels of one file.
-
-    path     of the cubin
-    lowered  name expression of each kernel -> its name in the cubin
-    log      what the compiler reported: registers, shared memory, spills
-    """
-
-    path: Path
-    lowered: dict[str, str]
-    log: str
+    """Kernels cannot be compiled: NVRTC is missing or refuses them."""
 
 
 def check() -> None:
@@ -62,27 +46,31 @@ def check() -> None:
     _includes()
 
 
-def build(source: str, expressions: Iterable[str], architecture: int, cache: Path) -> Cubin:
+def build(source: str, expressions: Iterable[str], architecture: int, folder: Path) -> Cubin:
     """Compile kernels of one file for one architecture, or find what was compiled before.
 
     source        name of the file
     expressions   name expressions of its kernels
     architecture  compute capability: 90 is 9.0
-    cache         folder in which cubins are kept; processes may share it
+    folder        in which cubins are kept; processes may share it. What cannot be kept there is
+                  compiled by each
 
     Raises BuildError where that cannot be; ImportError without CuPy or NVRTC.
     """
     names = sorted(expressions)
     options = _options(f"-arch=sm_{architecture}")
-    stem = cache / f"{Path(source).stem}-sm_{architecture}-{_key(source, names, options)}"
-    path, record = stem.with_suffix(".cubin"), stem.with_suffix(".json")
-    if not (path.exists() and record.exists()):
-        code, lowered, log = _compiled(source, names, options, "cubin")
-        cache.mkdir(parents=True, exist_ok=True)
-        _write(path, code)
-        _write(record, json.dumps({"lowered": lowered, "log": log}).encode())
-    kept: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-    return Cubin(path, kept["lowered"], kept["log"])
+    stem = f"{Path(source).stem}-sm_{architecture}-{_hash(names)[:24]}"
+    found = cubins.kept(folder / version(), stem)
+    if found is not None:
+        return found
+    return cubins.keep(folder / version(), stem, *_compiled(source, names, options, "cubin"))
+
+
+def version() -> str:
+    """Name the code that is compiled, and what compiles it, as a folder of kept files."""
+    texts = [one.read_text(encoding="utf-8") for one in sorted(_FOLDER.glob("*.cu*"))]
+    # Not where headers lie: the version stands for them.
+    return _hash([*texts, *_OPTIONS, repr(_nvrtc().getVersion())])[:16]
 
 
 def ptx(source: str, expressions: Iterable[str], architecture: int) -> tuple[str, dict[str, str]]:
@@ -119,6 +107,11 @@ def registers(log: str) -> dict[str, int]:
     return {name: int(count) for name, count in found}
 
 
+def spills(log: str) -> list[str]:
+    """Return the lines of what the compiler reported that tell of spilled registers."""
+    return [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
+
+
 def _options(architecture: str) -> list[str]:
     return [*_OPTIONS, architecture, *(f"-I{folder}" for folder in _includes())]
 
@@ -134,14 +127,11 @@ def _includes() -> Sequence[str]:
     return [folder]
 
 
-def _key(source: str, names: Sequence[str], options: Sequence[str]) -> str:
-    """Hash what the result depends on; not where headers lie, which the version stands for."""
-    digest = hashlib.sha256()
-    plain = [one for one in options if not one.startswith("-I")]
-    texts = [(_FOLDER / name).read_text(encoding="utf-8") for name in (source, _HEADER)]
-    for part in (*texts, *names, "", *plain, repr(_nvrtc().getVersion())):
-        digest.update(f"{len(part)} {part}".encode())
-    return digest.hexdigest()[:24]
+def _hash(texts: Iterable[str]) -> str:
+    found = hashlib.sha256()
+    for part in texts:
+        found.update(f"{len(part)} {part}".encode())
+    return found.hexdigest()
 
 
 def _compiled(
@@ -159,22 +149,11 @@ def _compiled(
         except nvrtc.NVRTCError as error:
             raise BuildError(f"{source}: {error}: {nvrtc.getProgramLog(program)}") from error
         log: str = nvrtc.getProgramLog(program)
-        spilled = [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
-        if spilled:
-            raise BuildError(f"{source}, {options}: registers are spilled: {log}")
         code = whole_elf(nvrtc.getCUBIN(program)) if kind == "cubin" else nvrtc.getPTX(program)
         lowered = {name: nvrtc.getLoweredName(program, name) for name in names}
     finally:
         nvrtc.destroyProgram(program)
     return (code if isinstance(code, bytes) else code.encode()), lowered, log
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(name).replace(path)
 
 
 def _nvrtc() -> Any:

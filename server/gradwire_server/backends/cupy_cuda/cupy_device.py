@@ -5,25 +5,26 @@ Nothing of CuPy is imported before it is needed: that takes half a second, and i
 
 from __future__ import annotations
 
+import logging
 import os
+import weakref
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
-from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceLostError
+from gradwire_server.backends.cupy_cuda.cuda_errors import NO_DEVICE, OUT_OF_MEMORY, is_lasting
+from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceError, DeviceLostError
+from gradwire_server.backends.kept_files import forget_others
 
-# cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY.
-_OUT_OF_MEMORY = 2
-# cudaErrorNoDevice.
-_NO_DEVICE = 100
+_log = logging.getLogger(__name__)
 
 
 def check() -> None:
@@ -40,7 +41,7 @@ def check() -> None:
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        if error.status != _NO_DEVICE:
+        if error.status != NO_DEVICE:
             raise ImportError(str(error)) from error
         count = 0
     if not count:
@@ -65,12 +66,13 @@ class CupyDevice:
 
     def __init__(self, *, cache_dir: str = "") -> None:
         check()
+        self._number = 0
         self._cupy: Any = import_module("cupy")
         self._cache = cubins(cache_dir)
         self._functions = dict[Kernel, Any]()
         self._lock = Lock()
         with self.used():
-            properties = self._cupy.cuda.runtime.getDeviceProperties(0)
+            properties = self._cupy.cuda.runtime.getDeviceProperties(self._number)
         self.name: str = properties["name"].decode()
         self.architecture = 10 * int(properties["major"]) + int(properties["minor"])
         self.multiprocessors = int(properties["multiProcessorCount"])
@@ -79,24 +81,39 @@ class CupyDevice:
     def used(self) -> Generator[None]:
         """Have this thread use the device, and errors of CUDA be errors of ours."""
         cuda = self._cupy.cuda
+        errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError
         try:
-            with cuda.Device(0):
+            with cuda.Device(self._number):
                 yield
-        except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
-            if error.status == _OUT_OF_MEMORY:
-                raise MemoryError(str(error)) from error
-            raise DeviceLostError(str(error)) from error
+        except errors as error:
+            lasts = is_lasting(error.status)
+            if not lasts and error.status != OUT_OF_MEMORY:
+                lasts = self._fails(errors)
+            raise_as_ours(error, lasts=lasts)
+
+    def _fails(self, errors: tuple[type[Exception], ...]) -> bool:
+        """Whether the device does nothing any more, after an error that need not mean so."""
+        try:
+            with self._cupy.cuda.Device(self._number):
+                self._cupy.cuda.runtime.deviceSynchronize()
+        except errors:
+            return True
+        return False
 
     def load(self, kernels: Collection[Kernel]) -> None:
         """Compile kernels, or find what was compiled before, and make them ready."""
         with self._lock, self.used():
             for source, expressions in build.by_source(kernels).items():
                 cubin = build.build(source, expressions, self.architecture, self._cache)
+                for line in build.spills(cubin.log):
+                    facts = {"source": source, "architecture": self.architecture, "ptxas": line}
+                    _log.warning("spilled registers: it is slower", extra={"facts": facts})
                 module = self._cupy.RawModule(path=str(cubin.path))
                 for expression in expressions:
                     function = module.get_function(cubin.lowered[expression])
-                    _ = function.kernel  # CuPy would load it at the first launch
+                    _ = function.kernel  # CuPy and CUDA would load it at the first launch
                     self._functions[Kernel(source, expression)] = function
+        forget_others(self._cache / build.version())
 
     def allocate(self, nbytes: int) -> CupyMemory:
         """Return memory of the device, past CuPy's pool, which would keep what is given back."""
@@ -110,6 +127,19 @@ class CupyDevice:
             pointer = memory.PinnedMemoryPointer(memory.PinnedMemory(nbytes), 0)
         return np.frombuffer(pointer, np.uint8, nbytes)
 
+    def register(self, memory: Bytes) -> None:
+        """Make memory of the host page-locked for as long as the array exists."""
+        with self.used():
+            self._cupy.cuda.runtime.hostRegister(memory.ctypes.data, memory.nbytes, 0)
+        weakref.finalize(memory, self._unregister, memory.ctypes.data).atexit = False
+
+    def _unregister(self, address: int) -> None:
+        try:
+            with self.used():
+                self._cupy.cuda.runtime.hostUnregister(address)
+        except (DeviceError, MemoryError) as error:  # raised here it would reach nobody
+            _log.warning("memory stays pinned", extra={"facts": {"error": error}})
+
     def stream(self) -> CupyStream:
         """Return a stream that waits for no other."""
         with self.used():
@@ -121,7 +151,7 @@ class CupyStream:
 
     def __init__(self, device: CupyDevice, cupy: Any, functions: Mapping[Kernel, Any]) -> None:
         self._device, self._functions = device, functions
-        self._runtime = cupy.cuda.runtime
+        self._runtime, self._event = cupy.cuda.runtime, cupy.cuda.Event
         self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def up(self, address: int, source: Bytes) -> None:
@@ -143,6 +173,13 @@ class CupyStream:
                 shared_mem=launch.shared_bytes,
             )
 
+    def mark(self) -> CupyMark:
+        """Return a mark behind all that was given so far."""
+        with self._device.used():
+            event = self._event(disable_timing=True)
+            event.record(self._stream)
+        return CupyMark(self._device, event)
+
     def synchronize(self) -> None:
         """Wait until all is done."""
         with self._device.used():
@@ -151,6 +188,30 @@ class CupyStream:
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
         with self._device.used():
             self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
+
+
+class CupyMark:
+    """An event in a stream."""
+
+    def __init__(self, device: CupyDevice, event: Any) -> None:
+        self._device, self._event = device, event
+
+    def wait(self) -> None:
+        """Wait until it has come."""
+        with self._device.used():
+            self._event.synchronize()
+
+
+def raise_as_ours(error: Any, *, lasts: bool) -> NoReturn:
+    """Raise an error of CUDA as what the backend knows.
+
+    lasts  whether every later call will fail too
+    """
+    if error.status == OUT_OF_MEMORY:
+        raise MemoryError(str(error)) from error
+    if lasts:
+        raise DeviceLostError(str(error)) from error
+    raise DeviceError(str(error)) from error
 
 
 def cubins(cache_dir: str) -> Path:

@@ -13,7 +13,11 @@ from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 Bytes = npt.NDArray[np.uint8]
 
 
-class DeviceLostError(RuntimeError):
+class DeviceError(RuntimeError):
+    """The device has refused what one call asked for; others go on."""
+
+
+class DeviceLostError(DeviceError):
     """The device has failed; nothing more can be computed on it in this process."""
 
 
@@ -31,18 +35,31 @@ class Memory(Protocol):
         ...
 
 
+class Mark(Protocol):
+    """A place in a stream."""
+
+    def wait(self) -> None:
+        """Wait until all is done that the stream was given before."""
+        ...
+
+
 class Stream(Protocol):
     """What is done in order, some time before synchronize() returns. For one thread at a time.
 
-    Each method raises DeviceLostError where the device has failed, be it at an earlier task.
+    Each method raises DeviceLostError where the device has failed, be it at an earlier task, and
+    DeviceError where it refuses this one.
     """
 
     def up(self, address: int, source: Bytes) -> None:
-        """Copy pinned memory to the device; it must stay as it is until synchronize()."""
+        """Copy pinned memory to the device; it must stay as it is until that is done."""
         ...
 
     def down(self, target: Bytes, address: int) -> None:
         """Copy from the device to pinned memory."""
+        ...
+
+    def mark(self) -> Mark:
+        """Return a mark behind all that the stream was given so far."""
         ...
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
@@ -81,6 +98,13 @@ class Device(Protocol):
 
     def pinned(self, nbytes: int) -> Bytes:
         """Return memory of the host that streams copy from and to; MemoryError likewise."""
+        ...
+
+    def register(self, memory: Bytes) -> None:
+        """Make memory of the host pinned for as long as the array exists.
+
+        Raises DeviceError or MemoryError where that cannot be.
+        """
         ...
 
     def stream(self) -> Stream:

@@ -32,12 +32,13 @@ class BoundedMemory:
     def allocate(self, nbytes: int) -> Memory:
         """Return memory; MemoryError where there is none after what was kept is given back."""
         try:
-            return self._allocated(nbytes)
+            return self.allocate_free(nbytes)
         except MemoryError:
             self._release()
-        return self._allocated(nbytes)
+        return self.allocate_free(nbytes)
 
-    def _allocated(self, nbytes: int) -> Memory:
+    def allocate_free(self, nbytes: int) -> Memory:
+        """Return memory; MemoryError where there is none without giving back what is kept."""
         self._account.take(nbytes)
         try:
             made = self._device.allocate(nbytes)

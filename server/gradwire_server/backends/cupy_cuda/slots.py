@@ -2,123 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from gradwire_server.backends.cuda.programs import Buffer, Program, packed
-from gradwire_server.backends.cupy_cuda.device import Array, Bytes, Device, Memory
-from gradwire_server.backends.cupy_cuda.memory import BoundedMemory, size_class
+from gradwire_server.backends.cupy_cuda.copies import Copies
+from gradwire_server.backends.cupy_cuda.device import Array, Device, DeviceError, Memory
+from gradwire_server.backends.cupy_cuda.registered import Registered
 
-# Pinned memory of a slot. What is larger goes through it in parts.
-_STAGED_BYTES = 8 << 20
 # Of what lies in one allocation: a line of the device's caches.
-_ALIGNMENT = 128
+ALIGNMENT = 128
+# Slabs for which a program's addresses are remembered.
+_MOST_KNOWN = 16
+
+_X, _Y = Buffer("x"), Buffer("y")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A program of so many outer slices, with the memory that it takes.
+
+    x_bytes, y_bytes  of these slices
+    tables            addresses of its tables; None where they go up with each part
+    memory            that holds them; None likewise
+    """
+
+    program: Program
+    x_bytes: int
+    y_bytes: int
+    tables: Sequence[int] | None = None
+    memory: Memory | None = None
+    _known: dict[int, Mapping[Buffer, int]] = field(default_factory=dict[int, Mapping[Buffer, int]])
+
+    @property
+    def own(self) -> Sequence[Array]:
+        """The tables that go up with each part."""
+        return self.program.tables if self.tables is None else ()
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of a slab."""
+        return self._places[1]
+
+    def addresses(self, base: int) -> Mapping[Buffer, int]:
+        """Return where everything is in a slab that begins there."""
+        known = self._known.get(base)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known.setdefault(base, self._addresses(base))
+        return known
+
+    def _addresses(self, base: int) -> dict[Buffer, int]:
+        at_x, at_y, *rest = [base + offset for offset in self._places[0]]
+        count = len(self.program.scratch)
+        tables = rest[count:] if self.tables is None else self.tables
+        return {
+            Buffer("x"): at_x,
+            Buffer("y"): at_y,
+            **{Buffer("scratch", number): at for number, at in enumerate(rest[:count])},
+            **{Buffer("table", number): at for number, at in enumerate(tables)},
+        }
+
+    @cached_property
+    def _places(self) -> tuple[list[int], int]:
+        """Return offsets in a slab of x, y, scratch and own tables, and what they take in all."""
+        own = [one.nbytes for one in self.own]
+        sizes = [self.x_bytes, self.y_bytes, *self.program.scratch, *own]
+        return packed(sizes, alignment=ALIGNMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Outer slices that are computed together.
+
+    slices   that the program is made for; x and y may have fewer
+    x, y     arrays that follow each other on the device
+    carried  whether y is read too
+    """
+
+    slices: int
+    x: Sequence[Array]
+    y: Sequence[Array]
+    carried: bool = False
 
 
 class Slot:
-    """A stream, a pinned buffer of fixed size and a device buffer that grows.
+    """A stream, pinned memory, and a slab of the device's memory.
 
-    Nothing is pending when a method returns.
+    slab      None until there is one
+    is_taken  whether a call holds the slab; else it may be taken away
     """
 
-    def __init__(self, device: Device, memory: BoundedMemory, *, staged_bytes: int = 0) -> None:
-        self._memory = memory
+    def __init__(self, device: Device, registered: Registered, *, staged_bytes: int) -> None:
         self._stream = device.stream()
-        self._staging = device.pinned(staged_bytes or _STAGED_BYTES)
-        self._staged = 0
-        self._buffer: Memory | None = None
+        pinned = device.pinned(2 * max(1, staged_bytes // 2))
+        self._copies = Copies(self._stream, pinned, registered)
+        self._is_idle = True
+        self.slab: Memory | None = None
+        self.is_taken = False
 
-    def release(self) -> None:
-        """Give the device buffer back."""
-        self._buffer = None
-
-    def settle(self) -> None:
-        """Wait for what is pending; then pinned memory is free again."""
-        self._staged = 0
-        self._stream.synchronize()
-
-    def hold(self, arrays: Sequence[Array]) -> tuple[Memory, list[int]]:
-        """Copy arrays to memory of their own; return it and their addresses."""
-        offsets, size = packed([one.nbytes for one in arrays], alignment=_ALIGNMENT)
-        try:
-            memory = self._memory.allocate(max(size, _ALIGNMENT))
-        except MemoryError:
-            self.release()
-            memory = self._memory.allocate(max(size, _ALIGNMENT))
+    def hold(self, arrays: Sequence[Array], memory: Memory) -> list[int]:
+        """Copy arrays to memory of the device; return where they are in it."""
+        offsets, _ = packed([one.nbytes for one in arrays], alignment=ALIGNMENT)
         addresses = [memory.address + offset for offset in offsets]
-        for address, array in zip(addresses, arrays, strict=True):
-            self._up(address, array)
-        self.settle()
-        return memory, addresses
+        try:
+            for address, array in zip(addresses, arrays, strict=True):
+                self._copies.up(address, [array])
+            self._copies.finish()
+        except BaseException:
+            with contextlib.suppress(DeviceError):
+                self._copies.abandon()
+            raise
+        return addresses
 
-    def compute(
-        self,
-        program: Program,
-        x: Array,
-        y: Array,
-        *,
-        tables: Sequence[int] | None = None,
-        carried: bool = False,
-    ) -> None:
-        """Run a program.
-
-        x        what it reads, any strides
-        y        what it writes, any strides
-        tables   addresses of its tables; None to copy them too
-        carried  whether it reads y as well
-        """
-        own = program.tables if tables is None else ()
-        sizes = [x.nbytes, y.nbytes, *program.scratch, *(one.nbytes for one in own)]
-        offsets, size = packed(sizes, alignment=_ALIGNMENT)
-        base = self._room(size)
-        at_x, at_y, *rest = [base + offset for offset in offsets]
-        scratch, copied = rest[: len(program.scratch)], rest[len(program.scratch) :]
-        self._up(at_x, x)
-        if carried:
-            self._up(at_y, y)
-        for address, table in zip(copied, own, strict=True):
-            self._up(address, table)
-        addresses = {Buffer("x"): at_x, Buffer("y"): at_y}
-        addresses |= {Buffer("scratch", number): at for number, at in enumerate(scratch)}
-        addresses |= {
-            Buffer("table", number): at
-            for number, at in enumerate(copied if tables is None else tables)
-        }
-        for launch in program.launches:
+    def begin(self, part: Part, ready: Ready) -> None:
+        """Let a part go up, be computed and come down, after one that is finished."""
+        if self.slab is None or not self._is_idle:
+            raise ValueError("a part needs a slab, and the one before it to be finished")
+        self._is_idle = False
+        addresses = ready.addresses(self.slab.address)
+        x, y = addresses[_X], addresses[_Y]
+        self._copies.up(x, part.x)
+        if part.carried:
+            self._copies.up(y, part.y)
+        for number, table in enumerate(ready.own):
+            self._copies.up(addresses[Buffer("table", number)], [table])
+        for launch in ready.program.launches:
             self._stream.launch(launch, addresses)
-        self._down(y, at_y)
+        self._copies.down(part.y, y)
 
-    def _room(self, nbytes: int) -> int:
-        """Return the address of a device buffer of at least so many bytes."""
-        if self._buffer is None or self._buffer.nbytes < nbytes:
-            self._buffer = None  # given back first: both may not fit
-            self._buffer = self._memory.allocate(size_class(nbytes))
-        return self._buffer.address
+    def finish(self) -> None:
+        """Wait until the part is done, if there is one; its results are there then."""
+        if not self._is_idle:
+            self._copies.finish()
+            self._is_idle = True
 
-    def _up(self, address: int, array: Array) -> None:
-        source, sent = _bytes(np.ascontiguousarray(array)), 0
-        while sent < source.size:
-            if self._staged == self._staging.size:
-                self.settle()
-            room = self._staging[self._staged :][: source.size - sent]
-            room[:] = source[sent : sent + room.size]
-            self._stream.up(address + sent, room)
-            self._staged += room.size
-            sent += room.size
-
-    def _down(self, array: Array, address: int) -> None:
-        whole = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
-        target = _bytes(whole)
-        # The stream reads what is staged before it writes there.
-        for first in range(0, target.size, self._staging.size):
-            part = target[first : first + self._staging.size]
-            self._stream.down(self._staging[: part.size], address + first)
-            self.settle()
-            part[:] = self._staging[: part.size]
-        if whole is not array:
-            array[...] = whole
-
-
-def _bytes(array: Array) -> Bytes:
-    return array.reshape(-1).view(np.uint8)
+    def abandon(self) -> None:
+        """Wait until nothing is pending; results are lost."""
+        self._is_idle = True
+        self._copies.abandon()

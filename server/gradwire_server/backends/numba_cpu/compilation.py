@@ -18,6 +18,7 @@ from typing import NamedTuple
 import llvmlite
 import numba
 
+from gradwire_server.backends.kept_files import forget_others
 from gradwire_server.backends.numba_cpu import kept
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
@@ -64,7 +65,7 @@ def load(folder: str) -> Kernels:
             finally:
                 config |= before
             if part.parent == whole:
-                kept.forget_others(part)
+                forget_others(part)
         return _loaded[0]
 
 

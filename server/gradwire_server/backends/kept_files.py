@@ -1,0 +1,52 @@
+"""Files of compiled code: whether they are whole, and how long those of other versions are kept.
+
+A flipped bit in machine code ends the process or gives other results, so that a digest of it is
+kept too. Each version of the code has a folder, named by 16 hexadecimal digits, beside others'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+DIGEST_BYTES = 16
+
+# Half removed where the process that did so ended.
+_OF_A_VERSION = re.compile(r"([0-9a-f]{16})(\.going\.\d+)?")
+_KEPT_S = 30 * 24 * 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+def digest(content: bytes) -> bytes:
+    """Return what shows that content is whole."""
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def forget_others(part: Path) -> None:
+    """Note that this version's part of a folder is in use, and remove those long out of use.
+
+    A process that is about to read one of them finds nothing, and compiles.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(part)
+        until = time.time() - _KEPT_S
+        for other in part.parent.iterdir():
+            if _OF_A_VERSION.fullmatch(other.name) and not other.is_symlink() and other != part:
+                _remove_unused(other, until)
+
+
+def _remove_unused(part: Path, until: float) -> None:
+    """Remove a part if it was last used before a time; others may be about to do the same."""
+    with contextlib.suppress(OSError):
+        if part.is_dir() and part.stat().st_mtime < until:
+            going = part.with_name(f"{part.name[:16]}.going.{os.getpid()}")
+            part.rename(going)
+            shutil.rmtree(going, ignore_errors=True)
+            _log.info("removed: long unused", extra={"facts": {"folder": str(part)}})
