@@ -19,6 +19,7 @@ import numpy as np
 
 from bench.cases import Array
 from gradwire_server.backends.cuda import build
+from gradwire_server.backends.cuda.cubins import Cubin
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 
 
@@ -147,7 +148,7 @@ class CudaLane:
                 function = module.get_function(cubin.lowered[expression])
                 self._functions[Kernel(source, expression)] = function
 
-    def _compiled(self, source: str, expressions: list[str]) -> build.Cubin:
+    def _compiled(self, source: str, expressions: list[str]) -> Cubin:
         return build.build(source, expressions, self._architecture, self._cache)
 
     def empty(self, nbytes: int) -> Block:
