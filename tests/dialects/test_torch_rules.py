@@ -115,7 +115,8 @@ def test_a_scale_factor_moves_coordinates_unless_it_is_recomputed() -> None:
 
 def test_tables_for_float64_are_their_own_and_those_of_narrow_types_are_float32s() -> None:
     operator = ops.TorchInterpolate(mode="linear", size=7)
-    single, double = (np.dtype(kind) for kind in (np.float32, np.float64))
+    single: np.dtype[np.floating] = np.dtype(np.float32)
+    double: np.dtype[np.floating] = np.dtype(np.float64)
     maps = [
         dialects.lower(operator.name, operator, (1, 1, 3), (1, 1, 7), compute=kind).passes[0].map
         for kind in (single, double)
