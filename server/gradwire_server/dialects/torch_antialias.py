@@ -18,6 +18,7 @@ import numpy as np
 
 from gradwire_server.dialects.torch_lines import Filter, Keys, Line, Numbers
 from gradwire_server.plans.sampling import Indices, Taps, in_blocks
+from gradwire_server.plans.sines import sin, sinf
 
 # With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
 CUBIC: Final = Keys(-0.5, fused=True, last=True)
@@ -35,9 +36,18 @@ def _keys(x: Numbers) -> Numbers:
 
 
 def _lanczos(x: Numbers) -> Numbers:
-    wide = x.astype(np.float64)
-    weight = np.sinc(wide) * np.sinc(wide / 3)
-    return np.where((wide >= -3) & (wide < 3), weight, 0).astype(x.dtype)  # noqa: PLR2004
+    """Return sinc(x) sinc(x / 3), where x / 3 is a double and so is its sinc."""
+    x = np.abs(x)
+    weight = _sinc(x).astype(np.float64) * _sinc(x.astype(np.float64) / 3)
+    return np.where(x < 3, weight, 0).astype(x.dtype)  # noqa: PLR2004 - the radius
+
+
+def _sinc(x: Numbers) -> Numbers:
+    y = x * x.dtype.type(np.pi)
+    one = y.dtype.type(1)
+    single = y.dtype == np.float32
+    sine: Numbers = sinf(y.astype(np.float32)) if single else sin(y.astype(np.float64))
+    return np.where(y == 0, one, sine / np.where(y == 0, one, y))
 
 
 def _support(line: Line, radius: int) -> float:

@@ -1,0 +1,151 @@
+"""Sines with the same bits on every machine, which those of NumPy and of C do not have.
+
+`sin` is correctly rounded. `sinf` has the bits of GNU's C library for floats, which are not always
+the nearest: frameworks on Linux make float32 weights of it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import factorial
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.plans.fused import exact_product, exact_sum, fma
+
+Doubles = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+
+
+class _Double(NamedTuple):
+    """A sum of two float64, the second below half the last place of the first."""
+
+    high: Doubles
+    low: Doubles
+
+
+def sin(x: Doubles) -> Doubles:
+    """Return the sine, rounded once, of numbers up to 1000.
+
+    Two float64 carry more than 90 bits from reduction to the end; a sine closer than that to the
+    middle of two floats would go wrong.
+    """
+    turns = np.rint(x * (2 / np.pi))
+    rest = _less(x, turns)
+    square = _product(rest, rest)
+    quarter = turns.astype(np.int64) & 3
+    cosine = quarter & 1 == 1
+    first = _chosen(cosine, _Double(np.ones_like(x), np.zeros_like(x)), rest)
+    total = _product(_product(first, square), _series(square, cosine))
+    result = _sum(first, total).high
+    return np.where(quarter & 2 == 0, result, -result)
+
+
+def sinf(x: Singles) -> Singles:
+    """Return GNU's sinf of numbers from pi / 4 to 120 and from 0 to pi / 4, of either sign.
+
+    Source: the polynomials of Arm's Optimized Routines, which glibc has had since release 2.28,
+    with the products of its sums not rounded, as on processors that fuse them.
+    """
+    wide = x.astype(np.float64)
+    turns = np.where(np.abs(wide) < np.pi / 4, 0, np.rint(wide * (2 / np.pi)))
+    rest = fma(-turns, np.full_like(wide, np.pi / 2), wide)
+    quarter = turns.astype(np.int64) & 3
+    odd = quarter & 1 == 1
+    value = np.where(odd, _cosine(rest), _sine(rest))
+    value = np.where(quarter & 2 == 0, value, -value).astype(np.float32)
+    return np.where(np.abs(x) < 2.0**-12, x, value)
+
+
+_SINE: Final = tuple(
+    map(float.fromhex, ("-0x1.555545995a603p-3", "0x1.1107605230bc4p-7", "-0x1.994eb3774cf24p-13"))
+)
+_COSINE: Final = tuple(
+    map(
+        float.fromhex,
+        (
+            "-0x1.ffffffd0c621cp-2",
+            "0x1.55553e1068f19p-5",
+            "-0x1.6c087e89a359dp-10",
+            "0x1.99343027bf8c3p-16",
+        ),
+    )
+)
+
+
+def _sine(x: Doubles) -> Doubles:
+    first, second, third = (np.full_like(x, each) for each in _SINE)
+    square = x * x
+    cube = x * square
+    return fma(cube * square, fma(square, third, second), fma(cube, first, x))
+
+
+def _cosine(x: Doubles) -> Doubles:
+    first, second, third, fourth = (np.full_like(x, each) for each in _COSINE)
+    square = x * x
+    fourth_power = square * square
+    low = fma(square, first, np.ones_like(x))
+    low = fma(fourth_power, second, low)
+    return fma(fourth_power * square, fma(square, fourth, third), low)
+
+
+# Parts of pi / 2 of 40 bits each: their products with small whole numbers are exact.
+_HALF_PI: Final = tuple(
+    map(
+        float.fromhex,
+        ("0x1.921fb54442p+0", "0x1.a308d31318p-41", "0x1.8a2e037072p-81", "0x1.44a4093822p-121"),
+    )
+)
+
+
+def _less(x: Doubles, turns: Doubles) -> _Double:
+    """Return x less so many quarter turns, to 100 bits even where nearly nothing is left."""
+    terms = [-turns * part for part in reversed(_HALF_PI)] + [x]
+    # A sweep leaves the sum at the end and what was rounded off before it; two are as good as three
+    # times the bits (Ogita, Rump and Oishi, Accurate sum and dot product, 2005).
+    for _ in range(2):
+        for i in range(len(terms) - 1):
+            terms[i + 1], terms[i] = exact_sum(terms[i + 1], terms[i])
+    return _Double(*exact_sum(terms[-1], terms[-2] + sum(terms[:-2])))
+
+
+def _product(a: _Double, b: _Double) -> _Double:
+    high, low = exact_product(a.high, b.high)
+    return _Double(*exact_sum(high, low + (a.high * b.low + a.low * b.high)))
+
+
+def _sum(a: _Double, b: _Double) -> _Double:
+    high, low = exact_sum(a.high, b.high)
+    return _Double(*exact_sum(high, low + (a.low + b.low)))
+
+
+def _chosen(condition: npt.NDArray[np.bool_], a: _Double, b: _Double) -> _Double:
+    return _Double(np.where(condition, a.high, b.high), np.where(condition, a.low, b.low))
+
+
+def _series(square: _Double, cosine: npt.NDArray[np.bool_]) -> _Double:
+    """Return -1/3! + z/5! - ... or, for cosines, -1/2! + z/4! - ..., by Horner's rule.
+
+    The terms from z**7 on are below 2**-45 of the sine: one float64 is enough for their sum.
+    """
+    high = np.zeros_like(square.high)
+    for of_cosine, of_sine in reversed(_FACTORS[_LONG_FACTORS:]):
+        high = np.where(cosine, of_cosine[0], of_sine[0]) + square.high * high
+    total = _Double(high, np.zeros_like(high))
+    for of_cosine, of_sine in reversed(_FACTORS[:_LONG_FACTORS]):
+        factor = _Double(*map(np.where, (cosine, cosine), of_cosine, of_sine))
+        total = _sum(factor, _product(square, total))
+    return total
+
+
+def _factor(power: int) -> tuple[float, float]:
+    """Return Taylor's factor of x**power, 1 / power! of either sign, as two float64."""
+    exact = Fraction((-1) ** (power // 2), factorial(power))
+    return float(exact), float(exact - Fraction(float(exact)))
+
+
+# Of cosine and sine, from x**2 and x**3 on.
+_FACTORS: Final = [(_factor(power), _factor(power + 1)) for power in range(2, 28, 2)]
+_LONG_FACTORS: Final = 7
