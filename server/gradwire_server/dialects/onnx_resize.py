@@ -24,7 +24,7 @@ from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
 from gradwire_server.dialects.onnx_antialias import antialiased, most_taps
 from gradwire_server.dialects.onnx_filters import Keys
 from gradwire_server.dialects.onnx_lines import CROP, WHOLE, Line
-from gradwire_server.dialects.onnx_sizes import Extent, Sizing, extents, named_axes
+from gradwire_server.dialects.onnx_sizes import Sizing, extents, named_axes
 from gradwire_server.errors import InvalidFieldError
 
 ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
@@ -124,7 +124,14 @@ def _sample(filter_: Any, *arguments: Any) -> Any:
 
 def _lines(attributes: Resize, call: Call) -> list[Line | None]:
     """Check the sizes and return one Line per axis, None for those that are not resized."""
-    made = _extents(attributes, call)
+    made = extents(
+        attributes,
+        call.operator,
+        call.source,
+        kind=ARITHMETICS[attributes.arithmetic],
+        # A gradient is told both shapes.
+        result=call.result if call.gradient else None,
+    )
     rois = _rois(attributes, call)
     lines: list[Line | None] = []
     for axis, (inputs, came) in enumerate(zip(call.source, call.result, strict=True)):
@@ -150,14 +157,6 @@ def _lines(attributes: Resize, call: Call) -> list[Line | None]:
             )
         )
     return lines
-
-
-def _extents(attributes: Resize, call: Call) -> dict[int, Extent]:
-    """Return what becomes of each axis; a gradient without scales and sizes takes any shapes."""
-    kind = ARITHMETICS[attributes.arithmetic]
-    if not call.gradient or attributes.scales or attributes.sizes:
-        return extents(attributes, call.operator, call.source, kind=kind)
-    raise NotImplementedError
 
 
 def _rois(attributes: Resize, call: Call) -> dict[int, tuple[float, float]]:

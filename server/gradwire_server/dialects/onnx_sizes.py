@@ -87,9 +87,17 @@ def named_axes(attributes: Sizing, operator: str, *, rank: int) -> list[int]:
 
 
 def extents(
-    attributes: Sizing, operator: str, source: Shape, *, kind: type[np.floating[Any]]
+    attributes: Sizing,
+    operator: str,
+    source: Shape,
+    *,
+    kind: type[np.floating[Any]],
+    result: Shape | None = None,
 ) -> dict[int, Extent]:
-    """Return the extent of each axis that is resized; raise InvalidFieldError."""
+    """Return the extent of each axis that is resized; raise InvalidFieldError.
+
+    result  the lengths that stand in for sizes where neither scales nor sizes are given
+    """
     axes = named_axes(attributes, operator, rank=len(source))
     for field, values in (("scales", attributes.scales), ("sizes", attributes.sizes)):
         if len(values) not in {0, len(axes)}:
@@ -99,16 +107,18 @@ def extents(
                 came=len(values),
                 expected=len(axes),
             )
-    inputs = [source[axis] for axis in axes]
+    inputs, policy = [source[axis] for axis in axes], attributes.keep_aspect_ratio_policy
     if attributes.scales:
         made = _by_scales(attributes.scales, operator, inputs, kind=kind)
     elif attributes.sizes:
-        policy = attributes.keep_aspect_ratio_policy
         made = _by_sizes(attributes.sizes, operator, inputs, policy=policy, kind=kind)
-    else:
+    elif result is None or policy != "stretch":
         raise InvalidFieldError(
-            f"operator.{operator}.scales", "is empty, and so is sizes; give one of the two"
+            f"operator.{operator}.sizes", "is empty, and so is scales; give one of the two"
         )
+    else:
+        sizes = [result[axis] for axis in axes]
+        made = _by_sizes(sizes, operator, inputs, policy=policy, kind=kind)
     return dict(zip(axes, made, strict=True))
 
 
