@@ -40,15 +40,24 @@ class Keys:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
 
-def _round_prefer_floor(x: Coordinates, _: Line) -> Coordinates:
+# ONNX Runtime takes for a tie what is so close to one, since its coordinates are rounded:
+# https://github.com/microsoft/onnxruntime/issues/28291.
+RUNTIME_TIE: Final = 1e-6
+
+
+def _round_prefer_floor(x: Coordinates, line: Line) -> Coordinates:
     whole: Coordinates = np.floor(x)
-    return whole + (x - whole > 0.5)  # noqa: PLR2004
+    return whole + ((x - whole) - 0.5 > _tie(line))
 
 
-def _round_prefer_ceil(x: Coordinates, _: Line) -> Coordinates:
+def _round_prefer_ceil(x: Coordinates, line: Line) -> Coordinates:
     # Not floor(x + 0.5), whose sum rounds: the number below 0.5 would go to 1.
     whole: Coordinates = np.floor(x)
-    return whole + (x - whole >= 0.5)  # noqa: PLR2004
+    return whole + ((x - whole) - 0.5 >= -_tie(line))
+
+
+def _tie(line: Line) -> Number:
+    return line.kind(RUNTIME_TIE if line.in_float32 else 0)
 
 
 def _simple(x: Coordinates, line: Line) -> Coordinates:
