@@ -33,7 +33,7 @@ class Axis:
     @property
     def kind(self) -> Kind:
         """Type of the arithmetic."""
-        return type(self.scale)
+        return self.scale.dtype.type
 
 
 def coordinate(axis: Axis, transformation: str, index: int) -> Any:
@@ -43,38 +43,38 @@ def coordinate(axis: Axis, transformation: str, index: int) -> Any:
     length_resized = kind(axis.outputs) if kind is np.float32 else axis.width
     half, one = kind(0.5), kind(1)
     start_x, end_x = kind(axis.roi[0]), kind(axis.roi[1])
-    half_pixel = (x_resized + half) / scale - half
-    if transformation == "pytorch_half_pixel":
-        return half_pixel if length_resized > 1 else kind(0)
-    if transformation == "align_corners":
-        if axis.outputs == 1:
-            return kind(0)
-        return x_resized * (length_original - one) / (length_resized - one)
-    if transformation == "asymmetric":
-        return x_resized / scale
-    if transformation == "tf_half_pixel_for_nn":
-        return (x_resized + half) / scale
-    if transformation == "half_pixel_symmetric":
+    x_original = (x_resized + half) / scale - half
+    if transformation == "pytorch_half_pixel" and not length_resized > 1:
+        x_original = kind(0)
+    elif transformation == "align_corners":
+        x_original = kind(0)
+        if axis.outputs > 1:
+            x_original = x_resized * (length_original - one) / (length_resized - one)
+    elif transformation == "asymmetric":
+        x_original = x_resized / scale
+    elif transformation == "tf_half_pixel_for_nn":
+        x_original = (x_resized + half) / scale
+    elif transformation == "half_pixel_symmetric":
         adjustment = kind(axis.outputs) / axis.width
         offset = length_original / kind(2) * (one - adjustment)
-        return kind(float(offset) + (index + 0.5) / float(scale) - 0.5)
-    if transformation == "tf_crop_and_resize":
-        if length_resized > 1:
-            step = x_resized * (end_x - start_x) * (length_original - one)
-            return start_x * (length_original - one) + step / (length_resized - one)
-        return kind(0.5 * float(start_x + end_x) * (axis.inputs - 1))
-    return half_pixel
+        x_original = kind(float(offset) + (index + 0.5) / float(scale) - 0.5)
+    elif transformation == "tf_crop_and_resize" and length_resized > 1:
+        step = x_resized * (end_x - start_x) * (length_original - one)
+        x_original = start_x * (length_original - one) + step / (length_resized - one)
+    elif transformation == "tf_crop_and_resize":
+        x_original = kind(0.5 * float(start_x + end_x) * (axis.inputs - 1))
+    return x_original
 
 
 def inside(a: Any, x: Any) -> Any:
     """Return the cubic weight at a distance up to 1."""
-    kind = type(a)
+    kind: Kind = a.dtype.type
     return ((a + kind(2)) * x - (a + kind(3))) * x * x + kind(1)
 
 
 def outside(a: Any, x: Any) -> Any:
     """Return the cubic weight at a distance from 1 to 2."""
-    kind = type(a)
+    kind: Kind = a.dtype.type
     return ((a * x - kind(5) * a) * x + kind(8) * a) * x - kind(4) * a
 
 

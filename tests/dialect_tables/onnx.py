@@ -172,8 +172,11 @@ TABLE = Table(
                 extrapolation_value=-0.0,
                 arithmetic=v1.OnnxResize.ARITHMETIC_FLOAT32,
             ),
-            "08 03 | 10 07 | 18 05 | 25 00000000 | 28 01 | 30 01 | 3a 0b 02 ffffffffffffffffff01 | "
-            "40 03 | 4a 04 0000003f | 52 02 ac 02 | 5a 08 00000000 0000003f | 65 00000080 | 68 02",
+            (
+                "08 03 | 10 07 | 18 05 | 25 00000000 | 28 01 | 30 01 | "
+                "3a 0b 02 ffffffffffffffffff01 | 40 03 | 4a 04 0000003f | 52 02 ac 02 | "
+                "5a 08 00000000 0000003f | 65 00000080 | 68 02"
+            ),
         ),
         "Operator onnx_resize_grad": (v1.Operator(onnx_resize_grad=v1.OnnxResize()), "4a 00"),
         "Operator onnx_resize": (v1.Operator(onnx_resize=v1.OnnxResize()), "52 00"),

@@ -144,7 +144,7 @@ def test_tf_crop_and_resize_without_a_roi_reads_all(arithmetic: Any) -> None:
 
 @ARITHMETIC
 @pytest.mark.parametrize("antialias", [False, True])
-def test_a_roi_may_run_backward(arithmetic: Any, antialias: bool) -> None:
+def test_a_roi_may_run_backward(arithmetic: Any, antialias: Any) -> None:
     operator = ops.OnnxResize(
         mode="linear",
         coordinate_transformation_mode="tf_crop_and_resize",

@@ -52,7 +52,7 @@ def left_alone(axis: Axis, arithmetic: str) -> bool:
     return arithmetic == "float32" or (axis.scale == 1 and axis.roi == (0, 1))
 
 
-def check(axis: Axis, transformation: Any, arithmetic: Any, sizing: Any, **attributes: Any) -> None:
+def check(axis: Axis, transformation: Any, arithmetic: Any, sizing: Any) -> None:
     """Compare all ways of reading along one axis."""
     common = {"coordinate_transformation_mode": transformation, "arithmetic": arithmetic}
     if transformation == "tf_crop_and_resize":
@@ -63,7 +63,7 @@ def check(axis: Axis, transformation: Any, arithmetic: Any, sizing: Any, **attri
         {"mode": "cubic", "cubic_coeff_a": -0.6},
         {"mode": "cubic", "exclude_outside": True},
     ):
-        words = dict(extra)
+        words: dict[str, Any] = dict(extra)
         a = float(np.float32(words.pop("cubic_coeff_a", -0.75)))
         expected = matrix(axis, transformation, words.pop("mode"), a=a, **words)
         if left_alone(axis, arithmetic):
@@ -111,7 +111,7 @@ def test_tables_by_scale_follow_the_formula(
 @example(inputs=40, outputs=1)
 @example(inputs=1, outputs=3)
 def test_antialias_weighs_a_stretched_filter(
-    mode: Any, inputs: int, outputs: int, exclude_outside: bool
+    mode: Any, inputs: int, outputs: int, exclude_outside: Any
 ) -> None:
     # Every element within reach of x and far beyond, with rational coordinates rounded once.
     stretch = max(1, inputs / outputs)

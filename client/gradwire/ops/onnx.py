@@ -1,7 +1,7 @@
 """ONNX's Resize, opset 10 to 19, and its gradient.
 
-Any axis of a tensor of 1 to 8 is resized, to sizes or by scales. The attributes are those of Resize,
-and so are its inputs scales, sizes and roi. docs/dialects/onnx.md has the formulas.
+Any of a tensor's 1 to 8 axes are resized, to sizes or by scales. The attributes are those of Resize
+and its inputs scales, sizes and roi. docs/dialects/onnx.md has the formulas.
 
 Source: https://onnx.ai/onnx/operators/onnx__Resize.html
 """

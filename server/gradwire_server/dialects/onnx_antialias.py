@@ -1,4 +1,4 @@
-"""ONNX Resize's antialias: filters stretched by max(1, 1 / scale), their weights divided by the sum.
+"""ONNX Resize's antialias: filters stretched by max(1, 1 / scale), weights divided by their sum.
 
 Elements beyond the edge are the edge's, or with exclude_outside weigh nothing. The specification
 leaves a filter alone that need not be stretched; ONNX Runtime runs its own code then too, after
@@ -50,7 +50,7 @@ def most_taps(line: Line, radius: int) -> int:
     return min(_window_length(line, radius), line.inputs)
 
 
-def antialiased(line: Line, keys: Keys | None, *, exclude_outside: bool) -> Taps:
+def antialiased(line: Line, keys: Keys | None) -> Taps:
     """Read a stretched filter: Keys's kernel, or a triangle without one."""
     radius = 1 if keys is None else 2
     taps = most_taps(line, radius)
@@ -59,7 +59,7 @@ def antialiased(line: Line, keys: Keys | None, *, exclude_outside: bool) -> Taps
     def block(outputs: Indices) -> Taps:
         if line.in_float32 and line.inputs == line.outputs:
             return _kept(line, outputs)
-        return _taps(window(line, keys, outputs), line, taps, exclude_outside=exclude_outside)
+        return _taps(window(line, keys, outputs), line, taps)
 
     return in_blocks(block, outputs=line.outputs, taps=taps)
 
@@ -78,7 +78,7 @@ def _window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
     half = _window_length(line, 1 if keys is None else 2) // 2
 
     def weigh(index: Indices, rows: Rows) -> Numbers:
-        distance = np.abs(line.scale * ((index - below[rows, np.newaxis]) - t[rows]))
+        distance: Numbers = np.abs(line.scale * ((index - below[rows, np.newaxis]) - t[rows]))
         if keys is None:
             return np.maximum(1 - distance, 0)
         weight = np.where(distance <= 1, keys.inside(distance), keys.outside(distance))
@@ -128,7 +128,7 @@ def _kept(line: Line, outputs: Indices) -> Taps:
     return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32))
 
 
-def _taps(window: Window, line: Line, taps: int, *, exclude_outside: bool) -> Taps:
+def _taps(window: Window, line: Line, taps: int) -> Taps:
     """Add what lies beyond an edge to it, then divide by the sum of all.
 
     The edge's own weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
@@ -137,7 +137,7 @@ def _taps(window: Window, line: Line, taps: int, *, exclude_outside: bool) -> Ta
     index = begin[:, np.newaxis] + np.arange(taps)
     weight = window.weights(index, slice(None))
     total = np.zeros((len(weight), 1), weight.dtype)
-    if exclude_outside:
+    if line.exclude_outside:
         total = _sums(total, weight)
     else:
         (low,) = np.nonzero(window.first < 0)

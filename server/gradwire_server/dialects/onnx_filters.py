@@ -73,40 +73,38 @@ NEAREST_MODES: Final[Mapping[str, Callable[[Coordinates, Line], Coordinates]]] =
 }
 
 
-def nearest(line: Line, nearest_mode: str, *, exclude_outside: bool) -> Taps:
+def nearest(line: Line, nearest_mode: str) -> Taps:
     """Read one element."""
     x, reads = line.coordinates(np.arange(line.outputs))
     whole = NEAREST_MODES[nearest_mode](x, line)
-    if exclude_outside:
+    if line.exclude_outside:
         reads &= (whole >= 0) & (whole < line.inputs)
     index = sampling.on_axis(whole, inputs=line.inputs)
     return Taps(index[:, np.newaxis], reads[:, np.newaxis].astype(line.kind))
 
 
-def linear(line: Line, *, exclude_outside: bool) -> Taps:
+def linear(line: Line) -> Taps:
     """Read two elements."""
     x, reads = line.coordinates(np.arange(line.outputs))
     whole = np.floor(x)
     t = x - whole
     index = whole.astype(np.int64)[:, np.newaxis] + np.arange(2)
-    return _held(index, np.array([1 - t, t]).T, line, reads, exclude_outside=exclude_outside)
+    return _held(index, np.array([1 - t, t]).T, line, reads)
 
 
-def cubic(line: Line, keys: Keys, *, exclude_outside: bool) -> Taps:
+def cubic(line: Line, keys: Keys) -> Taps:
     """Read four elements."""
     x, reads = line.coordinates(np.arange(line.outputs))
     whole = np.floor(x)
     t = x - whole
     weight = [keys.outside(t + 1), keys.inside(t), keys.inside(1 - t), keys.outside(2 - t)]
     index = whole.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
-    return _held(index, np.array(weight).T, line, reads, exclude_outside=exclude_outside)
+    return _held(index, np.array(weight).T, line, reads)
 
 
-def _held(
-    index: Indices, weight: Numbers, line: Line, reads: Flags, *, exclude_outside: bool
-) -> Taps:
+def _held(index: Indices, weight: Numbers, line: Line, reads: Flags) -> Taps:
     """Hold taps to the axis; outputs that read nothing get weights of 0."""
-    if exclude_outside:
+    if line.exclude_outside:
         weight = np.where((index >= 0) & (index < line.inputs), weight, line.kind(0))
         # In order, each sum rounded; cumsum adds so.
         total = np.cumsum(weight, axis=1)[:, -1:]

@@ -44,6 +44,7 @@ class Line:
     width            scale times inputs
     transformation   the coordinate_transformation_mode
     roi              start and end of what is read, from 0 to 1; used by tf_crop_and_resize alone
+    exclude_outside  whether elements beyond the edge weigh nothing
     """
 
     inputs: int
@@ -52,6 +53,7 @@ class Line:
     width: Number
     transformation: str
     roi: tuple[float, float] = WHOLE
+    exclude_outside: bool = False
 
     @property
     def kind(self) -> type[Number]:

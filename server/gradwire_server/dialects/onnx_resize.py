@@ -9,12 +9,13 @@ ONNX declares Resize differentiable but has no operator for its gradient: onnx_r
 adjoint. extrapolation_value is no part of it.
 
 Source: https://onnx.ai/onnx/operators/onnx__Resize.html; what it leaves open is taken from
-onnx/reference/ops/op_resize.py, and for float32 from onnxruntime/core/providers/cpu/tensor/upsample.cc.
+onnx/reference/ops/op_resize.py, for float32 from ONNX Runtime's
+core/providers/cpu/tensor/upsample.cc.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from gradwire_server.dialects.onnx_filters import Keys
 from gradwire_server.dialects.onnx_lines import CROP, WHOLE, Line
 from gradwire_server.dialects.onnx_sizes import Sizing, extents, named_axes
 from gradwire_server.errors import InvalidFieldError
+from gradwire_server.plans.sampling import Taps
 
 ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
     "spec_float64": np.float64,
@@ -102,24 +104,18 @@ def _stays(line: Line, attributes: Resize) -> bool:
 
 
 def _axis(line: Line, attributes: Resize) -> Axis:
-    exclude_outside = attributes.exclude_outside
     keys = Keys(line.kind(attributes.cubic_coeff_a)) if attributes.mode == "cubic" else None
+    filter_: tuple[int, Callable[..., Taps], tuple[Hashable, ...]]
     if attributes.antialias and (line.scale < 1 or line.in_float32):
-        taps = most_taps(line, 1 if keys is None else 2)
-        arguments = (antialiased, line, keys, exclude_outside)
+        filter_ = most_taps(line, 1 if keys is None else 2), antialiased, (line, keys)
     elif keys is not None:
-        taps, arguments = 4, (onnx_filters.cubic, line, keys, exclude_outside)
+        filter_ = 4, onnx_filters.cubic, (line, keys)
     elif attributes.mode == "linear":
-        taps, arguments = 2, (onnx_filters.linear, line, exclude_outside)
+        filter_ = 2, onnx_filters.linear, (line,)
     else:
-        nearest_mode = attributes.nearest_mode
-        taps, arguments = 1, (onnx_filters.nearest, line, nearest_mode, exclude_outside)
-    return Axis(line.inputs, line.outputs, taps, _sample, arguments, in_float32=line.in_float32)
-
-
-def _sample(filter_: Any, *arguments: Any) -> Any:
-    *others, exclude_outside = arguments
-    return filter_(*others, exclude_outside=exclude_outside)
+        filter_ = 1, onnx_filters.nearest, (line, attributes.nearest_mode)
+    taps, sample, arguments = filter_
+    return Axis(line.inputs, line.outputs, taps, sample, arguments, in_float32=line.in_float32)
 
 
 def _lines(attributes: Resize, call: Call) -> list[Line | None]:
@@ -154,6 +150,7 @@ def _lines(attributes: Resize, call: Call) -> list[Line | None]:
                 extent.width,
                 attributes.coordinate_transformation_mode,
                 rois[axis],
+                exclude_outside=attributes.exclude_outside,
             )
         )
     return lines
@@ -177,9 +174,7 @@ def _rois(attributes: Resize, call: Call) -> dict[int, tuple[float, float]]:
 
 
 def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
-    made = extents(
-        attributes, "onnx_resize", input_shape, kind=ARITHMETICS[attributes.arithmetic]
-    )
+    made = extents(attributes, "onnx_resize", input_shape, kind=ARITHMETICS[attributes.arithmetic])
     return tuple(
         made[axis].outputs if axis in made else size for axis, size in enumerate(input_shape)
     )

@@ -1,8 +1,8 @@
 """How long an ONNX Resize makes each axis, and by which scale.
 
     scales      length = floor(scale * input)
-    sizes       length = size, scale = size / input; where an aspect ratio is kept, scale is the least
-                or greatest of these and length = round(scale * input), halves upward
+    sizes       length = size, scale = size / input; where an aspect ratio is kept, scale is the
+                least or greatest of these, and length = round(scale * input), halves upward
 
 in the type of the arithmetic. The published text has floor(input * (roi_end - roi_start) * scale);
 ONNX's own shape inference, its reference implementation and ONNX Runtime all leave the roi out, and
