@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from hypothesis import strategies as st
@@ -52,7 +53,8 @@ def cases(draw: st.DrawFn) -> Case:
     rank = draw(st.integers(1, 4))
     source = draw(shapes(rank))
     drawn = draw(attributes(rank=rank))
-    named = [source[axis] for axis in drawn.get("axes", range(rank))]
+    axes: Sequence[int] = drawn.get("axes", range(rank))
+    named = [source[axis] for axis in axes]
     if draw(st.booleans()):
         drawn["scales"] = [draw(st.floats(1.01 / size, 3)) for size in named]
     else:
