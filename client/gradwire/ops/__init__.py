@@ -14,6 +14,7 @@ from gradwire.ops._messages import OPERATORS, adjoint, describe, from_message, t
 from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
 from gradwire.ops.onednn import Interpolate, InterpolateBackward
+from gradwire.ops.onnx import OnnxResize, OnnxResizeGrad
 from gradwire.ops.torch import TorchInterpolate, TorchUpsampleBackward
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "DmlResampleGrad1",
     "Interpolate",
     "InterpolateBackward",
+    "OnnxResize",
+    "OnnxResizeGrad",
     "Operator",
     "TorchInterpolate",
     "TorchUpsampleBackward",

@@ -28,6 +28,9 @@ from gradwire.v1.gradient_service_pb2_grpc import (
     GradientServiceStub,
     add_GradientServiceServicer_to_server,
 )
+from gradwire.v1.onnx_pb2 import (
+    OnnxResize,
+)
 from gradwire.v1.operator_pb2 import (
     DmlAxisDirection,
     DmlInterpolationMode,
@@ -72,6 +75,7 @@ __all__ = [
     "Limits",
     "ListOperatorsRequest",
     "ListOperatorsResponse",
+    "OnnxResize",
     "Open",
     "Opened",
     "Operator",

@@ -1,0 +1,164 @@
+"""ONNX Resize's antialias: filters stretched by max(1, 1 / scale), weights divided by their sum.
+
+Elements beyond the edge are the edge's, or with exclude_outside weigh nothing. The specification
+leaves a filter alone that need not be stretched; ONNX Runtime runs its own code then too, after
+Pillow's. Its window and its roundings are those of SetupUpsampleFilterAntiAlias in
+onnxruntime/core/providers/cpu/tensor/upsample_antialias.h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.dialects.onnx_filters import Keys, Numbers
+from gradwire_server.dialects.onnx_lines import Flags, Line
+from gradwire_server.plans.sampling import Indices, Taps, in_blocks
+
+Rows = npt.NDArray[np.intp] | slice
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The elements that some outputs read, those beyond the edge too.
+
+    first, stop  int64[some], element first up to, not including, stop
+    weigh        (elements int64[rows, taps], rows) -> their weights, not yet divided
+    reads        which of the outputs read at all
+    """
+
+    first: Indices
+    stop: Indices
+    weigh: Callable[[Indices, Rows], Numbers]
+    reads: Flags
+
+    def weights(self, index: Indices, rows: Rows) -> Numbers:
+        """Return the weights of elements, 0 out of the window."""
+        within = index >= self.first[rows, np.newaxis]
+        within &= index < self.stop[rows, np.newaxis]
+        weight = self.weigh(index, rows)
+        return np.where(within, weight, weight.dtype.type(0))
+
+
+def most_taps(line: Line, radius: int) -> int:
+    """Return how many elements an output reads at most."""
+    return min(_window_length(line, radius), line.inputs)
+
+
+def antialiased(line: Line, keys: Keys | None) -> Taps:
+    """Read a stretched filter: Keys's kernel, or a triangle without one."""
+    radius = 1 if keys is None else 2
+    taps = most_taps(line, radius)
+    window = _runtime_window if line.in_float32 else _window
+
+    def block(outputs: Indices) -> Taps:
+        if line.in_float32 and line.inputs == line.outputs:
+            return _kept(line, outputs)
+        return _taps(window(line, keys, outputs), line, taps)
+
+    return in_blocks(block, outputs=line.outputs, taps=taps)
+
+
+def _window_length(line: Line, radius: int) -> int:
+    if line.in_float32:
+        return 2 * math.ceil(_runtime_support(line, radius)) + 1
+    return 2 * math.ceil(radius / line.scale)
+
+
+def _window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
+    """Take the elements less than radius / scale from x, and weigh them by scale * distance."""
+    x, reads = line.coordinates(outputs)
+    whole = np.floor(x)
+    t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
+    half = _window_length(line, 1 if keys is None else 2) // 2
+
+    def weigh(index: Indices, rows: Rows) -> Numbers:
+        distance: Numbers = np.abs(line.scale * ((index - below[rows, np.newaxis]) - t[rows]))
+        if keys is None:
+            return np.maximum(1 - distance, 0)
+        weight = np.where(distance <= 1, keys.inside(distance), keys.outside(distance))
+        return np.where(distance < 2, weight, 0)  # noqa: PLR2004
+
+    return Window(below + (1 - half), below + (1 + half), weigh, reads)
+
+
+def _runtime_support(line: Line, radius: int) -> np.floating[Any]:
+    inverse = np.float32(1) / np.float32(line.scale)
+    return np.float32(radius) * (inverse if inverse >= 1 else np.float32(1))
+
+
+def _runtime_center(line: Line, outputs: Indices) -> tuple[Numbers, Flags]:
+    """Return x + 0.5, as ONNX Runtime rounds it, and which of the outputs read at all."""
+    center = np.float32(0.5) + line.positions(outputs)
+    reads = line.reads(center - np.float32(0.5))
+    return np.where(reads, center, np.float32(0.5)), reads
+
+
+def _runtime_window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
+    """Take elements floor(c - support + 0.5) up to floor(c + support + 0.5), c = x + 0.5."""
+    center, reads = _runtime_center(line, outputs)
+    support = np.float32(_runtime_support(line, 1 if keys is None else 2))
+    inverse = np.float32(1) / np.float32(line.scale)
+    # The reciprocal of the reciprocal, which is not always the scale.
+    stretch = np.float32(1) / inverse if inverse >= 1 else np.float32(1)
+    first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
+    stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
+    length = _window_length(line, 1 if keys is None else 2)
+
+    def weigh(index: Indices, rows: Rows) -> Numbers:
+        distance = index.astype(np.float32) - center[rows, np.newaxis] + np.float32(0.5)
+        distance = np.abs(distance * stretch)
+        if keys is None:
+            return np.maximum(1 - distance, 0)
+        far = (((distance - 5) * distance + 8) * distance - 4) * keys.a
+        weight = np.where(distance < 1, keys.inside(distance), far)
+        return np.where(distance < 2, weight, np.float32(0))  # noqa: PLR2004
+
+    return Window(first, np.minimum(stop, first + length), weigh, reads)
+
+
+def _kept(line: Line, outputs: Indices) -> Taps:
+    """Copy an axis whose length stays, save for what lies outside the roi, as ONNX Runtime does."""
+    _, reads = _runtime_center(line, outputs)
+    return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32))
+
+
+def _taps(window: Window, line: Line, taps: int) -> Taps:
+    """Add what lies beyond an edge to it, then divide by the sum of all.
+
+    The edge's own weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
+    """
+    begin = np.clip(window.first, 0, line.inputs - taps)
+    index = begin[:, np.newaxis] + np.arange(taps)
+    weight = window.weights(index, slice(None))
+    total = np.zeros((len(weight), 1), weight.dtype)
+    if line.exclude_outside:
+        total = _sums(total, weight)
+    else:
+        (low,) = np.nonzero(window.first < 0)
+        (high,) = np.nonzero(window.stop > line.inputs)
+        before = window.weights(_outside(low, window.first.min(initial=0), 0), low)
+        after = window.weights(_outside(high, line.inputs, window.stop.max()), high)
+        total[low] = _sums(total[low], before)
+        total = _sums(total, weight)
+        total[high] = _sums(total[high], after)
+        weight[low, :1] = _sums(weight[low, :1], before)
+        weight[high, -1:] = _sums(weight[high, -1:], after)
+    total = np.where(total == 0, weight.dtype.type(1), total)
+    weight = weight * (1 / total) if line.in_float32 else weight / total
+    return Taps(index, np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0)))
+
+
+def _outside(rows: npt.NDArray[np.intp], first: int, stop: int) -> Indices:
+    return np.broadcast_to(np.arange(first, max(first, stop)), (len(rows), max(stop - first, 0)))
+
+
+def _sums(start: Numbers, weight: Numbers) -> Numbers:
+    """Add the weights of each row to start, [rows, 1], in order, each sum rounded."""
+    sums: Numbers = np.cumsum(np.concatenate([start, weight], axis=1), axis=1)
+    return sums[:, -1:]

@@ -1,0 +1,206 @@
+"""What ONNX's operators take and refuse, and what they leave alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dialect_oracles import evaluate, lowered
+from gradwire import InvalidRequestError, ops
+from gradwire_server import dialects
+from gradwire_server.errors import InvalidFieldError, LimitExceededError
+
+ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
+
+
+def shape(source: tuple[int, ...], **attributes: Any) -> tuple[int, ...] | None:
+    """Return the shape that attributes determine."""
+    return dialects.output_shape("onnx_resize", ops.OnnxResize(**attributes), source)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "field", "words"),
+    [
+        ({"scales": (2,), "sizes": (4,)}, "scales", "give one of the two"),
+        ({"sizes": (4,), "antialias": True}, "antialias", "mode 'nearest' has none"),
+        (
+            {"sizes": (4,), "exclude_outside": True, "arithmetic": "float32", "mode": "linear"},
+            "exclude_outside",
+            "takes it with mode 'cubic'",
+        ),
+    ],
+)
+def test_attributes_that_exclude_each_other_are_refused(
+    attributes: dict[str, Any], field: str, words: str
+) -> None:
+    for kind in ops.OnnxResize, ops.OnnxResizeGrad:
+        with pytest.raises(InvalidRequestError, match=words) as refusal:
+            kind(**attributes)
+        assert refusal.value.field == f"operator.{kind.name}.{field}"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "field", "words"),
+    [
+        ({}, "sizes", "give one of the two"),
+        ({"sizes": (4,)}, "sizes", "has 1 values for 2 axes"),
+        ({"scales": (1, 1, 2)}, "scales", "has 3 values for 2 axes"),
+        ({"scales": (2,), "axes": (2,)}, "axes[0]", "have -2 to 1"),
+        ({"scales": (2, 2), "axes": (1, -1)}, "axes[1]", "axis 1 again"),
+        ({"scales": (1, 0.1)}, "scales[1]", "leaves 1 to"),
+        ({"scales": (1, 3e38)}, "scales[1]", "leaves 1 to"),
+        (
+            {"sizes": (1, 1), "keep_aspect_ratio_policy": "not_larger"},
+            "sizes[0]",
+            "at least 0.5 are needed",
+        ),
+    ],
+)
+def test_attributes_that_do_not_fit_the_input_are_refused(
+    attributes: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidFieldError, match=words) as refusal:
+        shape((1, 5), **attributes)
+    assert refusal.value.field == f"operator.onnx_resize.{field}"
+
+
+def test_a_roi_has_a_start_and_an_end_per_axis() -> None:
+    operator = ops.OnnxResizeGrad(sizes=(4,), axes=(0,), roi=(0, 0, 1, 1))
+    with pytest.raises(InvalidFieldError, match="has 4 values for 1 axes; give 2") as refusal:
+        lowered(operator, (4, 5), (3, 5), np.float32)
+    assert refusal.value.field == "operator.onnx_resize_grad.roi"
+
+
+def test_shapes_must_be_those_that_attributes_make() -> None:
+    operator = ops.OnnxResizeGrad(scales=(0.6,), axes=(1,))
+    with pytest.raises(InvalidFieldError, match="is 4; onnx_resize_grad makes 3 of the 5") as named:
+        lowered(operator, (2, 4), (2, 5), np.float32)
+    assert named.value.field == "input.sizes[1]"
+    with pytest.raises(InvalidFieldError, match="is 3; onnx_resize_grad makes 2 of the 2") as other:
+        lowered(operator, (3, 3), (2, 5), np.float32)
+    assert other.value.field == "input.sizes[0]"
+
+
+@pytest.mark.parametrize(
+    ("policy", "made"), [("stretch", (7, 8)), ("not_larger", (5, 8)), ("not_smaller", (7, 11))]
+)
+def test_an_aspect_ratio_is_kept(policy: Any, made: tuple[int, int]) -> None:
+    given: dict[str, Any] = {"axes": (3, 2), "sizes": (8, 7), "keep_aspect_ratio_policy": policy}
+    assert shape((1, 3, 4, 6), **given) == (1, 3, *made)
+
+
+def test_halves_of_a_kept_aspect_ratio_go_up() -> None:
+    assert shape((2, 3), sizes=(3, 6), keep_aspect_ratio_policy="not_larger") == (3, 5)
+
+
+def test_scales_do_not_read_the_aspect_ratio_policy() -> None:
+    assert shape((4, 6), scales=(2, 0.5), keep_aspect_ratio_policy="not_larger") == (8, 3)
+
+
+def test_a_gradient_without_sizes_is_that_of_a_stretch_to_its_shape() -> None:
+    g = np.random.default_rng(1).standard_normal((2, 7))
+    given: dict[str, Any] = {"mode": "cubic", "axes": (-1,)}
+    expected = evaluate(ops.OnnxResizeGrad(sizes=(7,), **given), g, (2, 4))
+    np.testing.assert_array_equal(evaluate(ops.OnnxResizeGrad(**given), g, (2, 4)), expected)
+    kept = ops.OnnxResizeGrad(keep_aspect_ratio_policy="not_larger", **given)
+    with pytest.raises(InvalidFieldError, match="give one of the two"):
+        evaluate(kept, g, (2, 4))
+
+
+@ARITHMETIC
+def test_an_axis_of_scale_1_is_left_alone(arithmetic: Any) -> None:
+    # tf_half_pixel_for_nn would read half an element beside it.
+    operator = ops.OnnxResize(
+        mode="linear",
+        coordinate_transformation_mode="tf_half_pixel_for_nn",
+        scales=(1, 2),
+        arithmetic=arithmetic,
+    )
+    plan = lowered(operator, (3, 4), (3, 8), np.float32)
+    assert [each.axis for each in plan.passes] == [1]
+
+
+@ARITHMETIC
+def test_a_roi_is_read_by_tf_crop_and_resize_alone(arithmetic: Any) -> None:
+    x = np.arange(5.0)
+    given: dict[str, Any] = {"mode": "linear", "sizes": (9,), "arithmetic": arithmetic}
+    expected = evaluate(ops.OnnxResize(**given), x, (9,))
+    ours = evaluate(ops.OnnxResize(roi=(0.5, 1), extrapolation_value=7, **given), x, (9,))
+    np.testing.assert_array_equal(ours, expected)
+
+
+@ARITHMETIC
+def test_tf_crop_and_resize_without_a_roi_reads_all(arithmetic: Any) -> None:
+    operator = ops.OnnxResize(
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+        sizes=(9,),
+        arithmetic=arithmetic,
+    )
+    np.testing.assert_array_equal(evaluate(operator, np.arange(5.0), (9,)), np.arange(9) / 2)
+
+
+@ARITHMETIC
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_roi_may_run_backward(arithmetic: Any, antialias: Any) -> None:
+    operator = ops.OnnxResize(
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+        roi=(1, 0),
+        sizes=(3,),
+        antialias=antialias,
+        arithmetic=arithmetic,
+    )
+    forward = evaluate(operator, np.arange(5.0), (3,))
+    np.testing.assert_allclose(forward[1], 2)
+    assert forward[0] > forward[1] > forward[2]
+
+
+@ARITHMETIC
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_what_lies_outside_is_the_extrapolation_value_and_has_no_gradient(
+    arithmetic: Any, mode: Any
+) -> None:
+    given: dict[str, Any] = {
+        "mode": mode,
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+        "roi": (-1, 2),
+        "sizes": (7,),
+        "extrapolation_value": 2.5,
+        "arithmetic": arithmetic,
+    }
+    x = np.full(4, np.nan)
+    forward = evaluate(ops.OnnxResize(**given), x, (7,))
+    np.testing.assert_array_equal(np.isnan(forward), [0, 0, 1, 1, 1, 0, 0])
+    np.testing.assert_array_equal(forward[[0, 1, 5, 6]], 2.5)
+    g = np.array([np.nan, np.nan, 1, 1, 1, np.nan, np.nan])
+    gradient = evaluate(ops.OnnxResizeGrad(**given), g, (4,))
+    np.testing.assert_allclose(gradient.sum(), 3)
+
+
+def test_elements_that_are_all_left_out_make_zero() -> None:
+    operator = ops.OnnxResize(
+        nearest_mode="ceil", exclude_outside=True, sizes=(8,), extrapolation_value=7
+    )
+    forward = evaluate(operator, np.arange(1.0, 5), (8,))
+    np.testing.assert_array_equal(forward, [1, 2, 2, 3, 3, 4, 4, 0])
+
+
+def test_float32_has_a_longest_axis_and_float64_has_none() -> None:
+    source, result = (2**23 + 2,), (2,)
+    spec = ops.OnnxResize(mode="linear", sizes=result)
+    assert lowered(spec, source, result, np.float32).output_shape == result
+    in_float32 = ops.OnnxResize(mode="linear", sizes=result, arithmetic="float32")
+    with pytest.raises(LimitExceededError, match="max-float32-axis"):
+        lowered(in_float32, source, result, np.float32)
+
+
+def test_antialias_over_a_long_axis_takes_little_time_and_its_weights_sum_to_1() -> None:
+    source, result = (10**6,), (1,)
+    for mode in "linear", "cubic":
+        operator = ops.OnnxResize(mode=mode, antialias=True, sizes=result)
+        (only,) = lowered(operator, source, result, np.float64).passes
+        assert only.map.nnz == 10**6
+        np.testing.assert_allclose(only.map.weight.sum(), 1, rtol=1e-9)
