@@ -17,7 +17,9 @@ import numpy.typing as npt
 from backend_calls import applied
 from gradwire import ops
 from gradwire_server import dialects
+from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.plans import Plan
 
 Matrix = npt.NDArray[np.float64]
 Tensor = npt.NDArray[Any]
@@ -64,9 +66,17 @@ def dml_operators(rule: str, *, offset_convention: str = "forward", **arrays: An
     ]
 
 
+def lowered(
+    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], dtype: npt.DTypeLike
+) -> Plan:
+    """Lower an operator for tensors of a type."""
+    compute = compute_dtype(np.dtype(dtype))
+    return dialects.lower(operator.name, operator, source, result, compute=compute)
+
+
 def evaluate(operator: ops.Operator, x: Tensor, output_shape: tuple[int, ...]) -> Tensor:
     """Lower an operator and apply it on the backend that specifies all others."""
-    plan = dialects.lower(operator.name, operator, x.shape, output_shape)
+    plan = lowered(operator, x.shape, output_shape, x.dtype)
     return applied(NumpyCpu(), plan, x, x.dtype)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from dialect_tables import TABLES
 from gradwire import v1
 from raw_calls import published_request
 
@@ -247,6 +248,7 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             "| 50 0a | 5a 02 08 3c | 60 0c | 68 80 80 80 08"
         ),
     ),
+    **{name: entry for table in TABLES.values() for name, entry in table.golden.items()},
 }
 
 

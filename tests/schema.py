@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor
 
-from gradwire.v1 import error_reason_pb2, gradient_service_pb2, operator_pb2, tensor_pb2
+from gradwire import v1
 
-FILES: tuple[Any, ...] = (error_reason_pb2, gradient_service_pb2, operator_pb2, tensor_pb2)
+FILES: list[Any] = [
+    import_module(f"gradwire.v1.{each.name}")
+    for each in pkgutil.iter_modules(v1.__path__)
+    if each.name.endswith("_pb2")
+]
 
 
 def _messages(container: Any) -> Iterator[Descriptor]:

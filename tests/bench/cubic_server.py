@@ -6,6 +6,8 @@ steps and kernels are those that the operator will have.
 
 from __future__ import annotations
 
+import numpy as np
+
 from bench.contestants import cubic_plan
 from gradwire_server import command, dialects
 from gradwire_server.plans import Plan
@@ -17,10 +19,11 @@ def _lower(
     input_shape: tuple[int, ...],
     output_shape: tuple[int, ...],
     *,
+    compute: np.dtype[np.floating] | None = None,
     max_float32_axis: int = 0,
     max_table_entries: int = 0,
 ) -> Plan:
-    del name, attributes, max_float32_axis, max_table_entries
+    del name, attributes, compute, max_float32_axis, max_table_entries
     moved = range(2, len(input_shape))
     return cubic_plan(src=output_shape, dst=input_shape, moved=moved)
 

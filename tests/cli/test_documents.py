@@ -1,4 +1,4 @@
-"""The examples of README.md and docs/operators.md, run as they stand."""
+"""The examples of README.md and of the operators' pages, run as they stand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from dialect_tables import TABLES
 from gradwire import Client, ops
 from gradwire.ops._attributes import Choice, rule_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/operators.md")
+DOCUMENTS = ("README.md", *sorted({table.page for table in TABLES.values()}))
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
@@ -44,9 +45,18 @@ def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
         assert f'<a id="{anchor}"></a>' in page.read_text() if anchor else True
 
 
+def pages() -> dict[str, str]:
+    """Return the page of each operator."""
+    return {
+        example.operator.name: table.page for table in TABLES.values() for example in table.examples
+    }
+
+
 @pytest.mark.parametrize("kind", ops.OPERATORS.values(), ids=lambda kind: kind.name)
-def test_the_operators_page_names_every_attribute_and_value(kind: type[ops.Operator]) -> None:
-    text = (ROOT / "docs/operators.md").read_text()
+def test_an_operators_page_names_every_attribute_and_value(kind: type[ops.Operator]) -> None:
+    for document in ("README.md", "docs/operators.md"):
+        assert f"| `{kind.name}` |" in (ROOT / document).read_text(), document
+    text = (ROOT / pages()[kind.name]).read_text()
     rules = [rule_of(field) for field in dataclasses.fields(kind)]
     values = [value for rule in rules if isinstance(rule, Choice) for value in rule.allowed]
     names = [field.name for field in dataclasses.fields(kind)]

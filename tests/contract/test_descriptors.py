@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from types import ModuleType
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -12,32 +11,27 @@ from google.protobuf.descriptor import FieldDescriptor
 from gradwire import ops, v1
 from gradwire.ops._attributes import rule_of
 from gradwire.tensors import DTYPES, MAX_RANK
-from gradwire.v1 import (
-    error_reason_pb2,
-    gradient_service_pb2,
-    gradient_service_pb2_grpc,
-    operator_pb2,
-    tensor_pb2,
-)
+from gradwire.v1 import gradient_service_pb2_grpc
+from schema import FILES
 
-SCHEMA: tuple[ModuleType, ...] = (
-    error_reason_pb2,
-    gradient_service_pb2,
-    operator_pb2,
-    tensor_pb2,
-)
 MEMBERS = list(v1.Operator.DESCRIPTOR.oneofs_by_name["operator"].fields)
 KINDS = list(ops.OPERATORS.values())
-REPEATED = {
-    FieldDescriptor.CPPTYPE_FLOAT: "float[]",
-    FieldDescriptor.CPPTYPE_INT64: "int64[]",
-    FieldDescriptor.CPPTYPE_INT32: "int32[]",
+TYPES = {
+    FieldDescriptor.CPPTYPE_BOOL: "bool",
+    FieldDescriptor.CPPTYPE_FLOAT: "float",
+    FieldDescriptor.CPPTYPE_DOUBLE: "double",
+    FieldDescriptor.CPPTYPE_INT64: "int64",
+    FieldDescriptor.CPPTYPE_INT32: "int32",
 }
+
+
+def is_repeated(field: typing.Any) -> bool:
+    return isinstance(field.default_value, list)
 
 
 def test_v1_exports_every_message_enum_and_service() -> None:
     schema: set[str] = set()
-    for module in SCHEMA:
+    for module in FILES:
         schema.update(module.DESCRIPTOR.message_types_by_name)
         schema.update(module.DESCRIPTOR.enum_types_by_name)
         for service in module.DESCRIPTOR.services_by_name:
@@ -94,7 +88,7 @@ def test_the_words_of_an_attribute_are_the_values_of_its_enum(
         return
     rule = next(rule_of(each) for each in dataclasses.fields(kind) if each.name == field.name)
     words = typing.cast("typing.Any", rule).allowed
-    assert [f"_{word.upper()}" for word in words] == [
+    assert [f"_{word.upper().replace('-', '_')}" for word in words] == [
         name[-len(word) - 1 :] for word, name in zip(words, schema_words(field), strict=True)
     ]
     # One Literal, and beside it the synonyms.
@@ -132,7 +126,7 @@ def test_a_description_states_each_attribute_as_the_schema_has_it(
     for attribute in info.attributes:
         field = message.fields_by_name[attribute.name]
         if field.enum_type is None:
-            assert attribute.type == REPEATED[field.cpp_type]
+            assert attribute.type == TYPES[field.cpp_type] + ("[]" if is_repeated(field) else "")
             assert not attribute.allowed_values
         else:
             assert attribute.type == "enum"
@@ -147,16 +141,31 @@ def test_a_description_states_each_attribute_as_the_schema_has_it(
         )
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_absent_is_told_from_zero_exactly_where_the_default_is_another(
+    kind: type[ops.Operator],
+) -> None:
+    message = v1.Operator.DESCRIPTOR.fields_by_name[kind.name].message_type
+    assert message is not None
+    for field in dataclasses.fields(kind):
+        schema = message.fields_by_name[field.name]
+        if schema.enum_type is None and not is_repeated(schema):
+            assert schema.has_presence == (field.default != 0)
+
+
 def test_ranks_and_needs_are_those_of_the_frameworks() -> None:
     facts = {kind.name: (kind.min_rank, kind.max_rank, kind.output_required) for kind in KINDS}
-    assert facts == {
+    known = {
         "dml_resample_grad": (1, MAX_RANK, True),
         "dml_resample_grad1": (1, MAX_RANK, True),
         "dml_resample": (1, MAX_RANK, True),
         "dml_resample2": (1, MAX_RANK, True),
         "interpolate_backward": (3, 5, True),
         "interpolate": (3, 5, False),
+        "torch_upsample_backward": (3, 5, True),
+        "torch_interpolate": (3, 5, False),
     }
+    assert facts | known == facts
 
 
 def test_every_element_type_of_the_schema_has_a_dtype_of_its_width() -> None:

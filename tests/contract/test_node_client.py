@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -9,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 
-from gradwire import ops
+from dialect_oracles import evaluate
+from dialect_table import Example
+from dialect_tables import EXAMPLES
+from gradwire import ops, v1
 from serving import serving
 
 HERE = Path(__file__).parent / "node"
@@ -36,14 +41,31 @@ def _install() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def _request(example: Example) -> v1.EvaluateRequest:
+    given = example.given()
+    kind = v1.DataType.DATA_TYPE_FLOAT32
+    return v1.EvaluateRequest(
+        operator=ops.to_message(example.operator),
+        input=v1.TensorDescriptor(data_type=kind, sizes=example.source),
+        output=v1.TensorDescriptor(data_type=kind, sizes=example.result),
+        data=given.astype("<f4").tobytes(),
+    )
+
+
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not on PATH")
     _install()
+    requests = tmp_path_factory.mktemp("node") / "requests.json"
+    every = [
+        MessageToDict(_request(each), preserving_proto_field_name=True)
+        for each in EXAMPLES.values()
+    ]
+    requests.write_text(json.dumps(every))
     with serving() as server:
-        command = [node, str(HERE / "client.js"), server.address, str(PROTO)]
+        command = [node, str(HERE / "client.js"), server.address, str(PROTO), str(requests)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)
@@ -70,6 +92,17 @@ def test_node_reads_an_error_and_its_details(told: dict[str, Any]) -> None:
     assert refusal["code"] == "INVALID_ARGUMENT"
     assert refusal["message"].startswith("data: 8 bytes")
     assert refusal["details"] == 1
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_node_gets_every_example_of_every_dialect_to_the_bit(
+    told: dict[str, Any], name: str
+) -> None:
+    example = EXAMPLES[name]
+    result = told["results"][list(EXAMPLES).index(name)]
+    expected = evaluate(example.operator, example.given(), example.result)
+    assert result["sizes"] == list(example.result)
+    assert base64.b64decode(result["data"]) == expected.astype("<f4").tobytes()
 
 
 def test_node_learns_the_operators_and_limits(told: dict[str, Any]) -> None:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2, duration_pb2
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gradwire import v1
-from gradwire.v1 import (
-    error_reason_pb2,
-    gradient_service_pb2,
-    operator_pb2,
-    tensor_pb2,
-)
+from gradwire._framing import varint
 from raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
     as_stream,
     chunk,
-    identity_request,
     opening,
     published_request,
 )
@@ -33,28 +29,38 @@ from serving import serving
 
 Field = descriptor_pb2.FieldDescriptorProto
 
-# Added to each message: a number that the next release may well take.
-NEW_FIELDS = {
-    "TensorDescriptor": 4,
-    "DmlResample": 7,
-    "DmlResample2": 7,
-    "Interpolate": 7,
-    "Options": 1,
-    "EvaluateRequest": 6,
-    "Open": 9,
-    "Chunk": 2,
+MEMBERS = v1.Operator.DESCRIPTOR.fields
+ATTRIBUTES = {
+    member.name: member.message_type for member in MEMBERS if member.message_type is not None
 }
-OPERATOR_NUMBER = 7
+
+
+def _next_number(message: Descriptor) -> int:
+    """Return a number that the next release may well take; 15 is that of the data."""
+    return max((field.number for field in message.fields if field.name != "data"), default=0) + 1
+
+
+NEW_FIELDS = {
+    message.name: _next_number(message)
+    for message in (
+        v1.TensorDescriptor.DESCRIPTOR,
+        v1.Options.DESCRIPTOR,
+        v1.EvaluateRequest.DESCRIPTOR,
+        v1.Open.DESCRIPTOR,
+        v1.Chunk.DESCRIPTOR,
+        *ATTRIBUTES.values(),
+    )
+}
+OPERATOR_NUMBER = _next_number(v1.Operator.DESCRIPTOR)
 STREAM_NUMBER = 3
 
 
 def _newer_pool() -> DescriptorPool:
     """Make the schema with one more field in each message, operator and stream message."""
     pool = DescriptorPool()
-    pool.AddSerializedFile(duration_pb2.DESCRIPTOR.serialized_pb)
-    for module in (error_reason_pb2, tensor_pb2, operator_pb2, gradient_service_pb2):
+    for module in _with_imports(v1.EvaluateRequest.DESCRIPTOR.file):
         file = descriptor_pb2.FileDescriptorProto()
-        module.DESCRIPTOR.CopyToProto(file)
+        module.CopyToProto(file)
         for message in file.message_type:
             if message.name in NEW_FIELDS:
                 _add(message, "newer", NEW_FIELDS[message.name], Field.TYPE_FLOAT)
@@ -66,6 +72,12 @@ def _newer_pool() -> DescriptorPool:
                 field.type_name, field.oneof_index = ".gradwire.v1.Chunk", 0
         pool.AddSerializedFile(file.SerializeToString())
     return pool
+
+
+def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
+    """Return a schema file after all it imports, each once."""
+    files = [each for one in file.dependencies for each in _with_imports(one)]
+    return list(dict.fromkeys([*files, file]))
 
 
 def _add(
@@ -95,27 +107,19 @@ def client() -> Iterator[RawClient]:
         client.check_alive()
 
 
-def interpolate_request() -> v1.EvaluateRequest:
-    request = identity_request(1, 1, 2)
-    request.operator.interpolate_backward.mode = v1.Interpolate.MODE_LINEAR
-    request.data = bytes(8)
-    return request
-
-
-def dml2_request() -> v1.EvaluateRequest:
-    request = identity_request(2)
-    request.operator.dml_resample_grad1.interpolation_mode = (
-        v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
-    )
-    request.data = bytes(8)
+def operator_request(member: str) -> v1.EvaluateRequest:
+    """Make a request for an operator with none of its attributes."""
+    request = published_request()
+    getattr(request.operator, member).SetInParent()
     return request
 
 
 # What is set, the message it is in, and where that is; numbers are those of NEW_FIELDS.
-NEWER_FIELDS = {
-    "operator.dml_resample_grad": (published_request, "DmlResample"),
-    "operator.dml_resample_grad1": (dml2_request, "DmlResample2"),
-    "operator.interpolate_backward": (interpolate_request, "Interpolate"),
+NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
+    **{
+        f"operator.{member}": (partial(operator_request, member), message.name)
+        for member, message in ATTRIBUTES.items()
+    },
     "input": (published_request, "TensorDescriptor"),
     "output": (published_request, "TensorDescriptor"),
     "options": (published_request, "Options"),
@@ -203,11 +207,12 @@ def test_an_operator_of_a_newer_schema_is_an_unknown_operator(client: RawClient,
 @pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
 def test_an_operator_with_a_newer_field_beside_it_is_refused(client: RawClient, how: str) -> None:
     request = published_request()
-    # A field of no oneof: number 8, a varint.
-    request.operator.MergeFromString(b"\x40\x01")
+    number = OPERATOR_NUMBER + 1
+    # A field of no oneof, a varint.
+    request.operator.MergeFromString(varint(number << 3) + b"\x01")
     answer = client.ask(request, how)
     refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
-    assert "field 8 of gradwire.v1.Operator at operator " in refusal.message
+    assert f"field {number} of gradwire.v1.Operator at operator " in refusal.message
 
 
 @pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])

@@ -114,10 +114,10 @@ def test_an_end_that_float32_rounds_up_stays_on_the_axis() -> None:
 
 
 def test_an_unknown_operator_is_refused_by_name() -> None:
-    with pytest.raises(UnknownOperatorError, match="'torch_interpolate' is not known"):
-        dialects.lower("torch_interpolate", BACKWARD, (1, 1, 4), (1, 1, 2))
+    with pytest.raises(UnknownOperatorError, match="'roi_align' is not known"):
+        dialects.lower("roi_align", BACKWARD, (1, 1, 4), (1, 1, 2))
     with pytest.raises(UnknownOperatorError):
-        dialects.output_shape("torch_interpolate", BACKWARD, (1, 1, 4))
+        dialects.output_shape("roi_align", BACKWARD, (1, 1, 4))
 
 
 def test_every_operator_of_the_contract_is_known() -> None:

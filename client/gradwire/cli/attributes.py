@@ -10,7 +10,13 @@ from gradwire.cli.exits import INVALID, CommandError
 from gradwire.ops import OPERATORS, Operator
 from gradwire.ops._attributes import rule_of, unknown_name
 
-NUMBERS: dict[str, Callable[[str], object]] = {"float[]": float, "int64[]": int, "int32[]": int}
+NUMBERS: dict[str, Callable[[str], object]] = {
+    "float": float,
+    "double": float,
+    "int64": int,
+    "int32": int,
+}
+FLAGS = {"true": True, "false": False}
 
 
 def operator_kind(name: str) -> type[Operator]:
@@ -45,12 +51,16 @@ def _value(kind: type[Operator], name: str, text: str) -> object:
     if name not in fields:
         raise unknown_name(f"operator.{kind.name}", name, fields)
     rule = rule_of(fields[name])
-    number = NUMBERS.get(rule.type_name)
+    kind_of_one, array, _ = rule.type_name.partition("[]")
+    if kind_of_one == "bool":
+        return FLAGS.get(text.lower(), text)
+    number = NUMBERS.get(kind_of_one)
     if number is None:
         return text
     try:
-        return tuple(number(item) for item in text.split(",") if item.strip())
+        return tuple(map(number, filter(str.strip, text.split(",")))) if array else number(text)
     except ValueError:
+        separated = ", separated by commas" if array else ""
         raise CommandError(
-            f"{kind.path(name)}: is {text!r}; {rule.wanted}, separated by commas", code=INVALID
+            f"{kind.path(name)}: is {text!r}; {rule.wanted}{separated}", code=INVALID
         ) from None

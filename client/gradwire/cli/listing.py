@@ -18,6 +18,7 @@ from gradwire.ops import OPERATORS
 from gradwire.ops._attributes import Choice, rule_of
 
 WIDTH = 96
+NUMBERS = {"double": "float", "int64": "int", "int32": "int"}
 
 
 def print_operators(name: str | None, connection: Connection, *, as_json: bool) -> None:
@@ -33,8 +34,9 @@ def print_operators(name: str | None, connection: Connection, *, as_json: bool) 
     if as_json:
         click.echo(json.dumps([_operator_facts(info) for info in chosen], indent=2))
     elif name is None:
+        width = max(len(info.name) for info in chosen) + 2
         for info in chosen:
-            click.echo(f"{info.name:22}{info.summary}")
+            click.echo(f"{info.name:{width}}{info.summary}")
         click.echo("\n`gradwire operators NAME` tells the attributes of one.")
     else:
         click.echo(_described(chosen[0]))
@@ -141,6 +143,8 @@ def _words(operator: str, attribute: v1.AttributeInfo) -> tuple[str, str]:
         if field.name == attribute.name and isinstance(rule, Choice):
             values = "|".join(rule.allowed)
             default = field.default if isinstance(field.default, str) else default
-    if values.endswith("[]"):
-        values = f"{values.rstrip('[]0123456789')},..."
+    if values == "bool":
+        values = "true|false"
+    number, array, _ = values.partition("[]")
+    values = NUMBERS.get(number, number) + (",..." if array else "")
     return values, "Required." if attribute.required else f"Default: {default}."

@@ -14,6 +14,7 @@ from gradwire.ops._messages import OPERATORS, describe, from_message, to_message
 from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
 from gradwire.ops.onednn import Interpolate, InterpolateBackward
+from gradwire.ops.torch import TorchInterpolate, TorchUpsampleBackward
 
 __all__ = [
     "OPERATORS",
@@ -24,6 +25,8 @@ __all__ = [
     "Interpolate",
     "InterpolateBackward",
     "Operator",
+    "TorchInterpolate",
+    "TorchUpsampleBackward",
     "describe",
     "from_message",
     "to_message",

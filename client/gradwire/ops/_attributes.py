@@ -15,17 +15,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import Field, dataclass
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from gradwire.errors import InvalidRequestError
 
 _METADATA_KEY = "attribute"
+_FLOAT_TYPES = {32: "float", 64: "double"}
+_FORMATS = {32: "<f", 64: "<d"}
 
 
 class Attribute(Protocol):
     """The rule of one attribute.
 
-    type_name     "enum", "float[]", "int64[]" or "int32[]"
+    type_name     "enum", or the schema's own name: "bool", "float", "double", "int64" or "int32",
+                  with "[]" behind it for an array
     description   meaning, unit and rule, for people
     default_text  what holds where it is absent; empty where the dataclass's default says it
     """
@@ -50,7 +53,7 @@ class Attribute(Protocol):
 class Choice:
     """One string of a closed set, an enum on the wire.
 
-    allowed   the strings; the names of the enum's values in lower case, save for data formats
+    allowed   the strings, one for each valid value of the enum, in its order
     synonyms  other names that are taken for one of them
     optional  whether None is one of its values
     """
@@ -83,48 +86,101 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """True or False; None too where absent means something of its own.
+
+    default_text  what holds where it is None
+    """
+
+    description: str
+    default_text: str = ""
+    optional: bool = False
+
+    @property
+    def type_name(self) -> str:
+        return "bool"
+
+    @property
+    def wanted(self) -> str:
+        return "give True or False"
+
+    def normalize(self, path: str, value: object) -> bool | None:
+        plain = _plain(value)
+        if plain is None and self.optional:
+            return None
+        if not isinstance(plain, bool):
+            raise InvalidRequestError.of(path, f"is {_shown(value)}; {self.wanted}")
+        return plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """One finite number, rounded to a float of so many bits as the wire carries it.
+
+    optional      whether None is one of its values
+    default_text  what holds where it is None
+    """
+
+    bits: Literal[32, 64]
+    description: str
+    default_text: str = ""
+    positive: bool = False
+    optional: bool = False
+
+    @property
+    def type_name(self) -> str:
+        return _FLOAT_TYPES[self.bits]
+
+    @property
+    def wanted(self) -> str:
+        return f"give a number, {_finite(self)}"
+
+    def normalize(self, path: str, value: object) -> float | None:
+        return None if value is None and self.optional else _number(path, value, self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Floats:
-    """Finite numbers, at most `most` of them, rounded to float32 as the wire carries them."""
+    """Finite numbers, at most `most` of them, rounded to floats of so many bits as the wire does.
+
+    single  whether one number may stand without a sequence, for all axes
+    """
 
     most: int
     description: str
     default_text: str
     positive: bool
+    bits: Literal[32, 64] = 32
+    single: bool = False
 
     @property
     def type_name(self) -> str:
-        return "float[]"
+        return f"{_FLOAT_TYPES[self.bits]}[]"
 
     @property
     def wanted(self) -> str:
-        each = "finite and above 0" if self.positive else "finite"
-        return f"give numbers, each {each} in float32"
+        return f"give numbers, each {_finite(self)}"
 
     def normalize(self, path: str, value: object) -> tuple[float, ...]:
+        if self.single and hasattr(_plain(value), "__float__"):
+            return (_number(path, value, self),)
         items = _items(path, value, self)
-        return tuple(self._number(f"{path}[{i}]", item) for i, item in enumerate(items))
-
-    def _number(self, path: str, item: object) -> float:
-        plain = _plain(item)
-        if isinstance(plain, bool) or not hasattr(plain, "__float__"):
-            raise InvalidRequestError.of(path, f"is {_shown(item)}; {self.wanted}")
-        try:
-            (rounded,) = struct.unpack("<f", struct.pack("<f", plain))
-        except (OverflowError, TypeError, ValueError, struct.error):
-            rounded = math.inf
-        if not math.isfinite(rounded) or (self.positive and rounded <= 0):
-            raise InvalidRequestError.of(path, f"is {_shown(item)}; {self.wanted}")
-        return float(rounded)
+        return tuple(_number(f"{path}[{i}]", item, self) for i, item in enumerate(items))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integers:
-    """Numbers of elements, each at least 1, at most `most` of them, in `bits` bits with sign."""
+    """Integers, each at least `least`, at most `most` of them, in `bits` bits with sign.
+
+    single  whether one integer may stand without a sequence, for all axes
+    """
 
     most: int
     description: str
     default_text: str
     bits: int
+    least: int = 1
+    single: bool = False
 
     @property
     def type_name(self) -> str:
@@ -132,19 +188,22 @@ class Integers:
 
     @property
     def wanted(self) -> str:
-        return f"give integers, each from 1 to 2**{self.bits - 1} - 1"
+        return f"give integers, each from {self.least} to 2**{self.bits - 1} - 1"
 
     def normalize(self, path: str, value: object) -> tuple[int, ...]:
+        if self.single and hasattr(_plain(value), "__index__"):
+            return (self._number(path, value),)
         items = _items(path, value, self)
         return tuple(self._number(f"{path}[{i}]", item) for i, item in enumerate(items))
 
     def _number(self, path: str, item: object) -> int:
         plain = _plain(item)
         try:
-            number = 0 if isinstance(plain, bool) else operator.index(plain)  # type: ignore[arg-type]
+            number = operator.index(plain)  # type: ignore[arg-type]
         except TypeError:
-            number = 0
-        if not 1 <= number < 2 ** (self.bits - 1):
+            number = None
+        fits = number is not None and self.least <= number < 2 ** (self.bits - 1)
+        if number is None or isinstance(plain, bool) or not fits:
             raise InvalidRequestError.of(path, f"is {_shown(item)}; {self.wanted}")
         return number
 
@@ -158,6 +217,11 @@ def rule_of(field: Field[object]) -> Attribute:
     """Read the rule back from a dataclass field."""
     rule: Attribute = field.metadata[_METADATA_KEY]
     return rule
+
+
+def is_default(field: Field[Any], value: object) -> bool:
+    """Whether a value has the bits of the field's default; -0.0 equals 0.0 and has not."""
+    return bool(value == field.default) and repr(value) == repr(field.default)
 
 
 def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestError:
@@ -181,6 +245,24 @@ def _items(path: str, value: Any, rule: Floats | Integers) -> list[object]:
     if len(items) > rule.most:
         raise InvalidRequestError.of(path, f"has more than {rule.most} values; give one per axis")
     return items
+
+
+def _finite(rule: Number | Floats) -> str:
+    sign = "finite and above 0" if rule.positive else "finite"
+    return f"{sign} in float{rule.bits}"
+
+
+def _number(path: str, item: object, rule: Number | Floats) -> float:
+    plain = _plain(item)
+    if isinstance(plain, bool) or not hasattr(plain, "__float__"):
+        raise InvalidRequestError.of(path, f"is {_shown(item)}; {rule.wanted}")
+    try:
+        (rounded,) = struct.unpack(_FORMATS[rule.bits], struct.pack(_FORMATS[rule.bits], plain))
+    except (OverflowError, TypeError, ValueError, struct.error):
+        rounded = math.inf
+    if not math.isfinite(rounded) or (rule.positive and rounded <= 0):
+        raise InvalidRequestError.of(path, f"is {_shown(item)}; {rule.wanted}")
+    return float(rounded)
 
 
 def _plain(value: object) -> object:

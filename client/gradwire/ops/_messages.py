@@ -10,22 +10,14 @@ from google.protobuf.message import Message
 
 from gradwire import v1
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import rule_of
+from gradwire.ops import dml, onednn, torch
+from gradwire.ops._attributes import Choice, is_default, rule_of
 from gradwire.ops._operator import Operator
-from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
-from gradwire.ops.onednn import Interpolate, InterpolateBackward
 from gradwire.tensors import DTYPES
 
+# A framework is entered here, in the order of the numbers of its operators in the schema.
 OPERATORS: Mapping[str, type[Operator]] = {
-    kind.name: kind
-    for kind in (
-        DmlResampleGrad,
-        DmlResampleGrad1,
-        DmlResample,
-        DmlResample2,
-        InterpolateBackward,
-        Interpolate,
-    )
+    kind.name: kind for framework in (dml, onednn, torch) for kind in framework.OPERATORS
 }
 
 
@@ -53,12 +45,14 @@ def to_message(operator: Operator) -> v1.Operator:
     enums = _ENUMS[operator.name]
     for field in dataclasses.fields(operator):
         value = getattr(operator, field.name)
-        if value == field.default:
+        if is_default(field, value):
             continue
         if field.name in enums:
             setattr(attributes, field.name, enums[field.name].numbers[value])
-        else:
+        elif isinstance(value, tuple):
             getattr(attributes, field.name).extend(value)
+        else:
+            setattr(attributes, field.name, value)
     return message
 
 
@@ -108,6 +102,8 @@ def _describe_attribute(field: dataclasses.Field[object], enum: _Enum | None) ->
     default = rule.default_text
     if enum is not None and isinstance(field.default, str):
         default = enum.names[enum.numbers[field.default]]
+    elif isinstance(field.default, (bool, int, float)):
+        default = str(field.default).lower()
     return v1.AttributeInfo(
         name=field.name,
         type=rule.type_name,
@@ -126,21 +122,23 @@ def _word(enum: _Enum, path: str, number: int) -> str:
     raise InvalidRequestError.of(path, f"is {number}, which is not known here; give {wanted}")
 
 
-def _enums_of(name: str) -> dict[str, _Enum]:
-    """Read the enums of an operator's attributes from the schema, by attribute."""
-    message = v1.Operator.DESCRIPTOR.fields_by_name[name].message_type
+def _enums_of(kind: type[Operator]) -> dict[str, _Enum]:
+    """Match the enums of an operator's attributes with the words these take, in the same order."""
+    message = v1.Operator.DESCRIPTOR.fields_by_name[kind.name].message_type
+    rules = {field.name: rule_of(field) for field in dataclasses.fields(kind)}
     enums: dict[str, _Enum] = {}
     for field in message.fields if message is not None else ():
         if field.enum_type is not None:
             values = field.enum_type.values
-            prefix = values[0].name.removesuffix("UNSPECIFIED")
             names = {value.number: value.name for value in values[1:]}
-            words = {each.removeprefix(prefix): number for number, each in names.items()}
-            # Data formats are written in capitals by their framework, all else in lower case.
-            capitals = field.name == "data_format"
-            numbers = words if capitals else {word.lower(): n for word, n in words.items()}
-            enums[field.name] = _Enum(numbers, names)
+            rule, prefix = rules.get(field.name), values[0].name.removesuffix("UNSPECIFIED")
+            words = (
+                rule.allowed
+                if isinstance(rule, Choice)
+                else [name.removeprefix(prefix).lower() for name in names.values()]
+            )
+            enums[field.name] = _Enum(dict(zip(words, names, strict=True)), names)
     return enums
 
 
-_ENUMS = {name: _enums_of(name) for name in OPERATORS}
+_ENUMS = {name: _enums_of(kind) for name, kind in OPERATORS.items()}

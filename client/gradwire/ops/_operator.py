@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import ClassVar, Self
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import rule_of, unknown_name
+from gradwire.ops._attributes import is_default, rule_of, unknown_name
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ class Operator:
         given = [
             f"{field.name}={value!r}"
             for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
+            if not is_default(field, value := getattr(self, field.name))
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 

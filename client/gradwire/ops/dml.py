@@ -196,3 +196,6 @@ class DmlResample2(_Resample2):
     gradient: ClassVar[bool] = False
     counterpart: ClassVar[str] = "dml_resample_grad1"
     fixed: ClassVar[tuple[tuple[str, str], ...]] = (("offset_convention", "forward"),)
+
+
+OPERATORS = (DmlResampleGrad, DmlResampleGrad1, DmlResample, DmlResample2)

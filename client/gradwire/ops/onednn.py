@@ -140,3 +140,6 @@ class Interpolate(_Interpolate):
     gradient: ClassVar[bool] = False
     counterpart: ClassVar[str] = "interpolate_backward"
     output_required: ClassVar[bool] = False
+
+
+OPERATORS = (InterpolateBackward, Interpolate)

@@ -42,6 +42,9 @@ from gradwire.v1.tensor_pb2 import (
     DataType,
     TensorDescriptor,
 )
+from gradwire.v1.torch_pb2 import (
+    TorchInterpolate,
+)
 
 __all__ = [
     "AttributeInfo",
@@ -75,5 +78,6 @@ __all__ = [
     "OperatorInfo",
     "Options",
     "TensorDescriptor",
+    "TorchInterpolate",
     "add_GradientServiceServicer_to_server",
 ]

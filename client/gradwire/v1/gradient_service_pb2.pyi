@@ -595,7 +595,7 @@ class AttributeInfo(_message.Message):
     name: _builtins.str
     """Name of the field in the attributes message."""
     type: _builtins.str
-    """Type of its value: "enum", "float", "int64" or "int32"; "[]" behind it where it is an array."""
+    """Type of its value: "enum", "bool", "float", "double", "int64" or "int32"; "[]" behind it where it is an array."""
     required: _builtins.bool
     """Whether it must be given."""
     default_value: _builtins.str

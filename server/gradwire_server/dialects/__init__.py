@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from gradwire_server.dialects import dml_resample, onednn_interpolate
-from gradwire_server.dialects.dialect import Axes, Call, Dialect, Shape
+import numpy as np
+
+from gradwire_server.dialects import dml_resample, onednn_interpolate, torch_interpolate
+from gradwire_server.dialects.dialect import FLOAT32, Axes, Call, Dialect, Shape
 from gradwire_server.errors import (
     InvalidFieldError,
     LimitExceededError,
@@ -18,10 +20,12 @@ from gradwire_server.errors import (
 )
 from gradwire_server.plans.plan import Plan
 
-__all__ = ["DIALECTS", "Dialect", "lower", "output_shape"]
+__all__ = ["DIALECTS", "Dialect", "lower", "output_shape", "table_type"]
 
 DIALECTS: Final[dict[str, Dialect]] = {
-    dialect.name: dialect for dialect in (*dml_resample.DIALECTS, *onednn_interpolate.DIALECTS)
+    dialect.name: dialect
+    for framework in (dml_resample, onednn_interpolate, torch_interpolate)
+    for dialect in framework.DIALECTS
 }
 
 # Above 2**23 a float32 cannot hold X + 0.5 for every index X.
@@ -39,19 +43,29 @@ def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | N
     return None if dialect.output_shape is None else dialect.output_shape(attributes, input_shape)
 
 
+def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floating] | None:
+    """Return the type of computation if the operator's tables depend on it, else None.
+
+    Raises UnknownOperatorError.
+    """
+    return compute if _dialect(name).by_compute else None
+
+
 def lower(
     name: str,
     attributes: object,
     input_shape: Shape,
     output_shape: Shape,
     *,
+    compute: np.dtype[np.floating] = FLOAT32,
     max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
     max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
 ) -> Plan:
     """Lower a call to the plan that is to be applied to its input.
 
     The shapes are those of the operator as called: a gradient's input has the shape of the
-    forward's output. Nothing is allocated before the limits hold.
+    forward's output; compute is the type they are computed in. Nothing is allocated before the
+    limits hold.
 
     Raises UnknownOperatorError, InvalidFieldError, LimitExceededError and TableTooLargeError.
     """
@@ -68,12 +82,14 @@ def lower(
         )
     shapes = (input_shape, output_shape)
     source, result = reversed(shapes) if dialect.gradient else shapes
-    call = Call(operator=name, source=source, result=result, gradient=dialect.gradient)
+    call = Call(name, source, result, gradient=dialect.gradient, compute=compute)
     axes = dialect.axes(attributes, call)
     _check_float32_axes(axes, call, limit=max_float32_axis)
     _check_table_entries(axes, limit=max_table_entries)
     tables = {axis: axis.build() for axis in set(axes) if axis is not None}
-    forward = Plan.build([None if axis is None else tables[axis] for axis in axes], source)
+    fill = 0.0 if dialect.fill is None else dialect.fill(attributes)
+    maps = [None if axis is None else tables[axis] for axis in axes]
+    forward = Plan.build(maps, source, fill=fill)
     return forward.adjoint() if dialect.gradient else forward
 
 
@@ -104,16 +120,16 @@ def _check_shape(dialect: Dialect, shape: Shape, *, field: str) -> None:
 
 def _check_float32_axes(axes: Axes, call: Call, *, limit: int) -> None:
     for number, axis in enumerate(axes):
-        if axis is None or max(axis.inputs, axis.outputs) <= limit:
+        longest = 0 if axis is None else max(axis.inputs, axis.outputs)
+        if axis is None or not axis.in_float32 or longest <= limit:
             continue
         field = call.source_sizes if axis.inputs > limit else call.result_sizes
-        size = max(axis.inputs, axis.outputs)
         raise LimitExceededError(
-            f"{field}[{number}] is {size}; {call.operator} computes coordinates in float32, which "
-            f"this server allows on axes of at most {limit} elements: shorten the axis, or raise "
-            f"GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
+            f"{field}[{number}] is {longest}; {call.operator} computes coordinates in float32, "
+            f"which this server allows on axes of at most {limit} elements: shorten the axis, or "
+            f"raise GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
             field=f"{field}[{number}]",
-            size=size,
+            size=longest,
             limit="max_float32_axis",
             allowed=limit,
         )

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+
+from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.banded_map import BandedMap
 from gradwire_server.plans.sampling import Taps
 
 Shape = tuple[int, ...]
+
+FLOAT32: Final[np.dtype[np.floating]] = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +25,14 @@ class Call:
     source    shape of the forward's input; what a gradient returns
     result    shape of the forward's output; what a gradient is given
     gradient  whether the call runs from result to source
+    compute   type that the tensors are computed in: float32, or float64 for float64 tensors
     """
 
     operator: str
     source: Shape
     result: Shape
     gradient: bool
+    compute: np.dtype[np.floating] = FLOAT32
 
     def attribute(self, field: str) -> str:
         """Path of an attribute in the request."""
@@ -50,6 +57,7 @@ class Axis:
     most_taps        most taps any output has, so that the table's size is known before it is built
     sample           computes the taps of all outputs; called once the limits are known to hold
     arguments        what it is given; axes that are equal with all of this have one table
+    in_float32       whether coordinates are float32 numbers, which bounds the lengths
     """
 
     inputs: int
@@ -57,6 +65,7 @@ class Axis:
     most_taps: int
     sample: Callable[..., Taps]
     arguments: tuple[Hashable, ...]
+    in_float32: bool = True
 
     @property
     def most_entries(self) -> int:
@@ -83,6 +92,8 @@ class Dialect:
     axes          (attributes, call) -> one Axis per axis; raises InvalidFieldError
     output_shape  (attributes, input shape) -> output shape; None where sizes always come from the
                   descriptor
+    by_compute    whether tables for float64 tensors are others than those for the rest
+    fill          attributes -> what an element of the forward is that reads nothing along some axis
 
     The attributes are the operator's own, already valid one by one. Each dialect states the fields
     it reads as a Protocol, which a table of all dialects cannot express.
@@ -93,3 +104,19 @@ class Dialect:
     ranks: range
     axes: Callable[[Any, Call], Axes]
     output_shape: Callable[[Any, Shape], Shape] | None = None
+    by_compute: bool = False
+    fill: Callable[[Any], float] | None = None
+
+
+def check_batch_and_channel(call: Call, *, spatial: range) -> None:
+    """Raise InvalidFieldError unless every axis that is not spatial keeps its length."""
+    for axis, (kept, came) in enumerate(zip(call.source, call.result, strict=True)):
+        if axis not in spatial and kept != came:
+            part = "channel" if axis else "batch"
+            raise InvalidFieldError(
+                f"{call.result_sizes}[{axis}]",
+                f"is {came}, {call.source_sizes}[{axis}] is {kept}; the {part} axis is not "
+                f"resampled: give both the same length",
+                came=came,
+                expected=kept,
+            )

@@ -20,14 +20,20 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
+from gradwire_server.dialects.dialect import (
+    Axes,
+    Axis,
+    Call,
+    Dialect,
+    Shape,
+    check_batch_and_channel,
+)
 from gradwire_server.dialects.onednn_sizes import (
     Sizing,
     check_sizes,
     inferred_sizes,
     require_sizes,
 )
-from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Coordinates, Taps
 
@@ -105,22 +111,9 @@ def _spatial(attributes: Interpolate, rank: int) -> range:
     return range(2, rank) if attributes.data_format == "NCX" else range(1, rank - 1)
 
 
-def _check_batch_and_channel(call: Call, spatial: range) -> None:
-    for axis, (kept, came) in enumerate(zip(call.source, call.result, strict=True)):
-        if axis not in spatial and kept != came:
-            part = "channel" if axis else "batch"
-            raise InvalidFieldError(
-                f"{call.result_sizes}[{axis}]",
-                f"is {came}, {call.source_sizes}[{axis}] is {kept}; the {part} axis is not "
-                f"resampled: give both the same length",
-                came=came,
-                expected=kept,
-            )
-
-
 def _axes(attributes: Interpolate, call: Call) -> Axes:
     spatial = _spatial(attributes, len(call.source))
-    _check_batch_and_channel(call, spatial)
+    check_batch_and_channel(call, spatial=spatial)
     if not call.gradient:
         require_sizes(attributes, call.operator)
     check_sizes(

@@ -256,6 +256,7 @@ class Preparer:
                 request.attributes,
                 request.input.sizes,
                 output.sizes,
+                compute=compute_dtype(request.input.dtype),
                 max_float32_axis=self._limits.max_float32_axis,
                 max_table_entries=self._limits.max_table_entries,
             )
@@ -273,4 +274,10 @@ class Preparer:
 
 def _key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
     """Tell what a plan depends on; attributes spelled out, because 0.0 and -0.0 are equal."""
-    return request.operator, repr(request.attributes), request.input.sizes, output.sizes
+    return (
+        request.operator,
+        repr(request.attributes),
+        request.input.sizes,
+        output.sizes,
+        dialects.table_type(request.operator, compute_dtype(request.input.dtype)),
+    )

@@ -17,6 +17,9 @@ Coordinates = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 Rounding = Callable[[Coordinates], Coordinates]
 
+# Taps that are computed at once: some megabytes of intermediate numbers.
+_BLOCK_TAPS = 1 << 17
+
 
 @dataclass(frozen=True, slots=True)
 class Taps:
@@ -82,3 +85,22 @@ def nearest_taps(whole: Coordinates, *, inputs: int) -> Taps:
 def linear_taps(index: Indices, *, upper_weight: Coordinates) -> Taps:
     """Two taps: index[0] with weight 1 - upper_weight, then index[1] with upper_weight."""
     return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T)
+
+
+def in_blocks(block: Callable[[Indices], Taps], *, outputs: int, taps: int) -> Taps:
+    """Compute the taps of some outputs at a time, so that what this takes on the way stays small.
+
+    block  takes outputs, int64[some], and returns their taps, [some, taps]
+    """
+    some = max(_BLOCK_TAPS // taps, 1)
+    if outputs <= some:
+        return block(np.arange(outputs))
+    index = np.empty((outputs, taps), np.int64)
+    weight: Coordinates | None = None
+    for first in range(0, outputs, some):
+        part = block(np.arange(first, min(first + some, outputs)))
+        if weight is None:
+            weight = np.empty((outputs, taps), part.weight.dtype)
+        index[first : first + some], weight[first : first + some] = part.index, part.weight
+    assert weight is not None  # noqa: S101 - there are outputs
+    return Taps(index, weight)

@@ -1,13 +1,15 @@
-// Evaluates DirectML's published ResampleGrad example by every RPC and prints what came as one JSON object.
+// Evaluates DirectML's published ResampleGrad example by every RPC, and then requests from a file, and prints what
+// came as one JSON object.
 //
-//   node client.js HOST:PORT PROTO_FOLDER
+//   node client.js HOST:PORT PROTO_FOLDER REQUESTS.json
 
 "use strict";
 
+const fs = require("node:fs");
 const grpc = require("@grpc/grpc-js");
 const protoLoader = require("@grpc/proto-loader");
 
-const [address, protoFolder] = process.argv.slice(2);
+const [address, protoFolder, requests] = process.argv.slice(2);
 const definition = protoLoader.loadSync("gradwire/v1/gradient_service.proto", {
   includeDirs: [protoFolder],
   keepCase: true,
@@ -91,6 +93,16 @@ async function refusal() {
   throw new Error("8 bytes were taken for 3 elements");
 }
 
+// Each request as JSON of its message, with data in base64; the results' data likewise.
+async function everyRequest() {
+  const results = [];
+  for (const request of JSON.parse(fs.readFileSync(requests))) {
+    const reply = await call("Evaluate", request);
+    results.push({ sizes: reply.output.sizes, data: reply.data.toString("base64") });
+  }
+  return results;
+}
+
 async function main() {
   const { operators } = await call("ListOperators", {});
   const info = await call("GetServerInfo", {});
@@ -99,6 +111,7 @@ async function main() {
       evaluate: await evaluate(),
       stream: await evaluateStream(),
       refusal: await refusal(),
+      results: await everyRequest(),
       operators: operators.map((each) => each.name),
       max_rank: info.limits.max_rank,
     }),

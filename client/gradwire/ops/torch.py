@@ -1,0 +1,182 @@
+"""PyTorch's interpolation operators.
+
+Tensors have a batch axis, a channel axis and 1 to 3 spatial axes, which are resampled. The
+arguments are those of torch.nn.functional.interpolate, and the weights those of torch 2.13 on a
+CPU: float64 for float64 tensors, float32 for all others. docs/dialects/torch.md has the formulas.
+
+PyTorch's own backward is not always the adjoint of its own forward; `follow` says which is meant.
+
+Source: https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+from gradwire.errors import InvalidRequestError
+from gradwire.ops._attributes import Choice, Flag, Floats, Integers, attribute
+from gradwire.ops._operator import Operator
+
+Mode = Literal[
+    "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area", "lanczos"
+]
+Follow = Literal["backward_op", "forward_adjoint"]
+
+MAX_SPATIAL_AXES = 3
+_WITH_CORNERS = ("linear", "bilinear", "trilinear", "bicubic")
+_WITH_ANTIALIAS = ("bilinear", "bicubic", "lanczos")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _Interpolate(Operator):
+    min_rank: ClassVar[int] = 3
+    max_rank: ClassVar[int] = 2 + MAX_SPATIAL_AXES
+
+    size: int | Sequence[int] = field(
+        default=(),
+        metadata=attribute(
+            Integers(
+                most=MAX_SPATIAL_AXES,
+                bits=64,
+                single=True,
+                default_text="not given",
+                description="Spatial sizes of the forward's output, in elements, each at least 1, "
+                "one per spatial axis, or one for all; they must equal that tensor's.",
+            )
+        ),
+    )
+    scale_factor: float | Sequence[float] = field(
+        default=(),
+        metadata=attribute(
+            Floats(
+                most=MAX_SPATIAL_AXES,
+                bits=64,
+                positive=True,
+                single=True,
+                default_text="not given",
+                description="Spatial sizes of the forward's output over its input's, finite and "
+                "above 0, one per spatial axis, or one for all; the output has "
+                "trunc(input * scale_factor) elements. Not together with size.",
+            )
+        ),
+    )
+    mode: Mode = field(
+        default="nearest",
+        metadata=attribute(
+            Choice(
+                allowed=get_args(Mode),
+                description="How an output element of the forward reads the input: linear on 1 "
+                "spatial axis, bilinear, bicubic and lanczos on 2, trilinear on 3, the others on "
+                "any.",
+            )
+        ),
+    )
+    align_corners: bool | None = field(
+        default=None,
+        metadata=attribute(
+            Flag(
+                optional=True,
+                default_text="false; the modes without it take no value",
+                description="Whether the corner elements of both tensors correspond; with linear, "
+                "bilinear, trilinear and bicubic.",
+            )
+        ),
+    )
+    recompute_scale_factor: bool | None = field(
+        default=None,
+        metadata=attribute(
+            Flag(
+                optional=True,
+                default_text="false",
+                description="Whether coordinates come from the two sizes even where scale_factor "
+                "is given.",
+            )
+        ),
+    )
+    antialias: bool = field(
+        default=False,
+        metadata=attribute(
+            Flag(
+                description="Whether the filter is stretched where an axis shrinks; with bilinear, "
+                "bicubic and lanczos, which needs it.",
+            )
+        ),
+    )
+
+    def _check_together(self) -> None:
+        if self.size and self.scale_factor:
+            raise InvalidRequestError.of(
+                self.path("scale_factor"),
+                f"is {self.scale_factor}, and size is {self.size}; give one of the two",
+            )
+        if self.recompute_scale_factor and self.size:
+            raise InvalidRequestError.of(
+                self.path("recompute_scale_factor"), "is True; with size leave it out"
+            )
+        self._check_antialias()
+        lanczos = self.mode == "lanczos" and self.align_corners is False
+        if self.align_corners is not None and self.mode not in _WITH_CORNERS and not lanczos:
+            raise InvalidRequestError.of(
+                self.path("align_corners"),
+                f"is {self.align_corners}; mode {self.mode!r} has none: leave it out",
+            )
+
+    def _check_antialias(self) -> None:
+        if self.antialias and self.mode not in _WITH_ANTIALIAS:
+            raise InvalidRequestError.of(
+                self.path("antialias"),
+                f"is True; mode {self.mode!r} has none, {', '.join(_WITH_ANTIALIAS)} have",
+            )
+        if self.mode == "lanczos" and not self.antialias:
+            raise InvalidRequestError.of(
+                self.path("antialias"), "is False; mode 'lanczos' needs True"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TorchUpsampleBackward(_Interpolate):
+    """Gradient of TorchInterpolate: takes grad_output to grad_input.
+
+        TorchUpsampleBackward(mode="bilinear", scale_factor=2, align_corners=False)
+
+    Without size and scale_factor any two shapes will do, as if size had been given.
+    """
+
+    name: ClassVar[str] = "torch_upsample_backward"
+    source: ClassVar[str] = (
+        "PyTorch aten::upsample_*_backward, "
+        "https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html"
+    )
+    gradient: ClassVar[bool] = True
+    counterpart: ClassVar[str] = "torch_interpolate"
+
+    follow: Follow = field(
+        default="backward_op",
+        metadata=attribute(
+            Choice(
+                allowed=get_args(Follow),
+                description="Which table is transposed: backward_op is what PyTorch's own backward "
+                "computes, forward_adjoint the adjoint of what its forward computes.",
+            )
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TorchInterpolate(_Interpolate):
+    """Resamples the spatial axes to size, or to trunc(input * scale_factor) each."""
+
+    name: ClassVar[str] = "torch_interpolate"
+    source: ClassVar[str] = (
+        "PyTorch torch.nn.functional.interpolate, "
+        "https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html"
+    )
+    gradient: ClassVar[bool] = False
+    counterpart: ClassVar[str] = "torch_upsample_backward"
+    output_required: ClassVar[bool] = False
+    fixed: ClassVar[tuple[tuple[str, str], ...]] = (("follow", "forward_adjoint"),)
+
+
+OPERATORS = (TorchUpsampleBackward, TorchInterpolate)

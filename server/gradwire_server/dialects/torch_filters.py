@@ -1,0 +1,133 @@
+"""What PyTorch's interpolation reads along one axis, and with which weights.
+
+They are those of torch 2.13 on a CPU with AVX2 or AVX-512, bit for bit, in float64 for float64
+tensors and in float32 for all others. Compilers contract products and sums there: where a formula
+says fma, the product is not rounded. Output X reads around x, with scale the reciprocal of the
+user's scale_factor, or inputs / outputs without one:
+
+    half pixel      x = fma(scale, X + 0.5, -0.5)
+    align_corners   x = X * ((inputs - 1) / (outputs - 1))
+
+Source: ATen/native/UpSample.h of torch 2.13 and the bits of its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from gradwire_server.dialects.dialect import FLOAT32
+from gradwire_server.dialects.torch_antialias import ANTIALIAS
+from gradwire_server.dialects.torch_lines import Filter, Keys, Line
+from gradwire_server.plans import sampling
+from gradwire_server.plans.sampling import Coordinates, Indices, Taps
+
+__all__ = ["ANTIALIAS", "BACKWARD", "FORWARD", "Filter", "Line"]
+
+# Without antialias, as OpenCV; Keys himself settles on -0.5.
+CUBIC_SLOPE: Final = -0.75
+
+
+def _floorf(x: Coordinates) -> Coordinates:
+    """Round to float32, then down: C's floorf, which the library calls on doubles as well."""
+    return sampling.floor(x.astype(np.float32))
+
+
+def _nearest(x: Coordinates, line: Line) -> Taps:
+    return sampling.nearest_taps(_floorf(x), inputs=line.inputs)
+
+
+def _backward_nearest(line: Line) -> Taps:
+    """Read floorf(X * scale), scale in float32; a doubled axis reads X >> 1, whatever its scale."""
+    x = np.arange(line.outputs)
+    if line.outputs == 2 * line.inputs:
+        return _nearest((x >> 1).astype(np.float64), line)
+    return _nearest(x.astype(np.float32) * line.scale(FLOAT32), line)
+
+
+def _forward_nearest(line: Line) -> Taps:
+    """Read floorf(X * scale)."""
+    return _nearest(line.indices() * line.scale(), line)
+
+
+def _backward_nearest_exact(line: Line) -> Taps:
+    """Read floorf((X + 0.5) * scale), scale in float32, the product in float64."""
+    x = np.arange(line.outputs) + 0.5
+    return _nearest(x * np.float64(line.scale(FLOAT32)), line)
+
+
+def _forward_nearest_exact(line: Line) -> Taps:
+    """Read floorf(max(fma(scale, X + 0.5, -0.5), 0) + 0.5), the last sum in float64."""
+    x = np.maximum(line.coordinates(fused=True), 0)
+    return _nearest(x.astype(np.float64) + 0.5, line)
+
+
+def _below(x: Coordinates, line: Line) -> tuple[Indices, Coordinates]:
+    """Return i = min(floorf(x), inputs - 1), which may be negative, and x - i held to 0 .. 1."""
+    index = np.minimum(_floorf(x).astype(np.int64), line.inputs - 1)
+    return index, np.minimum(np.maximum(x - index.astype(x.dtype), 0), 1)
+
+
+def _linear(line: Line) -> Taps:
+    """Weight i with 1 - (x - i) and i + 1 with x - i, where x is at least 0."""
+    index, upper = _below(np.maximum(line.coordinates(fused=True), 0), line)
+    return sampling.linear_taps(
+        np.array([index, np.minimum(index + 1, line.inputs - 1)]), upper_weight=upper
+    )
+
+
+def _cubic(line: Line, kernel: Keys) -> Taps:
+    """Weight i - 1 .. i + 2 by their distances from x; those outside go to the edge."""
+    index, t = _below(line.coordinates(fused=kernel.fused), line)
+    weight = [kernel.outside(t + 1), kernel.inside(t), kernel.inside(1 - t)]
+    weight.append(kernel.outside((1 - t) + 1))
+    taps = index[:, np.newaxis] + np.arange(-1, 3)
+    return Taps(np.clip(taps, 0, line.inputs - 1), np.array(weight).T)
+
+
+def _backward_cubic(line: Line) -> Taps:
+    # This file of the library is built without contraction.
+    return _cubic(line, Keys(CUBIC_SLOPE, fused=False, last=False))
+
+
+def _forward_cubic(line: Line) -> Taps:
+    return _cubic(line, Keys(CUBIC_SLOPE, fused=True, last=False))
+
+
+def _bin(line: Line) -> Taps:
+    """Take floor(X * inputs / outputs) up to ceil((X + 1) * inputs / outputs), each with 1 / n."""
+    x = np.arange(line.outputs)
+    first, stop = x * line.inputs // line.outputs, -(-(x + 1) * line.inputs // line.outputs)
+    counts = (stop - first)[:, np.newaxis]
+    tap = np.arange(_most_in_bin(line))
+    weight = np.where(tap < counts, 1 / counts.astype(line.compute), line.compute.type(0))
+    return Taps(np.minimum(first[:, np.newaxis] + tap, line.inputs - 1), weight)
+
+
+def _most_in_bin(line: Line) -> int:
+    """Return ceil(inputs / outputs), and one more where bins are not cut at whole elements."""
+    whole = line.inputs % line.outputs == 0 or line.outputs % line.inputs == 0
+    return -(-line.inputs // line.outputs) + (not whole)
+
+
+_LINEAR: Final = Filter(_linear, lambda _: 2, skips=True)
+_SHARED: Final = {
+    "linear": _LINEAR,
+    "bilinear": _LINEAR,
+    "trilinear": _LINEAR,
+    "area": Filter(_bin, _most_in_bin, skips=True),
+}
+FORWARD: Final[Mapping[str, Filter]] = {
+    **_SHARED,
+    "nearest": Filter(_forward_nearest, lambda _: 1),
+    "nearest-exact": Filter(_forward_nearest_exact, lambda _: 1),
+    "bicubic": Filter(_forward_cubic, lambda _: 4),
+}
+BACKWARD: Final[Mapping[str, Filter]] = {
+    **_SHARED,
+    "nearest": Filter(_backward_nearest, lambda _: 1, skips=True),
+    "nearest-exact": Filter(_backward_nearest_exact, lambda _: 1),
+    "bicubic": Filter(_backward_cubic, lambda _: 4),
+}
