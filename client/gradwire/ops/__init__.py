@@ -14,6 +14,7 @@ from gradwire.ops._messages import OPERATORS, describe, from_message, to_message
 from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
 from gradwire.ops.onednn import Interpolate, InterpolateBackward
+from gradwire.ops.tensorflow import TfResize, TfResizeGrad
 from gradwire.ops.torch import TorchInterpolate, TorchUpsampleBackward
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "Interpolate",
     "InterpolateBackward",
     "Operator",
+    "TfResize",
+    "TfResizeGrad",
     "TorchInterpolate",
     "TorchUpsampleBackward",
     "describe",

@@ -42,6 +42,9 @@ from gradwire.v1.tensor_pb2 import (
     DataType,
     TensorDescriptor,
 )
+from gradwire.v1.tensorflow_pb2 import (
+    TfResize,
+)
 from gradwire.v1.torch_pb2 import (
     TorchInterpolate,
 )
@@ -78,6 +81,7 @@ __all__ = [
     "OperatorInfo",
     "Options",
     "TensorDescriptor",
+    "TfResize",
     "TorchInterpolate",
     "add_GradientServiceServicer_to_server",
 ]

@@ -209,9 +209,7 @@ def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
 
 
 def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
-    return Dialect(
-        name, gradient=gradient, ranks=range(1, 9), axes=_axes, by_compute=True, **rest
-    )
+    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=_axes, by_compute=True, **rest)
 
 
 DIALECTS: Final = (

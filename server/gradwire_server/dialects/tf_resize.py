@@ -149,7 +149,7 @@ def _keys_outside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np
     return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
 
 
-def _renormalized(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _renormalized(weight: Coordinates) -> Coordinates:
     """Multiply float32[taps, outputs] by the reciprocal of the sum, which is taken tap by tap."""
     total = weight[0]
     for tap in weight[1:]:
