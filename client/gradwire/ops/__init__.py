@@ -13,6 +13,7 @@ from __future__ import annotations
 from gradwire.ops._messages import OPERATORS, describe, from_message, to_message
 from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
+from gradwire.ops.jax import JaxResize, JaxResizeGrad
 from gradwire.ops.onednn import Interpolate, InterpolateBackward
 from gradwire.ops.tensorflow import TfResize, TfResizeGrad
 from gradwire.ops.torch import TorchInterpolate, TorchUpsampleBackward
@@ -25,6 +26,8 @@ __all__ = [
     "DmlResampleGrad1",
     "Interpolate",
     "InterpolateBackward",
+    "JaxResize",
+    "JaxResizeGrad",
     "Operator",
     "TfResize",
     "TfResizeGrad",

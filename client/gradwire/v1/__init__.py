@@ -28,6 +28,9 @@ from gradwire.v1.gradient_service_pb2_grpc import (
     GradientServiceStub,
     add_GradientServiceServicer_to_server,
 )
+from gradwire.v1.jax_pb2 import (
+    JaxResize,
+)
 from gradwire.v1.operator_pb2 import (
     DmlAxisDirection,
     DmlInterpolationMode,
@@ -72,6 +75,7 @@ __all__ = [
     "GradientServiceServicer",
     "GradientServiceStub",
     "Interpolate",
+    "JaxResize",
     "Limits",
     "ListOperatorsRequest",
     "ListOperatorsResponse",

@@ -10,7 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from gradwire_server.dialects import dml_resample, onednn_interpolate, tf_resize, torch_interpolate
+from gradwire_server.dialects import (
+    dml_resample,
+    jax_resize,
+    onednn_interpolate,
+    tf_resize,
+    torch_interpolate,
+)
 from gradwire_server.dialects.dialect import FLOAT32, Axes, Call, Dialect, Shape
 from gradwire_server.errors import (
     InvalidFieldError,
@@ -24,7 +30,7 @@ __all__ = ["DIALECTS", "Dialect", "lower", "output_shape", "table_type"]
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.name: dialect
-    for framework in (dml_resample, onednn_interpolate, torch_interpolate, tf_resize)
+    for framework in (dml_resample, onednn_interpolate, torch_interpolate, tf_resize, jax_resize)
     for dialect in framework.DIALECTS
 }
 

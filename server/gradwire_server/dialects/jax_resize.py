@@ -24,9 +24,8 @@ import numpy.typing as npt
 
 from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Call, Dialect, Shape
 from gradwire_server.errors import InvalidFieldError
-from gradwire_server.plans import sampling
+from gradwire_server.plans import sampling, sines
 from gradwire_server.plans.sampling import Coordinates, Taps
-from gradwire_server.plans.sine import sine
 
 # Sums of weights up to it leave an output without any: `1000. * float(np.finfo(np.float32).eps)`.
 LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
@@ -87,7 +86,7 @@ def _lanczos(radius: int) -> Kernel:
         kind = x.dtype.type
         turn = kind(math.pi) * x
         # What is outside is left out below, and reaches no more than some elements too far.
-        first, second = (sine(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
+        first, second = (sines.sin(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
         product = kind(radius) * first.astype(kind) * second.astype(kind)
         flat = x <= kind(FLAT)
         square = np.where(flat, kind(1), kind(math.pi**2) * (x * x))
