@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from gradwire_server.dialects.torch_lines import Filter, Keys, Line, Numbers
+from gradwire_server.plans.sines import sin, sinf
 from gradwire_server.plans.sampling import Indices, Taps, in_blocks
 
 # With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
@@ -35,9 +36,16 @@ def _keys(x: Numbers) -> Numbers:
 
 
 def _lanczos(x: Numbers) -> Numbers:
-    wide = x.astype(np.float64)
-    weight = np.sinc(wide) * np.sinc(wide / 3)
-    return np.where((wide >= -3) & (wide < 3), weight, 0).astype(x.dtype)  # noqa: PLR2004
+    """Return sinc(x) sinc(x / 3), where x / 3 is a double and so is its sinc."""
+    x = np.abs(x)
+    weight = _sinc(x).astype(np.float64) * _sinc(x.astype(np.float64) / 3)
+    return np.where(x < 3, weight, 0).astype(x.dtype)  # noqa: PLR2004 - the radius
+
+
+def _sinc(x: Numbers) -> Numbers:
+    y = x * x.dtype.type(np.pi)
+    sine = sinf(y) if y.dtype == np.float32 else sin(y)
+    return np.where(y == 0, y.dtype.type(1), sine / np.where(y == 0, y.dtype.type(1), y))
 
 
 def _support(line: Line, radius: int) -> float:

@@ -37,13 +37,13 @@ def _fma64(a: Doubles, b: Doubles, c: Doubles) -> Doubles:
     Source: Boldo and Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms
     using rounding to odd, IEEE Transactions on Computers 57(4), 2008.
     """
-    high, low = _exact_product(a, b)
-    over, under = _exact_sum(c, low)
-    most, rest = _exact_sum(high, over)
+    high, low = exact_product(a, b)
+    over, under = exact_sum(c, low)
+    most, rest = exact_sum(high, over)
     return most + _sum_to_odd(under, rest)
 
 
-def _exact_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+def exact_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
     """Return the rounded product and what was rounded off (Dekker)."""
     product = a * b
     a_high, a_low = _halves(a)
@@ -58,7 +58,7 @@ def _halves(x: Doubles) -> tuple[Doubles, Doubles]:
     return high, x - high
 
 
-def _exact_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+def exact_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
     """Return the rounded sum and what was rounded off (Knuth)."""
     total = a + b
     part = total - a
@@ -67,7 +67,7 @@ def _exact_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
 
 def _sum_to_odd(a: Doubles, b: Doubles) -> Doubles:
     """Return a + b, where it is inexact the neighbor whose last bit is odd."""
-    total, rest = _exact_sum(a, b)
+    total, rest = exact_sum(a, b)
     even = np.ascontiguousarray(total).view(np.int64) & 1 == 0
     beyond = np.nextafter(total, np.copysign(np.inf, rest))
     odd: Doubles = np.where((rest != 0) & even, beyond, total)
