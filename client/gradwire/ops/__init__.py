@@ -15,6 +15,7 @@ from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
 from gradwire.ops.jax import JaxResize, JaxResizeGrad
 from gradwire.ops.onednn import Interpolate, InterpolateBackward
+from gradwire.ops.openvino import OpenvinoInterpolate, OpenvinoInterpolateGrad
 from gradwire.ops.tensorflow import TfResize, TfResizeGrad
 from gradwire.ops.torch import TorchInterpolate, TorchUpsampleBackward
 
@@ -28,6 +29,8 @@ __all__ = [
     "InterpolateBackward",
     "JaxResize",
     "JaxResizeGrad",
+    "OpenvinoInterpolate",
+    "OpenvinoInterpolateGrad",
     "Operator",
     "TfResize",
     "TfResizeGrad",

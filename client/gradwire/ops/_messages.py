@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from gradwire import v1
 from gradwire.errors import InvalidRequestError
-from gradwire.ops import dml, jax, onednn, tensorflow, torch
+from gradwire.ops import dml, jax, onednn, openvino, tensorflow, torch
 from gradwire.ops._attributes import Choice, is_default, rule_of
 from gradwire.ops._operator import Operator
 from gradwire.tensors import DTYPES
@@ -18,7 +18,7 @@ from gradwire.tensors import DTYPES
 # A framework is entered here, in the order of the numbers of its operators in the schema.
 OPERATORS: Mapping[str, type[Operator]] = {
     kind.name: kind
-    for framework in (dml, onednn, torch, tensorflow, jax)
+    for framework in (dml, onednn, torch, tensorflow, jax, openvino)
     for kind in framework.OPERATORS
 }
 

@@ -31,6 +31,9 @@ from gradwire.v1.gradient_service_pb2_grpc import (
 from gradwire.v1.jax_pb2 import (
     JaxResize,
 )
+from gradwire.v1.openvino_pb2 import (
+    OpenvinoInterpolate,
+)
 from gradwire.v1.operator_pb2 import (
     DmlAxisDirection,
     DmlInterpolationMode,
@@ -81,6 +84,7 @@ __all__ = [
     "ListOperatorsResponse",
     "Open",
     "Opened",
+    "OpenvinoInterpolate",
     "Operator",
     "OperatorInfo",
     "Options",

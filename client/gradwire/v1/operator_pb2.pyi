@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from gradwire.v1 import jax_pb2 as _jax_pb2
+from gradwire.v1 import openvino_pb2 as _openvino_pb2
 from gradwire.v1 import tensorflow_pb2 as _tensorflow_pb2
 from gradwire.v1 import torch_pb2 as _torch_pb2
 import builtins as _builtins
@@ -143,6 +144,8 @@ class Operator(_message.Message):
     TF_RESIZE_FIELD_NUMBER: _builtins.int
     JAX_RESIZE_GRAD_FIELD_NUMBER: _builtins.int
     JAX_RESIZE_FIELD_NUMBER: _builtins.int
+    OPENVINO_INTERPOLATE_GRAD_FIELD_NUMBER: _builtins.int
+    OPENVINO_INTERPOLATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def dml_resample_grad(self) -> Global___DmlResample:
         """Gradient of DML_RESAMPLE1. Source: `DML_RESAMPLE_GRAD_OPERATOR_DESC`."""
@@ -195,6 +198,14 @@ class Operator(_message.Message):
     def jax_resize(self) -> _jax_pb2.JaxResize:
         """Forward of jax_resize_grad. Source: JAX `jax.image.resize`."""
 
+    @_builtins.property
+    def openvino_interpolate_grad(self) -> _openvino_pb2.OpenvinoInterpolate:
+        """Gradient of openvino_interpolate, which OpenVINO does not have: its adjoint."""
+
+    @_builtins.property
+    def openvino_interpolate(self) -> _openvino_pb2.OpenvinoInterpolate:
+        """Forward of openvino_interpolate_grad. Source: OpenVINO `Interpolate-11`."""
+
     def __init__(
         self,
         *,
@@ -210,12 +221,14 @@ class Operator(_message.Message):
         tf_resize: _tensorflow_pb2.TfResize | None = ...,
         jax_resize_grad: _jax_pb2.JaxResize | None = ...,
         jax_resize: _jax_pb2.JaxResize | None = ...,
+        openvino_interpolate_grad: _openvino_pb2.OpenvinoInterpolate | None = ...,
+        openvino_interpolate: _openvino_pb2.OpenvinoInterpolate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "jax_resize", b"jax_resize", "jax_resize_grad", b"jax_resize_grad", "operator", b"operator", "tf_resize", b"tf_resize", "tf_resize_grad", b"tf_resize_grad", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "jax_resize", b"jax_resize", "jax_resize_grad", b"jax_resize_grad", "openvino_interpolate", b"openvino_interpolate", "openvino_interpolate_grad", b"openvino_interpolate_grad", "operator", b"operator", "tf_resize", b"tf_resize", "tf_resize_grad", b"tf_resize_grad", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "jax_resize", b"jax_resize", "jax_resize_grad", b"jax_resize_grad", "operator", b"operator", "tf_resize", b"tf_resize", "tf_resize_grad", b"tf_resize_grad", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "jax_resize", b"jax_resize", "jax_resize_grad", b"jax_resize_grad", "openvino_interpolate", b"openvino_interpolate", "openvino_interpolate_grad", b"openvino_interpolate_grad", "operator", b"operator", "tf_resize", b"tf_resize", "tf_resize_grad", b"tf_resize_grad", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_operator: _TypeAlias = _typing.Literal["dml_resample_grad", "dml_resample_grad1", "dml_resample", "dml_resample2", "interpolate_backward", "interpolate", "torch_upsample_backward", "torch_interpolate", "tf_resize_grad", "tf_resize", "jax_resize_grad", "jax_resize"]  # noqa: Y015
+    _WhichOneofReturnType_operator: _TypeAlias = _typing.Literal["dml_resample_grad", "dml_resample_grad1", "dml_resample", "dml_resample2", "interpolate_backward", "interpolate", "torch_upsample_backward", "torch_interpolate", "tf_resize_grad", "tf_resize", "jax_resize_grad", "jax_resize", "openvino_interpolate_grad", "openvino_interpolate"]  # noqa: Y015
     _WhichOneofArgType_operator: _TypeAlias = _typing.Literal["operator", b"operator"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_operator) -> _WhichOneofReturnType_operator | None: ...
 

@@ -14,6 +14,7 @@ from gradwire_server.dialects import (
     dml_resample,
     jax_resize,
     onednn_interpolate,
+    openvino_interpolate,
     tf_resize,
     torch_interpolate,
 )
@@ -30,7 +31,14 @@ __all__ = ["DIALECTS", "Dialect", "lower", "output_shape", "table_type"]
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.name: dialect
-    for framework in (dml_resample, onednn_interpolate, torch_interpolate, tf_resize, jax_resize)
+    for framework in (
+        dml_resample,
+        onednn_interpolate,
+        torch_interpolate,
+        tf_resize,
+        jax_resize,
+        openvino_interpolate,
+    )
     for dialect in framework.DIALECTS
 }
 
