@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from dialect_oracles import Tensor, lowered
 from dialect_table import Case, Shape
 from dialect_tables import TABLES
+from gradwire_server import dialects
+from gradwire_server.dialects.dialect import Call
 
 DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 CASES = st.one_of([table.cases for table in TABLES.values()])
@@ -52,6 +54,16 @@ def test_the_plan_of_a_gradient_transposes_the_plan_of_its_forward(case: Case) -
     assert [each.axis for each in plan.passes] == sorted(each.axis for each in plan.passes)
     for each in plan.passes:
         np.testing.assert_array_equal(each.map.dense(), case.matrices()[each.axis].T)
+
+
+@laws
+@given(case=CASES)
+def test_the_bound_on_entries_is_never_below_what_the_plan_holds(case: Case) -> None:
+    forward = case.pair.forward
+    call = Call(forward.name, case.source, case.result, gradient=False)
+    axes = dialects.DIALECTS[forward.name].axes(forward, call)
+    plan = lowered(forward, case.source, case.result, np.float32)
+    assert plan.table_entries <= sum(axis.most_entries for axis in axes if axis is not None)
 
 
 @laws

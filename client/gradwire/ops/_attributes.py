@@ -162,7 +162,7 @@ class Floats:
         return f"give numbers, each {_finite(self)}"
 
     def normalize(self, path: str, value: object) -> tuple[float, ...]:
-        if self.single and hasattr(_plain(value), "__float__"):
+        if self.single and _is_single(value, "__float__"):
             return (_number(path, value, self),)
         items = _items(path, value, self)
         return tuple(_number(f"{path}[{i}]", item, self) for i, item in enumerate(items))
@@ -191,7 +191,7 @@ class Integers:
         return f"give integers, each from {self.least} to 2**{self.bits - 1} - 1"
 
     def normalize(self, path: str, value: object) -> tuple[int, ...]:
-        if self.single and hasattr(_plain(value), "__index__"):
+        if self.single and _is_single(value, "__index__"):
             return (self._number(path, value),)
         items = _items(path, value, self)
         return tuple(self._number(f"{path}[{i}]", item) for i, item in enumerate(items))
@@ -263,6 +263,12 @@ def _number(path: str, item: object, rule: Number | Floats) -> float:
     if not math.isfinite(rounded) or (rule.positive and rounded <= 0):
         raise InvalidRequestError.of(path, f"is {_shown(item)}; {rule.wanted}")
     return float(rounded)
+
+
+def _is_single(value: object, method: str) -> bool:
+    """Whether a value is a number; arrays with axes have its methods too."""
+    plain = _plain(value)
+    return hasattr(plain, method) and not hasattr(plain, "__iter__")
 
 
 def _plain(value: object) -> object:

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from gradwire_server.dialects.torch_lines import Filter, Keys, Line, Numbers
-from gradwire_server.plans.sines import sin, sinf
 from gradwire_server.plans.sampling import Indices, Taps, in_blocks
+from gradwire_server.plans.sines import sin, sinf
 
 # With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
 CUBIC: Final = Keys(-0.5, fused=True, last=True)
@@ -44,8 +44,10 @@ def _lanczos(x: Numbers) -> Numbers:
 
 def _sinc(x: Numbers) -> Numbers:
     y = x * x.dtype.type(np.pi)
-    sine = sinf(y) if y.dtype == np.float32 else sin(y)
-    return np.where(y == 0, y.dtype.type(1), sine / np.where(y == 0, y.dtype.type(1), y))
+    one = y.dtype.type(1)
+    single = y.dtype == np.float32
+    sine: Numbers = sinf(y.astype(np.float32)) if single else sin(y.astype(np.float64))
+    return np.where(y == 0, one, sine / np.where(y == 0, one, y))
 
 
 def _support(line: Line, radius: int) -> float:

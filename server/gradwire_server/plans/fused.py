@@ -6,29 +6,29 @@ those rounded after each step. NumPy has no such operation.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating[Any]]
+F = TypeVar("F", bound=np.floating[Any])
 Doubles = npt.NDArray[np.float64]
 
 # Splits a float64 into two halves of 26 bits (Veltkamp).
 _SPLIT = 2.0**27 + 1
 
 
-def fma(a: Floats, b: Floats, c: Floats) -> Floats:
+def fma(a: npt.NDArray[F], b: npt.NDArray[F], c: npt.NDArray[F]) -> npt.NDArray[F]:
     """Return a * b + c with one rounding, to nearest even; all are float32 or all are float64.
 
     Exact unless a float64 product, or a part of it, overflows or is below 2**-960.
     """
-    if np.result_type(a, b, c) == np.float64:
-        return _fma64(*(np.asarray(each, np.float64) for each in (a, b, c)))
+    wide = [each.astype(np.float64) for each in (a, b, c)]
+    if a.dtype == np.float64:
+        return _fma64(*wide).astype(a.dtype, copy=False)
     # A product of two float32 is exact in float64; a sum rounded to odd there has bits enough that
     # rounding it again is as good as rounding once.
-    product = np.multiply(a, b, dtype=np.float64)
-    return _sum_to_odd(product, np.asarray(c, np.float64)).astype(np.float32)
+    return _sum_to_odd(wide[0] * wide[1], wide[2]).astype(a.dtype)
 
 
 def _fma64(a: Doubles, b: Doubles, c: Doubles) -> Doubles:

@@ -17,8 +17,8 @@ Coordinates = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 Rounding = Callable[[Coordinates], Coordinates]
 
-# Taps that are computed at once: some megabytes of intermediate numbers.
-_BLOCK_TAPS = 1 << 17
+# Taps that are computed at once: their intermediate numbers fit a core's cache.
+_BLOCK_TAPS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)

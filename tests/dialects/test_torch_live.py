@@ -1,0 +1,147 @@
+"""Whole tensors against the installed PyTorch, and where PyTorch does what is not done here."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from dialect_oracles import Tensor, evaluate, lowered, ulp
+from gradwire import ops
+from gradwire.errors import InvalidRequestError
+from gradwire_server.errors import InvalidFieldError
+from torch_axes import RANKS, WITH_ANTIALIAS, WITH_CORNERS
+
+pytest.importorskip("torch", reason="compares with PyTorch where it is installed")
+torch: Any = importlib.import_module("torch")
+interpolate = torch.nn.functional.interpolate
+
+DTYPES: dict[str, Any] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+# Of the sum of all terms' magnitudes: roundings of products, sums and, for area, quotients.
+ROUNDING = {"float16": 2.0**-20, "bfloat16": 2.0**-20, "float32": 2.0**-20, "float64": 2.0**-49}
+
+
+def arguments(rng: random.Random, mode: str, source: tuple[int, ...]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"mode": mode}
+    if mode in WITH_CORNERS:
+        chosen["align_corners"] = rng.random() < 0.5
+    if mode == "lanczos" or (mode in WITH_ANTIALIAS and rng.random() < 0.4):
+        chosen["antialias"] = True
+    if rng.random() < 0.4:
+        # Two or more: see the test of a width of 1.
+        return chosen | {"size": tuple(rng.randint(2, 17) for _ in source[2:])}
+    scales = tuple(rng.uniform(2 / size, 3) if size > 1 else 2.5 for size in source[2:])
+    return chosen | {"scale_factor": scales, "recompute_scale_factor": rng.random() < 0.5}
+
+
+def tensor(array: Tensor, dtype: str) -> Any:
+    """Make a tensor of one of DTYPES."""
+    return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(getattr(torch, dtype))
+
+
+def close(operator: ops.Operator, given: Any, expected: Any) -> None:
+    """Allow for the roundings of both sides; narrow types are rounded once more.
+
+    PyTorch's forward rounds the weights to a narrow type too, and partial sums, in some kernels.
+    """
+    name = str(given.dtype).removeprefix("torch.")
+    dtype = DTYPES[name]
+    x, wide = (each.detach().double().numpy() for each in (given, expected))
+    plan = lowered(operator, x.shape, wide.shape, dtype)
+    magnitudes = np.abs(x)
+    for one in plan.passes:
+        matrix = np.abs(one.map.dense())
+        magnitudes = np.moveaxis(np.tensordot(matrix, magnitudes, (1, one.axis)), 0, one.axis)
+    allowed = ROUNDING[name] * magnitudes
+    if dtype.itemsize == 2:
+        allowed = allowed + ulp(wide, dtype)
+        if not operator.gradient:
+            allowed = allowed + 8 * ulp(np.ones(()), dtype) * magnitudes
+    result = evaluate(operator, x.astype(dtype), wide.shape).astype(np.float64)
+    assert np.all(np.abs(result - wide) <= allowed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", RANKS)
+def test_forward_gradient_and_second_gradient_are_pytorchs_up_to_rounding(
+    mode: str, dtype: str
+) -> None:
+    rng = random.Random(f"{mode} {dtype}")  # noqa: S311 - a choice of cases
+    narrow = DTYPES[dtype].itemsize == 2
+    if narrow and mode in {"area", "lanczos"}:
+        pytest.skip("PyTorch adds in the narrow type, or has no kernel")
+    for _ in range(40):
+        source = tuple(rng.randint(1, 3) for _ in range(2))
+        source += tuple(rng.randint(2, 14) for _ in range(rng.choice(RANKS[mode]) - 2))
+        given = arguments(rng, mode, source)
+        if narrow and given.get("antialias"):
+            continue
+        numbers = np.random.default_rng(rng.randrange(2**32))
+        x = tensor(numbers.standard_normal(source), dtype).requires_grad_()
+        y = interpolate(x, **given)
+        g = tensor(numbers.standard_normal(tuple(map(int, y.shape))), dtype).requires_grad_()
+        (gradient,) = torch.autograd.grad(y, x, g, create_graph=True)
+        second = tensor(numbers.standard_normal(source), dtype)
+        (again,) = torch.autograd.grad(gradient, g, second)
+
+        forward, backward = ops.TorchInterpolate(**given), ops.TorchUpsampleBackward(**given)
+        close(forward, x, y)
+        close(backward, g, gradient)
+        close(forward, second, again)
+
+
+REFUSED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((1, 1, 4), {}),
+    ((1, 1, 4), {"size": 2, "scale_factor": 2.0}),
+    ((1, 1, 4), {"size": 2, "recompute_scale_factor": True}),
+    ((1, 1, 4), {"size": (2, 2)}),
+    ((1, 1, 4, 4), {"scale_factor": (2.0, 2.0, 2.0)}),
+    ((1, 1, 4), {"scale_factor": 0.1}),
+    ((1, 1, 4), {"size": 2, "align_corners": False}),
+    ((1, 1, 4), {"size": 2, "mode": "area", "align_corners": True}),
+    ((1, 1, 4), {"size": 2, "mode": "nearest-exact", "align_corners": False}),
+    ((1, 1, 4), {"size": 2, "mode": "bilinear"}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "linear"}),
+    ((1, 1, 4, 4, 4), {"size": 2, "mode": "bicubic"}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "trilinear"}),
+    ((1, 1, 4), {"size": 2, "mode": "linear", "antialias": True}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "nearest", "antialias": True}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "lanczos"}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "lanczos", "antialias": True, "align_corners": True}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "cubic"}),
+]
+
+
+@pytest.mark.parametrize(("shape", "given"), REFUSED, ids=str)
+def test_what_pytorch_refuses_is_refused(shape: tuple[int, ...], given: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, NotImplementedError, RuntimeError)):
+        interpolate(torch.zeros(shape), **given)
+    result = (1, 1, *(2 for _ in shape[2:]))
+    with pytest.raises((InvalidRequestError, InvalidFieldError)):
+        evaluate(ops.TorchInterpolate(**given), np.zeros(shape, np.float32), result)
+
+
+def test_pytorch_gives_a_width_of_1_the_first_rows_mean_antialiased() -> None:
+    x = torch.arange(4.0).reshape(1, 1, 4, 1)
+    narrow = interpolate(x, (2, 1), mode="bilinear", antialias=True)
+    wide = interpolate(x.expand(1, 1, 4, 2), (2, 2), mode="bilinear", antialias=True)
+    assert wide[0, 0, 1, 0] > wide[0, 0, 0, 0]
+    assert narrow[0, 0, 1, 0] == narrow[0, 0, 0, 0] == wide[0, 0, 0, 0]
+
+
+def test_pytorch_adds_the_gradient_of_area_in_bfloat16() -> None:
+    g = np.ones((1, 1, 96, 96), ml_dtypes.bfloat16)
+    x = torch.zeros((1, 1, 2, 2), dtype=torch.bfloat16, requires_grad=True)
+    interpolate(x, (96, 96), mode="area").backward(torch.ones((1, 1, 96, 96), dtype=torch.bfloat16))
+    op = ops.TorchUpsampleBackward(mode="area")
+    assert float(evaluate(op, g, (1, 1, 2, 2)).astype(np.float64).sum()) == 96 * 96
+    assert float(x.grad.double().sum()) < 96 * 96 / 2

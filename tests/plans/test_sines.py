@@ -1,0 +1,59 @@
+"""Sines against Taylor's series in exact fractions, and against the C library's floats."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gradwire_server.plans.sines import sin, sinf
+
+BITS = 300
+
+
+def exact_sine(x: float) -> Fraction:
+    """Sum the series until its terms are below 2**-300 of what matters here."""
+    square, total = Fraction(x) ** 2, Fraction(0)
+    term, power = Fraction(x), 1
+    while abs(term) > Fraction(1, 2**BITS):
+        total += term
+        term = -term * square / ((power + 1) * (power + 2))
+        # Long fractions cost time, and bits beyond these change nothing.
+        term = Fraction(round(term * 2 ** (BITS + 40)), 2 ** (BITS + 40))
+        power += 2
+    return total
+
+
+@given(x=st.floats(-30, 30) | st.integers(-19, 19).map(lambda n: n * np.pi / 2))
+@example(x=0.0)
+@example(x=np.pi)
+@example(x=1e-3)
+def test_a_sine_is_the_nearest_float64(x: float) -> None:
+    if 0 < abs(x) < 2.0**-100:
+        return
+    assert sin(np.array([x]))[0] == float(exact_sine(x))
+
+
+@given(x=st.floats(-119, 119, width=32))
+def test_a_single_sine_is_within_0_57_of_the_last_place(x: float) -> None:
+    (result,) = sinf(np.array([x], np.float32))
+    exact = float(sin(np.array([x]))[0])
+    assert abs(float(result) - exact) <= 0.57 * float(np.spacing(np.float32(abs(exact))))
+
+
+def test_single_sines_are_those_of_the_c_library() -> None:
+    name, release = platform.libc_ver()
+    if platform.machine() != "x86_64" or name != "glibc" or release < "2.28":
+        pytest.skip("compares with glibc 2.28 or newer")
+    libm = ctypes.CDLL("libm.so.6")
+    libm.sinf.restype, libm.sinf.argtypes = ctypes.c_float, [ctypes.c_float]
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-10, 10, 20_000), 10 ** rng.uniform(-8, 1, 5_000)])
+    x = x.astype(np.float32)
+    expected = np.array([libm.sinf(float(each)) for each in x], np.float32)
+    np.testing.assert_array_equal(sinf(x), expected)
