@@ -44,7 +44,11 @@ def gradient_table(jax: Any, case: AxisCase, dtype: Any = np.float32) -> Matrix:
     """Return what its transpose makes of one-hot cotangents."""
     shape = (case.outputs, case.outputs)
     zeros = jax.numpy.zeros((case.outputs, case.inputs), dtype)
-    _, transpose = jax.vjp(lambda x: jax.image.resize(x, shape, **case.attributes), zeros)
+
+    def resized(x: Any) -> Any:
+        return jax.image.resize(x, shape, **case.attributes)
+
+    _, transpose = jax.vjp(resized, zeros)
     (result,) = transpose(jax.numpy.eye(case.outputs, dtype=dtype))
     return np.asarray(result).astype(np.float64)
 

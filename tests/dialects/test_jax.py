@@ -60,11 +60,22 @@ def test_float64_images_have_float64_weights(jax: Any) -> None:
             np.testing.assert_allclose(table, matrix(case, np.float64), rtol=0, atol=2.0**-43)
 
 
-def test_nearest_reads_what_jax_reads_on_a_cpu(jax: Any) -> None:
-    # Taken from left to right, (X + 0.5) * in / out would read other elements of some.
-    for inputs in range(1, 65):
-        case = AxisCase({"method": "nearest"}, inputs, 65 - inputs)
+# Some lengths for which the formula, as it is written, reads another element.
+FOLDED = [(2, 41), (4, 41), (10, 25), (20, 25), (34, 31), (30, 29), (64, 61)]
+
+
+def test_nearest_takes_the_ratio_first_as_xla_does(jax: Any) -> None:
+    for inputs, outputs in FOLDED:
+        case = AxisCase({"method": "nearest"}, inputs, outputs)
         check(case, live_jax.forward_table(jax, case))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), FOLDED)
+def test_nearest_is_not_the_formula_from_left_to_right(inputs: int, outputs: int) -> None:
+    x = np.arange(outputs).astype(np.float32) + np.float32(0.5)
+    written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
+    read = matrix(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
+    assert set(np.abs(read - written).tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("method", live_jax.METHODS)

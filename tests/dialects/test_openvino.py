@@ -55,7 +55,10 @@ def test_the_reference_implementation_has_these_tables_bit_by_bit() -> None:
 
 @pytest.mark.usefixtures("openvino")
 def test_the_cpu_plugin_has_these_tables_to_rounding_but_for_what_it_ignores() -> None:
-    ignored = {"linear": {"antialias": False}, "bicubic_pillow": {"cube_coeff": -0.5}}
+    ignored: dict[str, dict[str, Any]] = {
+        "linear": {"antialias": False},
+        "bicubic_pillow": {"cube_coeff": -0.5},
+    }
     for drawn in live_openvino.cases(180):
         known = ignored.get(drawn.attributes["mode"], {})
         case = replace(drawn, attributes={**drawn.attributes, **known})

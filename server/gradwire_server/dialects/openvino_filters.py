@@ -75,7 +75,7 @@ class Line:
         # What a tiny scale takes beyond float32 is outside like all that is far.
         shift = np.float32(0) if self.transformation == "asymmetric" else half
         with np.errstate(over="ignore"):
-            stretched = np.minimum((x + shift) / scale, np.finfo(np.float32).max)
+            stretched: Coordinates = np.minimum((x + shift) / scale, np.finfo(np.float32).max)
         centered = self.transformation in {"half_pixel", "pytorch_half_pixel"}
         return stretched - half if centered else stretched
 
@@ -138,7 +138,8 @@ def cubic(line: Line) -> Taps:
 
 def _keys_inside(x: Numbers, a: np.floating[Any] | float) -> Numbers:
     one, two, three = (x.dtype.type(n) for n in (1, 2, 3))
-    return ((a + two) * x - (a + three)) * x * x + one
+    weight: Numbers = ((a + two) * x - (a + three)) * x * x + one
+    return weight
 
 
 def _keys_outside(x: Numbers, a: np.float32) -> Numbers:
