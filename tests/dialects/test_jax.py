@@ -53,6 +53,18 @@ def test_the_transposes_of_jax_have_these_tables(jax: Any) -> None:
         check(case, live_jax.gradient_table(jax, case))
 
 
+@pytest.mark.parametrize("method", live_jax.METHODS)
+def test_a_gradient_of_several_axes_is_jax_s(jax: Any, method: Any) -> None:
+    def resized(x: Any) -> Any:
+        return jax.image.resize(x, (3, 9, 4), method)
+
+    cotangent = np.random.default_rng(3).standard_normal((3, 9, 4), np.float32)
+    _, transpose = jax.vjp(resized, jax.numpy.zeros((3, 5, 13)))
+    (expected,) = transpose(cotangent)
+    result = evaluate(ops.JaxResizeGrad(method=method), cotangent, (3, 5, 13))
+    np.testing.assert_allclose(result, np.asarray(expected), rtol=0, atol=2.0**-16)
+
+
 def test_float64_images_have_float64_weights(jax: Any) -> None:
     with jax.enable_x64(True):  # noqa: FBT003 - as JAX takes it
         for case in live_jax.cases(60):
