@@ -70,7 +70,9 @@ def test_whole_images_are_the_reference_implementation_s(mode: Any, told: dict[s
     # One axis grows while the other shrinks, width comes before height where the reference can do
     # that, and other axes are padded where the mode allows.
     axes = (3, 2) if mode in {"nearest", "linear", "cubic"} else (2, 3)
-    pads = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)} if mode != "linear_onnx" else {}
+    pads: dict[str, Any] = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)}
+    if mode == "linear_onnx":
+        pads = {}
     operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
     image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
     expected = live_openvino.reference(operator, image)
