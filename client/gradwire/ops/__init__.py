@@ -13,8 +13,11 @@ from __future__ import annotations
 from gradwire.ops._messages import OPERATORS, adjoint, describe, from_message, to_message
 from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
+from gradwire.ops.jax import JaxResize, JaxResizeGrad
 from gradwire.ops.onednn import Interpolate, InterpolateBackward
 from gradwire.ops.onnx import OnnxResize, OnnxResizeGrad
+from gradwire.ops.openvino import OpenvinoInterpolate, OpenvinoInterpolateGrad
+from gradwire.ops.tensorflow import TfResize, TfResizeGrad
 from gradwire.ops.torch import TorchInterpolate, TorchUpsampleBackward
 
 __all__ = [
@@ -25,9 +28,15 @@ __all__ = [
     "DmlResampleGrad1",
     "Interpolate",
     "InterpolateBackward",
+    "JaxResize",
+    "JaxResizeGrad",
     "OnnxResize",
     "OnnxResizeGrad",
+    "OpenvinoInterpolate",
+    "OpenvinoInterpolateGrad",
     "Operator",
+    "TfResize",
+    "TfResizeGrad",
     "TorchInterpolate",
     "TorchUpsampleBackward",
     "adjoint",

@@ -10,14 +10,16 @@ from google.protobuf.message import Message
 
 from gradwire import v1
 from gradwire.errors import InvalidRequestError
-from gradwire.ops import dml, onednn, onnx, torch
+from gradwire.ops import dml, jax, onednn, onnx, openvino, tensorflow, torch
 from gradwire.ops._attributes import Choice, is_default, rule_of
 from gradwire.ops._operator import Operator
 from gradwire.tensors import DTYPES
 
 # A framework is entered here, in the order of the numbers of its operators in the schema.
 OPERATORS: Mapping[str, type[Operator]] = {
-    kind.name: kind for framework in (dml, onednn, torch, onnx) for kind in framework.OPERATORS
+    kind.name: kind
+    for framework in (dml, onednn, torch, onnx, tensorflow, jax, openvino)
+    for kind in framework.OPERATORS
 }
 
 

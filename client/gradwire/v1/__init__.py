@@ -28,8 +28,14 @@ from gradwire.v1.gradient_service_pb2_grpc import (
     GradientServiceStub,
     add_GradientServiceServicer_to_server,
 )
+from gradwire.v1.jax_pb2 import (
+    JaxResize,
+)
 from gradwire.v1.onnx_pb2 import (
     OnnxResize,
+)
+from gradwire.v1.openvino_pb2 import (
+    OpenvinoInterpolate,
 )
 from gradwire.v1.operator_pb2 import (
     DmlAxisDirection,
@@ -44,6 +50,9 @@ from gradwire.v1.operator_pb2 import (
 from gradwire.v1.tensor_pb2 import (
     DataType,
     TensorDescriptor,
+)
+from gradwire.v1.tensorflow_pb2 import (
+    TfResize,
 )
 from gradwire.v1.torch_pb2 import (
     TorchInterpolate,
@@ -72,16 +81,19 @@ __all__ = [
     "GradientServiceServicer",
     "GradientServiceStub",
     "Interpolate",
+    "JaxResize",
     "Limits",
     "ListOperatorsRequest",
     "ListOperatorsResponse",
     "OnnxResize",
     "Open",
     "Opened",
+    "OpenvinoInterpolate",
     "Operator",
     "OperatorInfo",
     "Options",
     "TensorDescriptor",
+    "TfResize",
     "TorchInterpolate",
     "add_GradientServiceServicer_to_server",
 ]

@@ -22,37 +22,40 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from gradwire.v1 import jax_pb2 as gradwire_dot_v1_dot_jax__pb2
 from gradwire.v1 import onnx_pb2 as gradwire_dot_v1_dot_onnx__pb2
+from gradwire.v1 import openvino_pb2 as gradwire_dot_v1_dot_openvino__pb2
+from gradwire.v1 import tensorflow_pb2 as gradwire_dot_v1_dot_tensorflow__pb2
 from gradwire.v1 import torch_pb2 as gradwire_dot_v1_dot_torch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1agradwire/v1/operator.proto\x12\x0bgradwire.v1\x1a\x16gradwire/v1/onnx.proto\x1a\x17gradwire/v1/torch.proto\"\xba\x04\n\x08Operator\x12\x35\n\x11\x64ml_resample_grad\x18\x01 \x01(\x0b\x32\x18.gradwire.v1.DmlResampleH\x00\x12\x37\n\x12\x64ml_resample_grad1\x18\x02 \x01(\x0b\x32\x19.gradwire.v1.DmlResample2H\x00\x12\x30\n\x0c\x64ml_resample\x18\x03 \x01(\x0b\x32\x18.gradwire.v1.DmlResampleH\x00\x12\x32\n\rdml_resample2\x18\x04 \x01(\x0b\x32\x19.gradwire.v1.DmlResample2H\x00\x12\x38\n\x14interpolate_backward\x18\x05 \x01(\x0b\x32\x18.gradwire.v1.InterpolateH\x00\x12/\n\x0binterpolate\x18\x06 \x01(\x0b\x32\x18.gradwire.v1.InterpolateH\x00\x12@\n\x17torch_upsample_backward\x18\x07 \x01(\x0b\x32\x1d.gradwire.v1.TorchInterpolateH\x00\x12:\n\x11torch_interpolate\x18\x08 \x01(\x0b\x32\x1d.gradwire.v1.TorchInterpolateH\x00\x12\x33\n\x10onnx_resize_grad\x18\t \x01(\x0b\x32\x17.gradwire.v1.OnnxResizeH\x00\x12.\n\x0bonnx_resize\x18\n \x01(\x0b\x32\x17.gradwire.v1.OnnxResizeH\x00\x42\n\n\x08operator\"\x8f\x02\n\x0b\x44mlResample\x12=\n\x12interpolation_mode\x18\x01 \x01(\x0e\x32!.gradwire.v1.DmlInterpolationMode\x12\x0e\n\x06scales\x18\x02 \x03(\x02\x12\x1b\n\x13input_pixel_offsets\x18\x03 \x03(\x02\x12\x1c\n\x14output_pixel_offsets\x18\x04 \x03(\x02\x12\x39\n\x10nearest_rounding\x18\x05 \x01(\x0e\x32\x1f.gradwire.v1.DmlNearestRounding\x12;\n\x11offset_convention\x18\x06 \x01(\x0e\x32 .gradwire.v1.DmlOffsetConvention\"\x90\x02\n\x0c\x44mlResample2\x12=\n\x12interpolation_mode\x18\x01 \x01(\x0e\x32!.gradwire.v1.DmlInterpolationMode\x12\x0e\n\x06scales\x18\x02 \x03(\x02\x12\x1b\n\x13input_pixel_offsets\x18\x03 \x03(\x02\x12\x1c\n\x14output_pixel_offsets\x18\x04 \x03(\x02\x12\x39\n\x12rounding_direction\x18\x05 \x01(\x0e\x32\x1d.gradwire.v1.DmlAxisDirection\x12;\n\x11offset_convention\x18\x06 \x01(\x0e\x32 .gradwire.v1.DmlOffsetConvention\"\xf7\x04\n\x0bInterpolate\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.gradwire.v1.Interpolate.Mode\x12]\n\x1e\x63oordinate_transformation_mode\x18\x02 \x01(\x0e\x32\x35.gradwire.v1.Interpolate.CoordinateTransformationMode\x12\r\n\x05sizes\x18\x03 \x03(\x03\x12\x0e\n\x06scales\x18\x04 \x03(\x02\x12\x38\n\x0b\x64\x61ta_format\x18\x05 \x01(\x0e\x32#.gradwire.v1.Interpolate.DataFormat\x12\x14\n\x0csizes_tensor\x18\x06 \x03(\x05\"f\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_NEAREST\x10\x01\x12\x0f\n\x0bMODE_LINEAR\x10\x02\x12\x11\n\rMODE_BILINEAR\x10\x03\x12\x12\n\x0eMODE_TRILINEAR\x10\x04\"\xaf\x01\n\x1c\x43oordinateTransformationMode\x12.\n*COORDINATE_TRANSFORMATION_MODE_UNSPECIFIED\x10\x00\x12-\n)COORDINATE_TRANSFORMATION_MODE_HALF_PIXEL\x10\x01\x12\x30\n,COORDINATE_TRANSFORMATION_MODE_ALIGN_CORNERS\x10\x02\"S\n\nDataFormat\x12\x1b\n\x17\x44\x41TA_FORMAT_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x41TA_FORMAT_NCX\x10\x01\x12\x13\n\x0f\x44\x41TA_FORMAT_NXC\x10\x02*\x8e\x01\n\x14\x44mlInterpolationMode\x12&\n\"DML_INTERPOLATION_MODE_UNSPECIFIED\x10\x00\x12+\n\'DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR\x10\x01\x12!\n\x1d\x44ML_INTERPOLATION_MODE_LINEAR\x10\x02*|\n\x10\x44mlAxisDirection\x12\"\n\x1e\x44ML_AXIS_DIRECTION_UNSPECIFIED\x10\x00\x12!\n\x1d\x44ML_AXIS_DIRECTION_INCREASING\x10\x01\x12!\n\x1d\x44ML_AXIS_DIRECTION_DECREASING\x10\x02*\x80\x01\n\x12\x44mlNearestRounding\x12$\n DML_NEAREST_ROUNDING_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44ML_NEAREST_ROUNDING_HALF_DOWN\x10\x01\x12 \n\x1c\x44ML_NEAREST_ROUNDING_HALF_UP\x10\x02*\x82\x01\n\x13\x44mlOffsetConvention\x12%\n!DML_OFFSET_CONVENTION_UNSPECIFIED\x10\x00\x12!\n\x1d\x44ML_OFFSET_CONVENTION_FORWARD\x10\x01\x12!\n\x1d\x44ML_OFFSET_CONVENTION_SWAPPED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1agradwire/v1/operator.proto\x12\x0bgradwire.v1\x1a\x15gradwire/v1/jax.proto\x1a\x16gradwire/v1/onnx.proto\x1a\x1agradwire/v1/openvino.proto\x1a\x1cgradwire/v1/tensorflow.proto\x1a\x17gradwire/v1/torch.proto\"\x81\x07\n\x08Operator\x12\x35\n\x11\x64ml_resample_grad\x18\x01 \x01(\x0b\x32\x18.gradwire.v1.DmlResampleH\x00\x12\x37\n\x12\x64ml_resample_grad1\x18\x02 \x01(\x0b\x32\x19.gradwire.v1.DmlResample2H\x00\x12\x30\n\x0c\x64ml_resample\x18\x03 \x01(\x0b\x32\x18.gradwire.v1.DmlResampleH\x00\x12\x32\n\rdml_resample2\x18\x04 \x01(\x0b\x32\x19.gradwire.v1.DmlResample2H\x00\x12\x38\n\x14interpolate_backward\x18\x05 \x01(\x0b\x32\x18.gradwire.v1.InterpolateH\x00\x12/\n\x0binterpolate\x18\x06 \x01(\x0b\x32\x18.gradwire.v1.InterpolateH\x00\x12@\n\x17torch_upsample_backward\x18\x07 \x01(\x0b\x32\x1d.gradwire.v1.TorchInterpolateH\x00\x12:\n\x11torch_interpolate\x18\x08 \x01(\x0b\x32\x1d.gradwire.v1.TorchInterpolateH\x00\x12\x33\n\x10onnx_resize_grad\x18\t \x01(\x0b\x32\x17.gradwire.v1.OnnxResizeH\x00\x12.\n\x0bonnx_resize\x18\n \x01(\x0b\x32\x17.gradwire.v1.OnnxResizeH\x00\x12/\n\x0etf_resize_grad\x18\x0b \x01(\x0b\x32\x15.gradwire.v1.TfResizeH\x00\x12*\n\ttf_resize\x18\x0c \x01(\x0b\x32\x15.gradwire.v1.TfResizeH\x00\x12\x31\n\x0fjax_resize_grad\x18\r \x01(\x0b\x32\x16.gradwire.v1.JaxResizeH\x00\x12,\n\njax_resize\x18\x0e \x01(\x0b\x32\x16.gradwire.v1.JaxResizeH\x00\x12\x45\n\x19openvino_interpolate_grad\x18\x10 \x01(\x0b\x32 .gradwire.v1.OpenvinoInterpolateH\x00\x12@\n\x14openvino_interpolate\x18\x11 \x01(\x0b\x32 .gradwire.v1.OpenvinoInterpolateH\x00\x42\n\n\x08operator\"\x8f\x02\n\x0b\x44mlResample\x12=\n\x12interpolation_mode\x18\x01 \x01(\x0e\x32!.gradwire.v1.DmlInterpolationMode\x12\x0e\n\x06scales\x18\x02 \x03(\x02\x12\x1b\n\x13input_pixel_offsets\x18\x03 \x03(\x02\x12\x1c\n\x14output_pixel_offsets\x18\x04 \x03(\x02\x12\x39\n\x10nearest_rounding\x18\x05 \x01(\x0e\x32\x1f.gradwire.v1.DmlNearestRounding\x12;\n\x11offset_convention\x18\x06 \x01(\x0e\x32 .gradwire.v1.DmlOffsetConvention\"\x90\x02\n\x0c\x44mlResample2\x12=\n\x12interpolation_mode\x18\x01 \x01(\x0e\x32!.gradwire.v1.DmlInterpolationMode\x12\x0e\n\x06scales\x18\x02 \x03(\x02\x12\x1b\n\x13input_pixel_offsets\x18\x03 \x03(\x02\x12\x1c\n\x14output_pixel_offsets\x18\x04 \x03(\x02\x12\x39\n\x12rounding_direction\x18\x05 \x01(\x0e\x32\x1d.gradwire.v1.DmlAxisDirection\x12;\n\x11offset_convention\x18\x06 \x01(\x0e\x32 .gradwire.v1.DmlOffsetConvention\"\xf7\x04\n\x0bInterpolate\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.gradwire.v1.Interpolate.Mode\x12]\n\x1e\x63oordinate_transformation_mode\x18\x02 \x01(\x0e\x32\x35.gradwire.v1.Interpolate.CoordinateTransformationMode\x12\r\n\x05sizes\x18\x03 \x03(\x03\x12\x0e\n\x06scales\x18\x04 \x03(\x02\x12\x38\n\x0b\x64\x61ta_format\x18\x05 \x01(\x0e\x32#.gradwire.v1.Interpolate.DataFormat\x12\x14\n\x0csizes_tensor\x18\x06 \x03(\x05\"f\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_NEAREST\x10\x01\x12\x0f\n\x0bMODE_LINEAR\x10\x02\x12\x11\n\rMODE_BILINEAR\x10\x03\x12\x12\n\x0eMODE_TRILINEAR\x10\x04\"\xaf\x01\n\x1c\x43oordinateTransformationMode\x12.\n*COORDINATE_TRANSFORMATION_MODE_UNSPECIFIED\x10\x00\x12-\n)COORDINATE_TRANSFORMATION_MODE_HALF_PIXEL\x10\x01\x12\x30\n,COORDINATE_TRANSFORMATION_MODE_ALIGN_CORNERS\x10\x02\"S\n\nDataFormat\x12\x1b\n\x17\x44\x41TA_FORMAT_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x41TA_FORMAT_NCX\x10\x01\x12\x13\n\x0f\x44\x41TA_FORMAT_NXC\x10\x02*\x8e\x01\n\x14\x44mlInterpolationMode\x12&\n\"DML_INTERPOLATION_MODE_UNSPECIFIED\x10\x00\x12+\n\'DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR\x10\x01\x12!\n\x1d\x44ML_INTERPOLATION_MODE_LINEAR\x10\x02*|\n\x10\x44mlAxisDirection\x12\"\n\x1e\x44ML_AXIS_DIRECTION_UNSPECIFIED\x10\x00\x12!\n\x1d\x44ML_AXIS_DIRECTION_INCREASING\x10\x01\x12!\n\x1d\x44ML_AXIS_DIRECTION_DECREASING\x10\x02*\x80\x01\n\x12\x44mlNearestRounding\x12$\n DML_NEAREST_ROUNDING_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44ML_NEAREST_ROUNDING_HALF_DOWN\x10\x01\x12 \n\x1c\x44ML_NEAREST_ROUNDING_HALF_UP\x10\x02*\x82\x01\n\x13\x44mlOffsetConvention\x12%\n!DML_OFFSET_CONVENTION_UNSPECIFIED\x10\x00\x12!\n\x1d\x44ML_OFFSET_CONVENTION_FORWARD\x10\x01\x12!\n\x1d\x44ML_OFFSET_CONVENTION_SWAPPED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradwire.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DMLINTERPOLATIONMODE']._serialized_start=1849
-  _globals['_DMLINTERPOLATIONMODE']._serialized_end=1991
-  _globals['_DMLAXISDIRECTION']._serialized_start=1993
-  _globals['_DMLAXISDIRECTION']._serialized_end=2117
-  _globals['_DMLNEARESTROUNDING']._serialized_start=2120
-  _globals['_DMLNEARESTROUNDING']._serialized_end=2248
-  _globals['_DMLOFFSETCONVENTION']._serialized_start=2251
-  _globals['_DMLOFFSETCONVENTION']._serialized_end=2381
-  _globals['_OPERATOR']._serialized_start=93
-  _globals['_OPERATOR']._serialized_end=663
-  _globals['_DMLRESAMPLE']._serialized_start=666
-  _globals['_DMLRESAMPLE']._serialized_end=937
-  _globals['_DMLRESAMPLE2']._serialized_start=940
-  _globals['_DMLRESAMPLE2']._serialized_end=1212
-  _globals['_INTERPOLATE']._serialized_start=1215
-  _globals['_INTERPOLATE']._serialized_end=1846
-  _globals['_INTERPOLATE_MODE']._serialized_start=1481
-  _globals['_INTERPOLATE_MODE']._serialized_end=1583
-  _globals['_INTERPOLATE_COORDINATETRANSFORMATIONMODE']._serialized_start=1586
-  _globals['_INTERPOLATE_COORDINATETRANSFORMATIONMODE']._serialized_end=1761
-  _globals['_INTERPOLATE_DATAFORMAT']._serialized_start=1763
-  _globals['_INTERPOLATE_DATAFORMAT']._serialized_end=1846
+  _globals['_DMLINTERPOLATIONMODE']._serialized_start=2257
+  _globals['_DMLINTERPOLATIONMODE']._serialized_end=2399
+  _globals['_DMLAXISDIRECTION']._serialized_start=2401
+  _globals['_DMLAXISDIRECTION']._serialized_end=2525
+  _globals['_DMLNEARESTROUNDING']._serialized_start=2528
+  _globals['_DMLNEARESTROUNDING']._serialized_end=2656
+  _globals['_DMLOFFSETCONVENTION']._serialized_start=2659
+  _globals['_DMLOFFSETCONVENTION']._serialized_end=2789
+  _globals['_OPERATOR']._serialized_start=174
+  _globals['_OPERATOR']._serialized_end=1071
+  _globals['_DMLRESAMPLE']._serialized_start=1074
+  _globals['_DMLRESAMPLE']._serialized_end=1345
+  _globals['_DMLRESAMPLE2']._serialized_start=1348
+  _globals['_DMLRESAMPLE2']._serialized_end=1620
+  _globals['_INTERPOLATE']._serialized_start=1623
+  _globals['_INTERPOLATE']._serialized_end=2254
+  _globals['_INTERPOLATE_MODE']._serialized_start=1889
+  _globals['_INTERPOLATE_MODE']._serialized_end=1991
+  _globals['_INTERPOLATE_COORDINATETRANSFORMATIONMODE']._serialized_start=1994
+  _globals['_INTERPOLATE_COORDINATETRANSFORMATIONMODE']._serialized_end=2169
+  _globals['_INTERPOLATE_DATAFORMAT']._serialized_start=2171
+  _globals['_INTERPOLATE_DATAFORMAT']._serialized_end=2254
 # @@protoc_insertion_point(module_scope)

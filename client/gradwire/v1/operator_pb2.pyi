@@ -8,7 +8,10 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from gradwire.v1 import jax_pb2 as _jax_pb2
 from gradwire.v1 import onnx_pb2 as _onnx_pb2
+from gradwire.v1 import openvino_pb2 as _openvino_pb2
+from gradwire.v1 import tensorflow_pb2 as _tensorflow_pb2
 from gradwire.v1 import torch_pb2 as _torch_pb2
 import builtins as _builtins
 import sys
@@ -140,6 +143,12 @@ class Operator(_message.Message):
     TORCH_INTERPOLATE_FIELD_NUMBER: _builtins.int
     ONNX_RESIZE_GRAD_FIELD_NUMBER: _builtins.int
     ONNX_RESIZE_FIELD_NUMBER: _builtins.int
+    TF_RESIZE_GRAD_FIELD_NUMBER: _builtins.int
+    TF_RESIZE_FIELD_NUMBER: _builtins.int
+    JAX_RESIZE_GRAD_FIELD_NUMBER: _builtins.int
+    JAX_RESIZE_FIELD_NUMBER: _builtins.int
+    OPENVINO_INTERPOLATE_GRAD_FIELD_NUMBER: _builtins.int
+    OPENVINO_INTERPOLATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def dml_resample_grad(self) -> Global___DmlResample:
         """Gradient of DML_RESAMPLE1. Source: `DML_RESAMPLE_GRAD_OPERATOR_DESC`."""
@@ -182,6 +191,32 @@ class Operator(_message.Message):
     def onnx_resize(self) -> _onnx_pb2.OnnxResize:
         """Forward of onnx_resize_grad. Source: ONNX `Resize`."""
 
+    @_builtins.property
+    def tf_resize_grad(self) -> _tensorflow_pb2.TfResize:
+        """Gradient of tf_resize. Source: TensorFlow raw ops `ResizeBilinearGrad`, `ResizeNearestNeighborGrad`,
+        `ResizeBicubicGrad`.
+        """
+
+    @_builtins.property
+    def tf_resize(self) -> _tensorflow_pb2.TfResize:
+        """Forward of tf_resize_grad. Source: TensorFlow raw ops `ResizeBilinear`, `ResizeNearestNeighbor`, `ResizeBicubic`."""
+
+    @_builtins.property
+    def jax_resize_grad(self) -> _jax_pb2.JaxResize:
+        """Gradient of jax_resize. Source: JAX, the transpose of `jax.image.resize`."""
+
+    @_builtins.property
+    def jax_resize(self) -> _jax_pb2.JaxResize:
+        """Forward of jax_resize_grad. Source: JAX `jax.image.resize`."""
+
+    @_builtins.property
+    def openvino_interpolate_grad(self) -> _openvino_pb2.OpenvinoInterpolate:
+        """Gradient of openvino_interpolate, which OpenVINO does not have: its adjoint."""
+
+    @_builtins.property
+    def openvino_interpolate(self) -> _openvino_pb2.OpenvinoInterpolate:
+        """Forward of openvino_interpolate_grad. Source: OpenVINO `Interpolate-11`."""
+
     def __init__(
         self,
         *,
@@ -195,12 +230,18 @@ class Operator(_message.Message):
         torch_interpolate: _torch_pb2.TorchInterpolate | None = ...,
         onnx_resize_grad: _onnx_pb2.OnnxResize | None = ...,
         onnx_resize: _onnx_pb2.OnnxResize | None = ...,
+        tf_resize_grad: _tensorflow_pb2.TfResize | None = ...,
+        tf_resize: _tensorflow_pb2.TfResize | None = ...,
+        jax_resize_grad: _jax_pb2.JaxResize | None = ...,
+        jax_resize: _jax_pb2.JaxResize | None = ...,
+        openvino_interpolate_grad: _openvino_pb2.OpenvinoInterpolate | None = ...,
+        openvino_interpolate: _openvino_pb2.OpenvinoInterpolate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "onnx_resize", b"onnx_resize", "onnx_resize_grad", b"onnx_resize_grad", "operator", b"operator", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "jax_resize", b"jax_resize", "jax_resize_grad", b"jax_resize_grad", "onnx_resize", b"onnx_resize", "onnx_resize_grad", b"onnx_resize_grad", "openvino_interpolate", b"openvino_interpolate", "openvino_interpolate_grad", b"openvino_interpolate_grad", "operator", b"operator", "tf_resize", b"tf_resize", "tf_resize_grad", b"tf_resize_grad", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "onnx_resize", b"onnx_resize", "onnx_resize_grad", b"onnx_resize_grad", "operator", b"operator", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dml_resample", b"dml_resample", "dml_resample2", b"dml_resample2", "dml_resample_grad", b"dml_resample_grad", "dml_resample_grad1", b"dml_resample_grad1", "interpolate", b"interpolate", "interpolate_backward", b"interpolate_backward", "jax_resize", b"jax_resize", "jax_resize_grad", b"jax_resize_grad", "onnx_resize", b"onnx_resize", "onnx_resize_grad", b"onnx_resize_grad", "openvino_interpolate", b"openvino_interpolate", "openvino_interpolate_grad", b"openvino_interpolate_grad", "operator", b"operator", "tf_resize", b"tf_resize", "tf_resize_grad", b"tf_resize_grad", "torch_interpolate", b"torch_interpolate", "torch_upsample_backward", b"torch_upsample_backward"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_operator: _TypeAlias = _typing.Literal["dml_resample_grad", "dml_resample_grad1", "dml_resample", "dml_resample2", "interpolate_backward", "interpolate", "torch_upsample_backward", "torch_interpolate", "onnx_resize_grad", "onnx_resize"]  # noqa: Y015
+    _WhichOneofReturnType_operator: _TypeAlias = _typing.Literal["dml_resample_grad", "dml_resample_grad1", "dml_resample", "dml_resample2", "interpolate_backward", "interpolate", "torch_upsample_backward", "torch_interpolate", "onnx_resize_grad", "onnx_resize", "tf_resize_grad", "tf_resize", "jax_resize_grad", "jax_resize", "openvino_interpolate_grad", "openvino_interpolate"]  # noqa: Y015
     _WhichOneofArgType_operator: _TypeAlias = _typing.Literal["operator", b"operator"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_operator) -> _WhichOneofReturnType_operator | None: ...
 

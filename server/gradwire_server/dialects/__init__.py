@@ -12,8 +12,11 @@ import numpy as np
 
 from gradwire_server.dialects import (
     dml_resample,
+    jax_resize,
     onednn_interpolate,
     onnx_resize,
+    openvino_interpolate,
+    tf_resize,
     torch_interpolate,
 )
 from gradwire_server.dialects.dialect import FLOAT32, Axes, Call, Dialect, Shape
@@ -29,7 +32,15 @@ __all__ = ["DIALECTS", "Dialect", "lower", "output_shape", "table_type"]
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.name: dialect
-    for framework in (dml_resample, onednn_interpolate, torch_interpolate, onnx_resize)
+    for framework in (
+        dml_resample,
+        onednn_interpolate,
+        torch_interpolate,
+        onnx_resize,
+        tf_resize,
+        jax_resize,
+        openvino_interpolate,
+    )
     for dialect in framework.DIALECTS
 }
 

@@ -1,0 +1,217 @@
+"""JAX resizing: jax_resize and jax_resize_grad, jax.image.resize and its adjoint.
+
+Any axis may change; those that keep their length are left alone. With in and out the lengths of an
+axis, output X reads the input around
+
+    x = (X + 0.5) * (in / out) - 0.5
+
+and weights element j with kernel(|x - j| / s), divided by the sum of all. s is 1, or with antialias
+max(in / out, 1). Elements outside the axis have no part. nearest reads floor((X + 0.5) * in / out).
+
+The arithmetic is that of the formula in float32, as JAX computes for all types but float64, which
+it has with jax_enable_x64 alone, and then computes in. Source: jax/_src/image/scale.py of 0.10.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Call, Dialect, Shape
+from gradwire_server.errors import InvalidFieldError
+from gradwire_server.plans import sampling, sines
+from gradwire_server.plans.sampling import Coordinates, Taps
+
+# Sums of weights up to it leave an output without any: `1000. * float(np.finfo(np.float32).eps)`.
+LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
+
+# `x > 1e-3` in `_fill_lanczos_kernel`: nearer to its center the kernel is 1.
+FLAT: Final = 1e-3
+
+
+class Resize(Protocol):
+    """Attributes of both operators."""
+
+    @property
+    def method(self) -> str:
+        """Either nearest or a key of KERNELS."""
+        ...
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Shape of the forward's output, or nothing."""
+        ...
+
+    @property
+    def antialias(self) -> bool:
+        """Whether kernels are stretched where an axis shrinks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The forward along one axis: lengths in its direction, and the type of the arithmetic."""
+
+    inputs: int
+    outputs: int
+    compute: np.dtype[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Weights by distance, in the type of the distances; 0 from radius on, or just above it."""
+
+    radius: int
+    weigh: Callable[[Coordinates], Coordinates]
+
+
+def _triangle(x: Coordinates) -> Coordinates:
+    return np.maximum(1 - x, x.dtype.type(0))
+
+
+def _keys(x: Coordinates) -> Coordinates:
+    """Weigh as Keys (1981), with his slope of -0.5."""
+    inside = ((1.5 * x - 2.5) * x) * x + 1
+    outside = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
+
+
+def _lanczos(radius: int) -> Kernel:
+    def weigh(x: Coordinates) -> Coordinates:
+        kind = x.dtype.type
+        turn = kind(math.pi) * x
+        # What is outside is left out below, and reaches no more than some elements too far.
+        first, second = (sines.sin(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
+        product = kind(radius) * first.astype(kind) * second.astype(kind)
+        flat = x <= kind(FLAT)
+        square = np.where(flat, kind(1), kind(math.pi**2) * (x * x))
+        weight = np.where(flat, kind(1), product / square)
+        return np.where(x > radius, kind(0), weight)
+
+    return Kernel(radius, weigh)
+
+
+KERNELS: Final[dict[str, Kernel]] = {
+    "linear": Kernel(1, _triangle),
+    "cubic": Kernel(2, _keys),
+    "lanczos3": _lanczos(3),
+    "lanczos5": _lanczos(5),
+}
+
+
+def _nearest(line: Line) -> Taps:
+    """Read floor((X + 0.5) * in / out) in float32, whatever the type.
+
+    The quotient is in * (1 / out), and taken first: so XLA folds the formula on a CPU.
+    """
+    x = np.arange(line.outputs).astype(np.float32) + np.float32(0.5)
+    ratio = np.float32(line.inputs) * (np.float32(1) / np.float32(line.outputs))
+    return sampling.nearest_taps(np.floor(x * ratio), inputs=line.inputs)
+
+
+def _stretch(line: Line, *, antialias: bool) -> float:
+    return max(1 / (line.outputs / line.inputs), 1.0) if antialias else 1.0
+
+
+def _most_taps(line: Line, kernel: Kernel, *, antialias: bool) -> int:
+    reach = kernel.radius * _stretch(line, antialias=antialias)
+    return min(math.ceil(2 * reach) + 3, line.inputs)
+
+
+def _sample(line: Line, method: str, antialias: bool) -> Taps:  # noqa: FBT001 - an Axis's argument
+    """Weigh blocks of outputs: what is computed on the way takes several times the taps' memory."""
+    kernel, kind = KERNELS[method], line.compute.type
+    taps = _most_taps(line, kernel, antialias=antialias)
+    inverse = kind(1 / (line.outputs / line.inputs))
+    stretch = kind(_stretch(line, antialias=antialias))
+
+    def block(x: npt.NDArray[np.int64]) -> Taps:
+        at = (x.astype(kind) + kind(0.5)) * inverse - kind(0.5)
+        reach = kernel.radius * float(stretch)
+        low = np.floor(at.astype(np.float64) - reach).astype(np.int64)
+        # A band that leaves the axis is moved onto it: it still holds all that has a weight.
+        low = np.clip(low, 0, line.inputs - taps)
+        index = low[:, np.newaxis] + np.arange(taps)
+        distance = np.abs(at[:, np.newaxis] - index.astype(kind)) / stretch
+        weight = _normalized(kernel.weigh(distance))
+        outside = (at < kind(-0.5)) | (at > kind(line.inputs - 0.5))
+        weight[outside] = 0
+        return Taps(index, weight)
+
+    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
+
+
+def _normalized(weight: Coordinates) -> Coordinates:
+    """Divide the weights of each output by their sum, which is taken tap by tap."""
+    total = np.zeros(len(weight), weight.dtype)
+    for tap in weight.T:
+        total = total + tap
+    some = np.abs(total) > weight.dtype.type(LEAST_SUM)
+    divided = weight / np.where(some, total, weight.dtype.type(1))[:, np.newaxis]
+    return np.where(some[:, np.newaxis], divided, weight.dtype.type(0))
+
+
+def _axes(attributes: Resize, call: Call) -> Axes:
+    _check_shape(attributes, call)
+    return tuple(
+        None if inputs == outputs else _axis(attributes, Line(inputs, outputs, call.compute))
+        for inputs, outputs in zip(call.source, call.result, strict=True)
+    )
+
+
+def _axis(attributes: Resize, line: Line) -> Axis:
+    if attributes.method == "nearest":
+        line = Line(line.inputs, line.outputs, FLOAT32)
+        return Axis(line.inputs, line.outputs, 1, _nearest, (line,))
+    arguments = (line, attributes.method, attributes.antialias)
+    most_taps = _most_taps(line, KERNELS[attributes.method], antialias=attributes.antialias)
+    in_float32 = line.compute == FLOAT32
+    return Axis(line.inputs, line.outputs, most_taps, _sample, arguments, in_float32)
+
+
+def _check_shape(attributes: Resize, call: Call) -> None:
+    if not attributes.shape:
+        return
+    if len(attributes.shape) != len(call.result):
+        raise InvalidFieldError(
+            call.attribute("shape"),
+            f"has {len(attributes.shape)} values for tensors of {len(call.result)} axes; give "
+            f"{len(call.result)}, or none",
+            came=len(attributes.shape),
+            expected=len(call.result),
+        )
+    for axis, (expected, came) in enumerate(zip(attributes.shape, call.result, strict=True)):
+        if expected != came:
+            raise InvalidFieldError(
+                f"{call.result_sizes}[{axis}]",
+                f"is {came}, shape has {expected} there; give {expected}, or leave shape empty",
+                came=came,
+                expected=expected,
+            )
+
+
+def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
+    if len(attributes.shape) != len(input_shape):
+        raise InvalidFieldError(
+            "operator.jax_resize.shape",
+            f"has {len(attributes.shape)} values for a tensor of {len(input_shape)} axes; give "
+            f"{len(input_shape)}, or the output's sizes",
+            came=len(attributes.shape),
+            expected=len(input_shape),
+        )
+    return tuple(attributes.shape)
+
+
+def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
+    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=_axes, by_compute=True, **rest)
+
+
+DIALECTS: Final = (
+    _operator("jax_resize_grad", gradient=True),
+    _operator("jax_resize", gradient=False, output_shape=_output_shape),
+)

@@ -1,0 +1,226 @@
+"""One axis of an OpenVINO Interpolate-11: where output elements read, and with which weights.
+
+The axis is first padded with zeros. With `length` its padded length and scale the output's over it,
+output X reads at x, in float32 and by true division:
+
+    half_pixel            (X + 0.5) / scale - 0.5
+    pytorch_half_pixel    the same; 0 where there is one output
+    asymmetric            X / scale
+    tf_half_pixel_for_nn  (X + 0.5) / scale
+    align_corners         X * (length - 1) / (outputs - 1); 0 where there is one output
+
+and at X itself where scale is 1 or the length stays. The pillow modes have float64 coordinates of
+their own. Source: src/core/reference/src/op/interpolate.cpp and interpolate_pil.hpp of OpenVINO.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.plans import sampling
+from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
+
+Numbers = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The forward along one axis.
+
+    inputs, outputs  lengths in its direction, the first without padding
+    pads             elements of 0 before and after
+    scale            outputs over padded length, float32, or what the caller gave for it
+    transformation   coordinate_transformation_mode
+    rounding         a key of ROUNDINGS, with nearest
+    stretch          factor of distances in linear: scale with antialias, else 1
+    cube_coeff       slope of the cubic kernels
+    """
+
+    inputs: int
+    outputs: int
+    pads: tuple[int, int]
+    scale: float
+    transformation: str
+    rounding: str
+    stretch: float
+    cube_coeff: float
+
+    @property
+    def length(self) -> int:
+        """Length with padding."""
+        return sum(self.pads, self.inputs)
+
+    @property
+    def stays(self) -> bool:
+        """Whether coordinates are the outputs' own."""
+        return self.scale == 1 or self.length == self.outputs
+
+    def coordinates(self) -> Coordinates:
+        """Return x of each output, float32[outputs]."""
+        x = np.arange(self.outputs).astype(np.float32)
+        if self.stays:
+            return x
+        half, scale = np.float32(0.5), np.float32(self.scale)
+        if self.transformation == "align_corners":
+            last = np.float32(max(self.outputs - 1, 1))
+            return x * np.float32(self.length - 1) / last
+        if self.transformation == "pytorch_half_pixel" and self.outputs == 1:
+            return np.zeros_like(x)
+        # What a tiny scale takes beyond float32 is outside like all that is far.
+        shift = np.float32(0) if self.transformation == "asymmetric" else half
+        with np.errstate(over="ignore"):
+            stretched: Coordinates = np.minimum((x + shift) / scale, np.finfo(np.float32).max)
+        centered = self.transformation in {"half_pixel", "pytorch_half_pixel"}
+        return stretched - half if centered else stretched
+
+    def placed(self, index: npt.NDArray[np.int64], weight: Numbers) -> Taps:
+        """Return taps on the padded axis as taps on the axis: padding has no weight."""
+        index = index - self.pads[0]
+        there = (index >= 0) & (index < self.inputs)
+        return Taps(
+            np.clip(index, 0, self.inputs - 1), np.where(there, weight, weight.dtype.type(0))
+        )
+
+
+def _half_down(x: Coordinates) -> Coordinates:
+    middle = np.trunc(x) + np.float32(0.5)
+    return np.where(x == middle, np.floor(x), sampling.half_away(x))
+
+
+ROUNDINGS: Final[dict[str, Rounding]] = {
+    "round_prefer_floor": _half_down,
+    "round_prefer_ceil": sampling.half_away,
+    "floor": sampling.floor,
+    "ceil": sampling.ceil,
+}
+
+
+def nearest(line: Line) -> Taps:
+    """Read the element at x, rounded; simple cuts toward 0, or rounds up where the axis shrinks."""
+    simple = sampling.ceil if line.scale < 1 else np.trunc
+    x = ROUNDINGS.get(line.rounding, simple)(line.coordinates())
+    index = sampling.on_axis(x, inputs=line.length)[:, np.newaxis]
+    return line.placed(index, np.ones(index.shape, np.float32))
+
+
+def linear_onnx(line: Line) -> Taps:
+    """Weight the two neighbors of x, which is held to the axis, by distance."""
+    x = np.clip(line.coordinates(), np.float32(0), np.float32(line.length - 1))
+    low = sampling.on_axis(x, inputs=line.length)
+    high = np.minimum(low + 1, line.length - 1)
+    # On the last element both halves meet.
+    upper = np.where(low == high, np.float32(0.5), np.abs(x - low.astype(np.float32)))
+    lower = np.where(low == high, np.float32(0.5), np.abs(x - high.astype(np.float32)))
+    return line.placed(np.array([low, high]).T, np.array([lower, upper]).T)
+
+
+def cubic(line: Line) -> Taps:
+    """Weigh four elements by Keys' kernel; those outside move to the edge."""
+    x, a = line.coordinates(), np.float32(line.cube_coeff)
+    low = np.floor(x)
+    s = x - low
+    weight = [
+        _keys_outside(s + np.float32(1), a),
+        _keys_inside(s, a),
+        _keys_inside(np.float32(1) - s, a),
+        _keys_outside(np.float32(2) - s, a),
+    ]
+    base = np.clip(low, np.float32(-2), np.float32(line.length + 2)).astype(np.int64)
+    index = base + np.arange(-1, 3)[:, np.newaxis]
+    return line.placed(np.clip(index, 0, line.length - 1).T, np.array(weight).T)
+
+
+def _keys_inside(x: Numbers, a: np.floating[Any] | float) -> Numbers:
+    one, two, three = (x.dtype.type(n) for n in (1, 2, 3))
+    weight: Numbers = ((a + two) * x - (a + three)) * x * x + one
+    return weight
+
+
+def _keys_outside(x: Numbers, a: np.float32) -> Numbers:
+    four, five, eight = (np.float32(n) for n in (4, 5, 8))
+    return ((a * x - five * a) * x + eight * a) * x - four * a
+
+
+def linear_taps(line: Line) -> int:
+    """Return the most taps of linear."""
+    return min(2 * math.ceil(2 / line.stretch) + 1 if line.scale <= 1 else 5, line.length)
+
+
+def linear(line: Line) -> Taps:
+    """Weigh elements by a triangle, and divide by the sum of those on the padded axis."""
+    coordinates, taps = line.coordinates(), linear_taps(line)
+    reach = taps // 2 if taps < line.length else line.length
+    stretch = np.float32(line.stretch)
+
+    def block(outputs: npt.NDArray[np.int64]) -> Taps:
+        x = coordinates[outputs]
+        near = np.float32(-reach), np.float32(line.length + reach)
+        middle = np.clip(sampling.half_away(x), *near).astype(np.int64)
+        index = np.clip(middle - reach, 0, line.length - taps)[:, np.newaxis] + np.arange(taps)
+        distance = stretch * (x[:, np.newaxis] - index.astype(np.float32))
+        weight = stretch * np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
+        return line.placed(index, _divided(weight))
+
+    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
+
+
+def pillow_taps(line: Line, *, radius: int) -> int:
+    """Return the most taps of a pillow mode."""
+    return min(2 * math.ceil(radius * max(line.length / line.outputs, 1.0)) + 1, line.length)
+
+
+def pillow(line: Line, radius: int) -> Taps:
+    """Weigh as Pillow does, in float64: a kernel stretched where the axis shrinks, cut at edges.
+
+    The kernel of radius 1 is the triangle, that of radius 2 is Keys' with cube_coeff.
+    """
+    scale = line.length / line.outputs
+    stretched, taps = max(scale, 1.0), pillow_taps(line, radius=radius)
+    support = radius * stretched
+
+    def block(outputs: npt.NDArray[np.int64]) -> Taps:
+        center = (outputs + 0.5) * scale
+        low = np.maximum(np.trunc(center - support + 0.5), 0).astype(np.int64)
+        stop = np.minimum(np.trunc(center + support + 0.5).astype(np.int64), line.length)
+        index = low[:, np.newaxis] + np.arange(taps)
+        x = np.abs((index - center[:, np.newaxis] + 0.5) * (1 / stretched))
+        kernel = np.maximum(1 - x, 0) if radius == 1 else _pillow_keys(x, line.cube_coeff)
+        weight = np.where(index < stop[:, np.newaxis], kernel, 0)
+        return line.placed(index, _divided(weight))
+
+    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
+
+
+def _pillow_keys(x: Numbers, a: float) -> Numbers:
+    outside = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, _keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
+
+
+def _divided(weight: Numbers) -> Numbers:
+    """Divide the weights of each output by their sum, taken tap by tap, unless that is 0."""
+    total = np.zeros(len(weight), weight.dtype)
+    for tap in weight.T:
+        total = total + tap
+    return weight / np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
+
+
+def padding(line: Line) -> Taps:
+    """Read each element where padding put it, along an axis that is not resampled."""
+    index = np.arange(line.outputs)[:, np.newaxis]
+    return line.placed(index, np.ones(index.shape, np.float32))
+
+
+SAMPLES: Final[dict[str, Callable[[Line], Taps]]] = {
+    "nearest": nearest,
+    "linear": linear,
+    "linear_onnx": linear_onnx,
+    "cubic": cubic,
+}
+MOST_TAPS: Final = {"nearest": 1, "linear_onnx": 2, "cubic": 4}
+PILLOW: Final = {"bilinear_pillow": 1, "bicubic_pillow": 2}

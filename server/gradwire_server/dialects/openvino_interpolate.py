@@ -1,0 +1,219 @@
+"""OpenVINO interpolation: openvino_interpolate, the operation Interpolate-11, and its gradient.
+
+Attributes and inputs are the operation's own; openvino_filters.py has the weights along an axis, as
+OpenVINO's reference implementation computes them. OpenVINO has no gradient of it: this one is the
+adjoint of that forward.
+
+Source: https://docs.openvino.ai, Interpolate-11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from gradwire_server.dialects import openvino_filters as filters
+from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
+from gradwire_server.dialects.openvino_filters import Line
+from gradwire_server.errors import InvalidFieldError
+
+# Added to a scale before a length is multiplied by it and cut: `ov::util::dim::scale`.
+SCALE_EPSILON: Final = np.float32(1e-6)
+
+# Beyond it int64(float) and float(int64) no longer name the same number.
+LARGEST_INFERRED_SIZE: Final = 2**53
+
+# Ranks whose axes linear_onnx resamples all; of more it leaves batch and channel.
+ALL_AXES: Final = {2, 3}
+PILLOW_AXES: Final = 2
+
+
+class Interpolate(Protocol):
+    """Attributes of both operators; arrays are empty where nothing is given.
+
+    mode                            a key of SAMPLES or of PILLOW in openvino_filters
+    shape_calculation_mode          sizes or scales: which of the two counts
+    sizes, scales                   of the forward's output, one per entry of axes
+    axes                            axes that are resampled; empty for all
+    coordinate_transformation_mode  one of five, see openvino_filters
+    nearest_mode                    simple, or a key of ROUNDINGS
+    antialias                       whether linear's triangle is stretched where an axis shrinks
+    pads_begin, pads_end            elements of 0 around the input, one per axis or fewer
+    cube_coeff                      slope of the cubic kernels
+    """
+
+    mode: str
+    shape_calculation_mode: str
+    sizes: Sequence[int]
+    scales: Sequence[float]
+    axes: Sequence[int]
+    coordinate_transformation_mode: str
+    nearest_mode: str
+    antialias: bool
+    pads_begin: Sequence[int]
+    pads_end: Sequence[int]
+    cube_coeff: float
+
+
+def _axes(attributes: Interpolate, call: Call) -> Axes:
+    numbers = _numbers(attributes, call.operator, rank=len(call.source))
+    _check_result(attributes, call, numbers)
+    scales = _scales(attributes, call, numbers)
+    shrinks = any(scale < 1 for scale in scales.values())
+    pads = _pads(attributes, call.operator, rank=len(call.source))
+    lines = [
+        Line(
+            inputs,
+            outputs,
+            pads=pads[axis],
+            scale=scales.get(axis, 1.0),
+            transformation=attributes.coordinate_transformation_mode,
+            rounding=attributes.nearest_mode,
+            stretch=scales.get(axis, 1.0) if attributes.antialias and shrinks else 1.0,
+            cube_coeff=attributes.cube_coeff,
+        )
+        for axis, (inputs, outputs) in enumerate(zip(call.source, call.result, strict=True))
+    ]
+    return tuple(
+        _axis(attributes.mode if axis in scales else "", line) for axis, line in enumerate(lines)
+    )
+
+
+def _axis(mode: str, line: Line) -> Axis | None:
+    """Return an axis of a mode, or one that is padded alone where there is no mode."""
+    sides = line.inputs, line.outputs
+    exact = mode == "cubic" or (mode == "linear" and line.stretch != 1)
+    if line.length == line.outputs and not exact:
+        return None if line.length == line.inputs else Axis(*sides, 1, filters.padding, (line,))
+    if mode in filters.PILLOW:
+        radius = filters.PILLOW[mode]
+        most_taps = filters.pillow_taps(line, radius=radius)
+        return Axis(*sides, most_taps, filters.pillow, (line, radius), in_float32=False)
+    most_taps = filters.MOST_TAPS.get(mode) or filters.linear_taps(line)
+    return Axis(*sides, most_taps, filters.SAMPLES[mode], (line,))
+
+
+def _numbers(attributes: Interpolate, operator: str, *, rank: int) -> tuple[int, ...]:
+    """Return the axes that are resampled, in the order in which sizes and scales name them."""
+    numbers = tuple(attributes.axes) or tuple(range(rank))
+    for i, number in enumerate(numbers):
+        if number >= rank or number in numbers[:i]:
+            raise InvalidFieldError(
+                f"operator.{operator}.axes[{i}]",
+                f"is {number}, for tensors of {rank} axes; give different axes from 0 to "
+                f"{rank - 1}",
+                came=number,
+            )
+    expected = set(range(0 if rank in ALL_AXES else 2, rank))
+    every = len(numbers) == rank > 1
+    onnx = attributes.mode == "linear_onnx" and set(numbers) != expected and not every
+    pillow = attributes.mode in filters.PILLOW and len(numbers) != PILLOW_AXES
+    if onnx or pillow:
+        wanted = "two axes" if pillow else ", ".join(map(str, sorted(expected))) or "no rank 1"
+        raise InvalidFieldError(
+            f"operator.{operator}.axes",
+            f"is {list(numbers)}; mode {attributes.mode!r} takes {wanted} of {rank}",
+            came=list(numbers),
+        )
+    return numbers
+
+
+def _pads(attributes: Interpolate, operator: str, *, rank: int) -> list[tuple[int, int]]:
+    """Return the padding of every axis; what is not given is 0."""
+    for field in ("pads_begin", "pads_end"):
+        values = getattr(attributes, field)
+        if len(values) > rank:
+            raise InvalidFieldError(
+                f"operator.{operator}.{field}",
+                f"has {len(values)} values for tensors of {rank} axes; give at most {rank}",
+                came=len(values),
+                expected=rank,
+            )
+    begin, end = (list(each) + [0] * rank for each in (attributes.pads_begin, attributes.pads_end))
+    return list(zip(begin[:rank], end, strict=False))
+
+
+def _inferred(attributes: Interpolate, operator: str, source: Shape) -> dict[int, int]:
+    """Return the lengths of the result that attributes tell, by axis.
+
+    Sizes are taken as they are; a scale gives int(length * (scale + 1e-6)) in float32. Axes that
+    are not resampled keep their padded length.
+    """
+    rank = len(source)
+    numbers = _numbers(attributes, operator, rank=rank)
+    padded = [
+        sum(pads, size)
+        for pads, size in zip(_pads(attributes, operator, rank=rank), source, strict=True)
+    ]
+    told = {axis: size for axis, size in enumerate(padded) if axis not in numbers}
+    field = attributes.shape_calculation_mode
+    values = attributes.sizes if field == "sizes" else attributes.scales
+    if not values and field == "sizes":
+        return told
+    if len(values) != len(numbers):
+        raise InvalidFieldError(
+            f"operator.{operator}.{field}",
+            f"has {len(values)} values for {len(numbers)} axes; give {len(numbers)}",
+            came=len(values),
+            expected=len(numbers),
+        )
+    if field == "sizes":
+        return told | dict(zip(numbers, attributes.sizes, strict=True))
+    for i, (axis, scale) in enumerate(zip(numbers, attributes.scales, strict=True)):
+        with np.errstate(over="ignore"):
+            product = float(np.float32(padded[axis]) * (np.float32(scale) + SCALE_EPSILON))
+        if not 1 <= product <= LARGEST_INFERRED_SIZE:
+            raise InvalidFieldError(
+                f"operator.{operator}.scales[{i}]",
+                f"is {scale}, which makes {product:g} of {padded[axis]} elements; give a number "
+                f"that leaves 1 to 2**53",
+                came=scale,
+                size=padded[axis],
+            )
+        told[axis] = int(product)
+    return told
+
+
+def _check_result(attributes: Interpolate, call: Call, numbers: Sequence[int]) -> None:
+    for axis, expected in _inferred(attributes, call.operator, call.source).items():
+        if call.result[axis] != expected:
+            told = attributes.shape_calculation_mode if axis in numbers else "the padded source"
+            raise InvalidFieldError(
+                f"{call.result_sizes}[{axis}]",
+                f"is {call.result[axis]}; {told} has {expected} there",
+                came=call.result[axis],
+                expected=expected,
+            )
+
+
+def _scales(attributes: Interpolate, call: Call, numbers: Sequence[int]) -> dict[int, float]:
+    """Return the scale of each axis that is resampled: as given, or the lengths' in float32."""
+    if attributes.shape_calculation_mode == "scales":
+        return dict(zip(numbers, map(float, attributes.scales), strict=True))
+    pads = _pads(attributes, call.operator, rank=len(call.source))
+    return {
+        axis: float(np.float32(call.result[axis]) / np.float32(sum(pads[axis], call.source[axis])))
+        for axis in numbers
+    }
+
+
+def _output_shape(attributes: Interpolate, input_shape: Shape) -> Shape:
+    operator = "openvino_interpolate"
+    told = _inferred(attributes, operator, input_shape)
+    if len(told) != len(input_shape):
+        raise InvalidFieldError(
+            f"operator.{operator}.sizes", "is empty; give the sizes, or the output's sizes"
+        )
+    return tuple(told[axis] for axis in range(len(input_shape)))
+
+
+def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
+    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=_axes, **rest)
+
+
+DIALECTS: Final = (
+    _operator("openvino_interpolate_grad", gradient=True),
+    _operator("openvino_interpolate", gradient=False, output_shape=_output_shape),
+)

@@ -1,0 +1,207 @@
+"""TensorFlow resizing: tf_resize and tf_resize_grad.
+
+The raw ops ResizeBilinear, ResizeNearestNeighbor and ResizeBicubic on NHWC tensors, with float32
+arithmetic whatever the type of the tensors. With in and out the lengths of an axis, output X reads
+the input at
+
+    x = X * scale                   scale = in / out, and with align_corners, where both are above
+                                    1, scale = (in - 1) / (out - 1)
+    x = (X + 0.5) * scale - 0.5     with half_pixel_centers
+
+each operation rounded. Source: tensorflow/core/util/image_resizer_state.h, and the kernels beside
+tensorflow/core/kernels/image/resize_bicubic_op.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.dialects.dialect import (
+    Axes,
+    Axis,
+    Call,
+    Dialect,
+    Shape,
+    check_batch_and_channel,
+)
+from gradwire_server.errors import InvalidFieldError
+from gradwire_server.plans import sampling
+from gradwire_server.plans.sampling import Coordinates, Taps
+
+# X + 0.5 is exact in float32 for every index X of an axis up to this long.
+EXACT_HALF_PIXEL_AXIS: Final = 2**23
+
+# Height and width, of batch, height, width and channel.
+SPATIAL: Final = range(1, 3)
+
+# `kTableSize`: positions between two elements that bicubic tells apart.
+CUBIC_STEPS: Final = 1024
+
+# Keys (1981) settles on -0.5, as TensorFlow does with half_pixel_centers; -0.75 is the older one.
+CUBIC_SLOPE: Final = -0.5
+LEGACY_CUBIC_SLOPE: Final = -0.75
+
+# Below it TensorFlow leaves weights as they are: `1000.0f * std::numeric_limits<float>::min()`.
+LEAST_SUM: Final = np.float32(1000) * np.finfo(np.float32).tiny
+
+
+class Resize(Protocol):
+    """Attributes of both operators."""
+
+    @property
+    def kind(self) -> str:
+        """One of bilinear, nearest_neighbor, bicubic."""
+        ...
+
+    @property
+    def size(self) -> Sequence[int]:
+        """Height and width of the forward's output, or nothing."""
+        ...
+
+    @property
+    def align_corners(self) -> bool:
+        """Whether the corner elements correspond."""
+        ...
+
+    @property
+    def half_pixel_centers(self) -> bool:
+        """Whether elements have their centers at halves; not together with align_corners."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The forward along one axis: lengths in its direction, and the two flags."""
+
+    inputs: int
+    outputs: int
+    align_corners: bool
+    half_pixel_centers: bool
+
+    def stretched(self) -> Coordinates:
+        """Return X * scale of each output, of X + 0.5 with half_pixel_centers: float32[outputs]."""
+        x = np.arange(self.outputs).astype(np.float32)
+        if self.align_corners and min(self.inputs, self.outputs) > 1:
+            return x * (np.float32(self.inputs - 1) / np.float32(self.outputs - 1))
+        half = np.float32(0.5 if self.half_pixel_centers else 0)
+        return (x + half) * (np.float32(self.inputs) / np.float32(self.outputs))
+
+    def coordinates(self) -> Coordinates:
+        """Return x of each output, float32[outputs]."""
+        return self.stretched() - np.float32(0.5 if self.half_pixel_centers else 0)
+
+
+def _nearest(line: Line) -> Taps:
+    """Read floor(x), or roundf(x) with align_corners.
+
+    With half_pixel_centers the 0.5 is neither subtracted nor added again: floor((X + 0.5) * scale).
+    """
+    x = line.stretched()
+    whole = sampling.half_away(x) if line.align_corners else np.floor(x)
+    return sampling.nearest_taps(whole, inputs=line.inputs)
+
+
+def _bilinear(line: Line) -> Taps:
+    """Weight floor(x) and ceil(x), held to the axis, with 1 - l and l = x - floor(x)."""
+    x = line.coordinates()
+    low = np.floor(x)
+    index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=line.inputs)
+    return sampling.linear_taps(index, upper_weight=x - low)
+
+
+def _bicubic(line: Line) -> Taps:
+    """Weight four elements by Keys' kernel at x rounded to 1/1024, ties to even.
+
+    With half_pixel_centers those outside are left out and the others divided by their sum;
+    otherwise they move to the edge.
+    """
+    x = line.coordinates()
+    low = np.floor(x)
+    between = np.rint((x - low) * np.float32(CUBIC_STEPS)).astype(np.float64) / CUBIC_STEPS
+    slope = CUBIC_SLOPE if line.half_pixel_centers else LEGACY_CUBIC_SLOPE
+    weight = np.array(
+        [
+            _keys_outside(1 + between, slope),
+            _keys_inside(between, slope),
+            _keys_inside(1 - between, slope),
+            _keys_outside(2 - between, slope),
+        ]
+    ).astype(np.float32)
+    wanted = low.astype(np.int64) + np.arange(-1, 3)[:, np.newaxis]
+    index = np.clip(wanted, 0, line.inputs - 1)
+    if line.half_pixel_centers:
+        weight = _renormalized(np.where(index == wanted, weight, np.float32(0)))
+    return Taps(index.T, weight.T)
+
+
+def _keys_inside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
+    """Return the kernel at distances up to 1; exact, of multiples of 1/1024."""
+    return ((a + 2) * distance - (a + 3)) * distance * distance + 1
+
+
+def _keys_outside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
+    """Return the kernel at distances from 1 to 2; exact, of multiples of 1/1024."""
+    return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+
+
+def _renormalized(weight: Coordinates) -> Coordinates:
+    """Multiply float32[taps, outputs] by the reciprocal of the sum, which is taken tap by tap."""
+    total = weight[0]
+    for tap in weight[1:]:
+        total = total + tap
+    some = np.abs(total) >= LEAST_SUM
+    return weight * (np.float32(1) / np.where(some, total, np.float32(1)))
+
+
+KINDS: Final[dict[str, tuple[Callable[[Line], Taps], int]]] = {
+    "bilinear": (_bilinear, 2),
+    "nearest_neighbor": (_nearest, 1),
+    "bicubic": (_bicubic, 4),
+}
+
+
+def _axes(attributes: Resize, call: Call) -> Axes:
+    check_batch_and_channel(call, spatial=SPATIAL)
+    sizes = [(call.source[axis], call.result[axis]) for axis in SPATIAL]
+    # An empty size says nothing.
+    for axis, (expected, (_, came)) in enumerate(zip(attributes.size, sizes, strict=False), 1):
+        if expected != came:
+            raise InvalidFieldError(
+                f"{call.result_sizes}[{axis}]",
+                f"is {came}, size has {expected} there; give {expected}, or leave size empty",
+                came=came,
+                expected=expected,
+            )
+    sample, most_taps = KINDS[attributes.kind]
+    flags = attributes.align_corners, attributes.half_pixel_centers
+    spatial = [
+        None
+        if inputs == outputs <= EXACT_HALF_PIXEL_AXIS
+        else Axis(inputs, outputs, most_taps, sample, (Line(inputs, outputs, *flags),))
+        for inputs, outputs in sizes
+    ]
+    return (None, *spatial, None)
+
+
+def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
+    if not attributes.size:
+        raise InvalidFieldError(
+            "operator.tf_resize.size", "is empty; give height and width, or the output's sizes"
+        )
+    batch, _, _, channel = input_shape
+    return (batch, *attributes.size, channel)
+
+
+def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
+    return Dialect(name, gradient=gradient, ranks=range(4, 5), axes=_axes, **rest)
+
+
+DIALECTS: Final = (
+    _operator("tf_resize_grad", gradient=True),
+    _operator("tf_resize", gradient=False, output_shape=_output_shape),
+)

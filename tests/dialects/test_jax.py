@@ -1,0 +1,128 @@
+"""jax_resize and jax_resize_grad: JAX's tables to rounding, its nearest exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import axis_tables
+import live_jax
+from axis_tables import AxisCase
+from dialect_oracles import Matrix, evaluate
+from gradwire import ops
+from gradwire_server import dialects
+from gradwire_server.errors import InvalidFieldError
+
+STORED = list(axis_tables.load(live_jax.STORED))
+
+# XLA contracts products and sums of coordinates, up to 150 here, which moves them by a unit of the
+# last place; weights follow, and by as much again where they are divided by their sum.
+ROUNDING = 150 * 2.0**-23
+
+
+def matrix(case: AxisCase, dtype: npt.DTypeLike = np.float32) -> Matrix:
+    operator = ops.JaxResize(**case.attributes)
+    return axis_tables.axis_matrix(operator, case, rank=2, axis=1, dtype=dtype)
+
+
+def check(case: AxisCase, table: Matrix) -> None:
+    allowed = 0 if case.attributes["method"] == "nearest" else ROUNDING
+    np.testing.assert_allclose(table, matrix(case), rtol=0, atol=allowed, err_msg=str(case))
+
+
+@pytest.fixture(scope="module")
+def jax() -> Any:
+    return pytest.importorskip("jax", reason="compares with JAX where it is there")
+
+
+@pytest.mark.parametrize(("case", "table"), STORED, ids=[str(case) for case, _ in STORED])
+def test_stored_tables_of_jax_hold(case: AxisCase, table: Matrix) -> None:
+    check(case, table)
+
+
+def test_jax_has_these_tables(jax: Any) -> None:
+    for case in live_jax.cases(1000):
+        check(case, live_jax.forward_table(jax, case))
+
+
+def test_the_transposes_of_jax_have_these_tables(jax: Any) -> None:
+    for case in live_jax.cases(90):
+        check(case, live_jax.gradient_table(jax, case))
+
+
+@pytest.mark.parametrize("method", live_jax.METHODS)
+def test_a_gradient_of_several_axes_is_jax_s(jax: Any, method: Any) -> None:
+    def resized(x: Any) -> Any:
+        return jax.image.resize(x, (3, 9, 4), method)
+
+    cotangent = np.random.default_rng(3).standard_normal((3, 9, 4), np.float32)
+    _, transpose = jax.vjp(resized, jax.numpy.zeros((3, 5, 13)))
+    (expected,) = transpose(cotangent)
+    result = evaluate(ops.JaxResizeGrad(method=method), cotangent, (3, 5, 13))
+    np.testing.assert_allclose(result, np.asarray(expected), rtol=0, atol=2.0**-16)
+
+
+def test_float64_images_have_float64_weights(jax: Any) -> None:
+    with jax.enable_x64(True):  # noqa: FBT003 - as JAX takes it
+        for case in live_jax.cases(60):
+            table = live_jax.forward_table(jax, case, np.float64)
+            np.testing.assert_allclose(table, matrix(case, np.float64), rtol=0, atol=2.0**-43)
+
+
+# Some lengths for which the formula, as it is written, reads another element.
+FOLDED = [(2, 41), (4, 41), (10, 25), (20, 25), (34, 31), (30, 29), (64, 61)]
+
+
+def test_nearest_takes_the_ratio_first_as_xla_does(jax: Any) -> None:
+    for inputs, outputs in FOLDED:
+        case = AxisCase({"method": "nearest"}, inputs, outputs)
+        check(case, live_jax.forward_table(jax, case))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), FOLDED)
+def test_nearest_is_not_the_formula_from_left_to_right(inputs: int, outputs: int) -> None:
+    x = np.arange(outputs).astype(np.float32) + np.float32(0.5)
+    written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
+    read = matrix(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
+    assert set(np.abs(read - written).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("method", live_jax.METHODS)
+def test_an_axis_that_keeps_its_length_needs_no_table(method: Any) -> None:
+    operator = ops.JaxResizeGrad(method=method)
+    plan = dialects.lower("jax_resize_grad", operator, (2**40, 6), (2**40, 3))
+    assert [each.axis for each in plan.passes] == [1]
+
+
+@pytest.mark.parametrize("method", ["linear", "cubic", "lanczos3", "lanczos5"])
+def test_constants_stay_constants(method: Any) -> None:
+    for inputs, outputs in ((9, 4), (4, 9), (1, 5), (5, 1), (100, 7)):
+        result = evaluate(
+            ops.JaxResize(method=method, shape=(outputs,)), np.ones(inputs), (outputs,)
+        )
+        np.testing.assert_allclose(result, 1, rtol=2.0**-45)
+
+
+def test_shape_is_that_of_the_forward_s_output() -> None:
+    operator = ops.JaxResize(method="linear", shape=(6, 9))
+    assert dialects.output_shape("jax_resize", operator, (2, 3)) == (6, 9)
+    with pytest.raises(InvalidFieldError, match=r"shape: has 2 values for a tensor of 3 axes"):
+        dialects.output_shape("jax_resize", operator, (2, 3, 4))
+    with pytest.raises(InvalidFieldError, match=r"shape: has 2 values for tensors of 3 axes"):
+        dialects.lower("jax_resize", operator, (2, 3, 4), (6, 9, 4))
+    gradient = ops.JaxResizeGrad(method="linear", shape=(6, 9))
+    with pytest.raises(InvalidFieldError, match=r"input\.sizes\[1\]: is 8, shape has 9 there"):
+        dialects.lower("jax_resize_grad", gradient, (6, 8), (2, 3))
+
+
+def test_bfloat16_images_have_bfloat16_weights_in_jax_and_float32_weights_here(jax: Any) -> None:
+    # Thirds of three ones: JAX rounds each to bfloat16 before it is multiplied.
+    case = AxisCase({"method": "linear"}, 3, 1)
+    theirs = live_jax.forward_table(jax, case, jax.numpy.bfloat16)
+    ours = matrix(case)
+    assert np.abs(theirs - ours).max() > 2.0**-12
+    rounded = np.asarray(jax.numpy.asarray(ours).astype(jax.numpy.bfloat16)).astype(np.float64)
+    np.testing.assert_array_equal(theirs, rounded)

@@ -1,0 +1,218 @@
+"""openvino_interpolate and its gradient: the bits of OpenVINO's reference implementation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import axis_tables
+import live_openvino
+from axis_tables import AxisCase
+from dialect_oracles import Matrix, evaluate
+from gradwire import ops
+from gradwire.errors import InvalidRequestError
+from gradwire_server import dialects
+from gradwire_server.errors import InvalidFieldError
+
+STORED = list(axis_tables.load(live_openvino.STORED))
+
+
+def matrix(case: AxisCase) -> Matrix:
+    """Return our matrix in float32, which OpenVINO's results are; pillow's weights are float64."""
+    operator = ops.OpenvinoInterpolate(**case.attributes)
+    ours = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float32)
+    return ours.astype(np.float32).astype(np.float64)
+
+
+def told(shape: tuple[int, ...], **attributes: Any) -> tuple[int, ...] | None:
+    operator = ops.OpenvinoInterpolate(mode="linear", **attributes)
+    return dialects.output_shape(operator.name, operator, shape)
+
+
+@pytest.fixture(scope="module")
+def openvino() -> Any:
+    return pytest.importorskip("openvino", reason="compares with OpenVINO where it is there")
+
+
+@pytest.mark.parametrize(
+    ("case", "table"),
+    STORED,
+    ids=[f"{i}-{case.attributes['mode']}" for i, (case, _) in enumerate(STORED)],
+)
+def test_stored_tables_of_openvino_hold_bit_by_bit(case: AxisCase, table: Matrix) -> None:
+    np.testing.assert_array_equal(matrix(case), table)
+
+
+@pytest.mark.usefixtures("openvino")
+def test_the_reference_implementation_has_these_tables_bit_by_bit() -> None:
+    for case in live_openvino.cases(3000):
+        table = live_openvino.table(live_openvino.reference, case)
+        np.testing.assert_array_equal(table, matrix(case), str(case))
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("mode", live_openvino.MODES)
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"sizes": (9, 4)},
+        {"shape_calculation_mode": "scales", "scales": (1.7, 0.4)},
+    ],
+    ids=str,
+)
+def test_whole_images_are_the_reference_implementation_s(mode: Any, told: dict[str, Any]) -> None:
+    # One axis grows while the other shrinks, width comes before height where the reference can do
+    # that, and other axes are padded where the mode allows.
+    axes = (3, 2) if mode in {"nearest", "linear", "cubic"} else (2, 3)
+    pads: dict[str, Any] = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)}
+    if mode == "linear_onnx":
+        pads = {}
+    operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
+    image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
+    expected = live_openvino.reference(operator, image)
+    result = evaluate(operator, image, expected.shape)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-20)
+
+
+@pytest.mark.usefixtures("openvino")
+def test_the_cpu_plugin_has_these_tables_to_rounding_but_for_what_it_ignores() -> None:
+    ignored: dict[str, dict[str, Any]] = {
+        "linear": {"antialias": False},
+        "bicubic_pillow": {"cube_coeff": -0.5},
+    }
+    for drawn in live_openvino.cases(180):
+        known = ignored.get(drawn.attributes["mode"], {})
+        case = replace(drawn, attributes={**drawn.attributes, **known})
+        table = live_openvino.table(live_openvino.plugin, case)
+        # It multiplies by the reciprocal of scale: coordinates up to 60 move by units of 2**-18.
+        np.testing.assert_allclose(table, matrix(case), rtol=0, atol=2.0**-15, err_msg=str(case))
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"mode": "linear", "antialias": True, "axes": (2,), "sizes": (5,)},
+        {"mode": "bicubic_pillow", "cube_coeff": -0.75, "axes": (2, 3), "sizes": (5, 1)},
+    ],
+)
+def test_what_the_cpu_plugin_ignores_and_the_reference_does_not(attributes: dict[str, Any]) -> None:
+    case = AxisCase(attributes, 13, 5)
+    without = replace(case, attributes={**attributes, "antialias": False, "cube_coeff": -0.5})
+    theirs = live_openvino.table(live_openvino.plugin, case)
+    np.testing.assert_allclose(theirs, matrix(without), rtol=0, atol=2.0**-15)
+    assert np.abs(theirs - matrix(case)).max() > 2.0**-8
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
+def test_descending_axes_of_pillow_are_the_cpu_plugin_s_not_the_reference_s(mode: Any) -> None:
+    operator = ops.OpenvinoInterpolate(mode=mode, axes=(3, 2), sizes=(9, 4), cube_coeff=-0.5)
+    image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
+    result = evaluate(operator, image, (2, 3, 4, 9))
+    expected = live_openvino.plugin(operator, image)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-18)
+    # The reference implementation inserts axes 3 and 2 into a list of two places in this order,
+    # beyond its end, and transposes back by what is there: in a process that may not survive it.
+    script = f"""
+import numpy as np
+import live_openvino
+from gradwire import ops
+image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
+operator = ops.{operator!r}
+theirs, plugin = (f(operator, image) for f in (live_openvino.reference, live_openvino.plugin))
+print(np.abs(theirs - plugin).max())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-c", script], env=environment, capture_output=True, check=False
+    )
+    assert child.returncode or not float(child.stdout) < 2.0**-4
+
+
+def test_padding_is_zeros_that_are_resampled_too() -> None:
+    operator = ops.OpenvinoInterpolate(
+        mode="linear", axes=(0,), sizes=(9,), pads_begin=(1, 2), pads_end=(2,)
+    )
+    x = np.random.default_rng(2).standard_normal((4, 3), np.float32)
+    result = evaluate(operator, x, (9, 5))
+    padded = np.pad(x, [(1, 2), (2, 0)])
+    plain = ops.OpenvinoInterpolate(mode="linear", axes=(0,), sizes=(9,))
+    np.testing.assert_array_equal(result, evaluate(plain, padded, (9, 5)))
+
+
+def test_antialias_stretches_every_axis_by_its_scale_where_one_shrinks() -> None:
+    # Scale 4 makes the triangle a quarter as wide: outputs far from any element read nothing.
+    operator = ops.OpenvinoInterpolate(mode="linear", antialias=True, sizes=(8, 3))
+    result = evaluate(operator, np.ones((2, 6), np.float32), (8, 3))
+    np.testing.assert_array_equal(result[:, 1], [0, 1, 1, 0, 0, 1, 1, 0])
+
+
+def test_lengths_are_sizes_or_scaled_padded_lengths() -> None:
+    assert told((2, 3), sizes=(5, 4)) == (5, 4)
+    assert told((2, 3), sizes=(5, 4), axes=(1, 0)) == (4, 5)
+    scales = {"shape_calculation_mode": "scales"}
+    assert told((2, 3), scales=(2.5,), axes=(1,), pads_begin=(1,), **scales) == (3, 7)
+    # 0.1 in float32 is above 0.1; 1 / 3 is below, which the 1e-6 makes up for.
+    assert told((10, 3), scales=(0.1, 1 / 3), **scales) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape"),
+    [
+        ({"sizes": (5,)}, (2, 3)),
+        ({"sizes": (5,), "axes": (2,)}, (2, 3)),
+        ({"sizes": (5, 5), "axes": (1, 1)}, (2, 3)),
+        ({"sizes": (5,), "axes": (0,), "pads_end": (0, 0, 1)}, (2, 3)),
+        ({"scales": (0.1, 1), "shape_calculation_mode": "scales"}, (2, 3)),
+        ({}, (2, 3)),
+    ],
+)
+def test_lengths_that_cannot_be_told_are_refused(
+    attributes: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(InvalidFieldError):
+        told(shape, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("mode", "axes"), [("bilinear_pillow", (0, 1, 2)), ("linear_onnx", (1, 2, 3))]
+)
+def test_axes_that_a_mode_does_not_take_are_refused(mode: Any, axes: tuple[int, ...]) -> None:
+    operator = ops.OpenvinoInterpolateGrad(mode=mode, axes=axes)
+    with pytest.raises(InvalidFieldError, match="axes"):
+        dialects.lower(operator.name, operator, (2, 4, 6, 8), (2, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"scales": (2.0,)},
+        {"shape_calculation_mode": "scales"},
+        {"shape_calculation_mode": "scales", "sizes": (4,), "scales": (2.0,)},
+    ],
+)
+def test_sizes_and_scales_exclude_each_other(attributes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        ops.OpenvinoInterpolateGrad(mode="nearest", **attributes)
+
+
+def test_a_tiny_scale_reads_the_last_element() -> None:
+    # X / scale is beyond float32 for all but the first output.
+    scale = float(np.float32(1e-40))
+    operator = ops.OpenvinoInterpolate(
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        shape_calculation_mode="scales",
+        scales=(scale,),
+    )
+    length = 2_000_000
+    plan = dialects.lower(operator.name, operator, (length,), (2,))
+    (only,) = plan.passes
+    assert only.map.start.tolist() == [0, length - 1]

@@ -1,0 +1,136 @@
+"""tf_resize and tf_resize_grad: TensorFlow's bits, and what it refuses or lacks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import axis_tables
+import live_tensorflow
+from axis_tables import AxisCase
+from dialect_oracles import Matrix, evaluate
+from gradwire import ops
+from gradwire.errors import InvalidRequestError
+from gradwire_server import dialects
+from gradwire_server.errors import InvalidFieldError
+
+STORED = list(axis_tables.load(live_tensorflow.STORED))
+
+
+def matrix(case: AxisCase) -> Matrix:
+    return axis_tables.axis_matrix(
+        ops.TfResize(**case.attributes), case, rank=4, axis=1, dtype=np.float32
+    )
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return pytest.importorskip("tensorflow", reason="compares with TensorFlow where it is there")
+
+
+@pytest.mark.parametrize(("case", "table"), STORED, ids=[str(case) for case, _ in STORED])
+def test_stored_tables_of_tensorflow_hold_bit_by_bit(case: AxisCase, table: Matrix) -> None:
+    np.testing.assert_array_equal(matrix(case), table)
+
+
+def test_the_ops_and_their_gradients_have_these_tables_bit_by_bit(tf: Any) -> None:
+    for case in live_tensorflow.cases(1000):
+        expected = matrix(case)
+        np.testing.assert_array_equal(live_tensorflow.forward_table(tf, case), expected, str(case))
+        np.testing.assert_array_equal(live_tensorflow.gradient_table(tf, case), expected, str(case))
+
+
+@pytest.mark.parametrize("flags", live_tensorflow.FLAGS, ids=str)
+def test_nearest_reads_what_the_op_reads_at_all_lengths_up_to_64(
+    tf: Any, flags: dict[str, Any]
+) -> None:
+    for inputs, outputs in itertools.product(range(1, 65), repeat=2):
+        case = AxisCase({"kind": "nearest_neighbor", **flags}, inputs, outputs)
+        read = live_tensorflow.nearest_indices(tf, case)
+        assert matrix(case).argmax(axis=1).tolist() == read, str(case)
+
+
+@pytest.mark.parametrize("kind", live_tensorflow.KINDS)
+def test_a_gradient_of_height_and_width_is_the_op_s(tf: Any, kind: Any) -> None:
+    grads = np.random.default_rng(3).standard_normal((2, 7, 9, 3), np.float32)
+    op = getattr(tf.raw_ops, f"{live_tensorflow.KINDS[kind]}Grad")
+    image = {"original_image": np.zeros((2, 4, 13, 3), np.float32)}
+    shape = {"size": [4, 13]} if kind == "nearest_neighbor" else image
+    expected = op(grads=grads, half_pixel_centers=True, **shape).numpy()
+    operator = ops.TfResizeGrad(kind=kind, half_pixel_centers=True)
+    result = evaluate(operator, grads, (2, 4, 13, 3))
+    np.testing.assert_allclose(result, expected, atol=2.0**-20)
+
+
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic", "nearest_neighbor"])
+def test_align_corners_has_no_part_where_a_length_is_1(kind: Any) -> None:
+    # Of one element ResizeBicubic weighs four copies: in float32 they do not always add up to 1.
+    for inputs, outputs in ((1, 7), (7, 1)):
+        corners, plain = (
+            matrix(AxisCase({"kind": kind, "align_corners": flag}, inputs, outputs))
+            for flag in (True, False)
+        )
+        np.testing.assert_array_equal(corners, plain)
+
+
+def test_bicubic_tells_1024_positions_apart() -> None:
+    # 1/3 is taken for 341/1024: Keys' kernel with -0.75 there, rounded to float32.
+    table = matrix(AxisCase({"kind": "bicubic"}, 4, 12))
+    t = 341 / 1024
+    exact = [
+        ((-0.75 * (1 + t) + 3.75) * (1 + t) - 6) * (1 + t) + 3,
+        (1.25 * t - 2.25) * t * t + 1,
+        (1.25 * (1 - t) - 2.25) * (1 - t) * (1 - t) + 1,
+        ((-0.75 * (2 - t) + 3.75) * (2 - t) - 6) * (2 - t) + 3,
+    ]
+    np.testing.assert_array_equal(table[4], np.array(exact, np.float32))
+
+
+def test_the_weights_are_float32_for_float64_tensors_too() -> None:
+    case = AxisCase({"kind": "bilinear", "half_pixel_centers": True}, 5, 7)
+    operator = ops.TfResize(**case.attributes)
+    wide = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
+    np.testing.assert_array_equal(wide, matrix(case))
+
+
+def test_size_is_height_and_width_of_the_forward_s_output() -> None:
+    operator = ops.TfResize(kind="bilinear", size=(6, 9))
+    assert dialects.output_shape("tf_resize", operator, (2, 3, 4, 5)) == (2, 6, 9, 5)
+    gradient = ops.TfResizeGrad(kind="bilinear", size=(6, 9))
+    with pytest.raises(InvalidFieldError, match=r"input\.sizes\[2\]: is 8, size has 9 there"):
+        dialects.lower("tf_resize_grad", gradient, (2, 6, 8, 5), (2, 3, 4, 5))
+    with pytest.raises(InvalidFieldError, match=r"size: is empty"):
+        dialects.output_shape("tf_resize", ops.TfResize(kind="bilinear"), (2, 3, 4, 5))
+    with pytest.raises(InvalidFieldError, match=r"output\.sizes\[3\]: is 4"):
+        dialects.lower("tf_resize", operator, (2, 3, 4, 5), (2, 6, 9, 4))
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"size": (3,)}, {"align_corners": True, "half_pixel_centers": True}]
+)
+def test_what_the_ops_refuse_is_refused(attributes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        ops.TfResizeGrad(kind="bilinear", **attributes)
+
+
+def test_gradients_that_tensorflow_lacks(tf: Any) -> None:
+    def gradient(op: Any, image: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(image)
+            result = op(images=image, size=[3, 3])
+        return tape.gradient(result, image)
+
+    image = tf.ones((1, 2, 2, 1))
+    assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.float16)) is None
+    assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.bfloat16)) is None
+    grads = tf.ones((1, 3, 3, 1))
+    with tf.GradientTape() as tape:
+        tape.watch(grads)
+        result = tf.raw_ops.ResizeBicubicGrad(grads=grads, original_image=image)
+    with pytest.raises(LookupError):
+        tape.gradient(result, grads)
