@@ -43,6 +43,7 @@ ENUMS = {
         "EVALUATION_CHANGED",
         "INTERNAL",
         "STARTING",
+        "DEVICE_LOST",
     ],
 }
 
