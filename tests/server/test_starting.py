@@ -38,6 +38,7 @@ class Leisurely:
 
     name = "leisurely"
     splits_work = False
+    may_wait = False
 
     def __init__(self, fault: Exception | None = None) -> None:
         self.ready = threading.Event()

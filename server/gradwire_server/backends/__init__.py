@@ -36,6 +36,11 @@ class Backend(Protocol):
         """Whether one call of apply() spreads its work over several threads."""
         ...
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether a call may wait for more than a processor: never on an event loop then."""
+        ...
+
     def warm_up(self) -> None:
         """Make ready, so that no later call waits for a compiler."""
         ...
