@@ -82,6 +82,19 @@ class Binds(Protocol):
         ...
 
 
+@runtime_checkable
+class MayBeAway(Protocol):
+    """A backend that cannot compute at times."""
+
+    def watch(self, tell: Callable[[bool], object]) -> None:
+        """Tell whether it can compute: now, and whenever that changes, from some thread."""
+        ...
+
+    def close(self) -> None:
+        """Compute and tell no more; whoever waits for warm_up() gets RuntimeError."""
+        ...
+
+
 def bound(
     backend: Backend, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]
 ) -> Callable[[], None]:
@@ -166,6 +179,7 @@ __all__ = [
     "CUDA_MEMORY_BYTES",
     "NAMES",
     "Backend",
+    "MayBeAway",
     "NumpyCpu",
     "bound",
     "choose",

@@ -26,8 +26,11 @@ _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
 
 
-def check() -> None:
-    """Raise ImportError that says what is missing: CuPy, the driver or a device."""
+def check() -> int:
+    """Return how many devices there are.
+
+    Raises ImportError that says what is missing: CuPy, the driver or a device.
+    """
     if find_spec("cupy") is None:
         raise ImportError(
             'CuPy is not installed; install it with pip install "gradwire[cuda13]", or '
@@ -45,6 +48,13 @@ def check() -> None:
         count = 0
     if not count:
         raise ImportError("the NVIDIA driver sees no device")
+    return int(count)
+
+
+def find(number: int, *, cache_dir: str) -> tuple[CupyDevice, int]:
+    """Return a device, and how many there are; raises ImportError as check() does."""
+    device = CupyDevice(number, cache_dir=cache_dir)
+    return device, check()
 
 
 class CupyMemory:
@@ -56,21 +66,25 @@ class CupyMemory:
 
 
 class CupyDevice:
-    """The first device that CUDA_VISIBLE_DEVICES leaves.
+    """One of the devices that CUDA_VISIBLE_DEVICES leaves.
 
+    number     of the device among them
     cache_dir  folder in which compiled kernels are kept; empty for the user's cache folder
 
-    Raises ImportError where there is none, as check() does.
+    Raises ImportError where it is not there, as check() does.
     """
 
-    def __init__(self, *, cache_dir: str = "") -> None:
-        check()
+    def __init__(self, number: int = 0, *, cache_dir: str = "") -> None:
+        count = check()
+        if number >= count:
+            raise ImportError(f"there is no device {number}; the NVIDIA driver sees {count}")
+        self._number = number
         self._cupy: Any = import_module("cupy")
         self._cache = cubins(cache_dir)
         self._functions = dict[Kernel, Any]()
         self._lock = Lock()
         with self.used():
-            properties = self._cupy.cuda.runtime.getDeviceProperties(0)
+            properties = self._cupy.cuda.runtime.getDeviceProperties(number)
         self.name: str = properties["name"].decode()
         self.architecture = 10 * int(properties["major"]) + int(properties["minor"])
         self.multiprocessors = int(properties["multiProcessorCount"])
@@ -80,7 +94,7 @@ class CupyDevice:
         """Have this thread use the device, and errors of CUDA be errors of ours."""
         cuda = self._cupy.cuda
         try:
-            with cuda.Device(0):
+            with cuda.Device(self._number):
                 yield
         except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
             if error.status == _OUT_OF_MEMORY:
