@@ -18,11 +18,11 @@ _PATIENCE_S = 30.0
 
 
 def run_command(
-    *flags: str, env: Mapping[str, str] | None = None
+    *flags: str, env: Mapping[str, str] | None = None, program: Sequence[str] = _SERVER
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with arguments that make it end by itself."""
     return subprocess.run(  # noqa: S603 - our own server
-        [sys.executable, "-m", "gradwire_server", *flags],
+        [sys.executable, *program, *flags],
         capture_output=True,
         text=True,
         check=False,

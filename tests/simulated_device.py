@@ -14,8 +14,9 @@ from gradwire_server import __main__ as server
 from gradwire_server import devices
 from gradwire_server.backends.cupy_cuda.device import DeviceLostError
 
-# Where tests put files: broken-NUMBER, full-NUMBER, missing-NUMBER, and count with how many there are.
+# Folder where tests put files: broken-NUMBER, full-NUMBER, missing-NUMBER; count, a number in text.
 FOLDER = "SIMULATED_DEVICES"
+NONE = "the NVIDIA driver sees no device"
 ILLEGAL = "an illegal memory access was encountered"
 
 
@@ -23,7 +24,8 @@ def find(number: int, *, cache_dir: str) -> tuple[SimulatedDevice, int]:
     """Return a simulated device, as `device.Find` has it."""
     folder = Path(os.environ[FOLDER])
     if (folder / f"missing-{number}").exists():
-        raise ImportError("the NVIDIA driver sees no device")
+        raise ImportError(NONE)
+    del cache_dir  # g++ keeps its own
     count = folder / "count"
     return _Device(number, folder), int(count.read_text()) if count.exists() else 1
 

@@ -117,14 +117,13 @@ class Server:
             await self.instruments.stop()
             raise
         self._workshop.ready.set()
+        computes, loop = True, asyncio.get_running_loop()
         if isinstance(self._workshop.backend, MayBeAway):
-            loop = asyncio.get_running_loop()
-            self._workshop.backend.watch(
+            computes = self._workshop.backend.watch(
                 lambda there: loop.call_soon_threadsafe(self._note_backend, there)
             )
-        else:
-            self.instruments.note_serving(serves=True)
-            await self._tell_health(serving=True)
+        self.instruments.note_serving(serves=computes)
+        await self._tell_health(serving=computes)
         facts = {
             "address": self.bound,
             "version": VERSION,
@@ -167,10 +166,10 @@ class Server:
     def _note_backend(self, is_there: bool) -> None:  # noqa: FBT001 - called by the loop
         """Be SERVING just as long as there is something that computes."""
         if not self._turns_away:
-            if not is_there:
-                _log.warning("not serving", extra={"facts": {"why": "no device is there"}})
-            elif self._telling is not None:
+            if is_there:
                 _log.info("serving again")
+            else:
+                _log.warning("not serving", extra={"facts": {"why": "no device is there"}})
             self.instruments.note_serving(serves=is_there)
             self._telling = asyncio.ensure_future(self._tell_health(serving=is_there))
 

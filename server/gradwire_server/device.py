@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from importlib import import_module
 from types import FrameType
 from typing import Protocol
@@ -35,8 +36,12 @@ class Find(Protocol):
         ...
 
 
-class _LeavesError(Exception):
-    """Raised when another process has the device from now on."""
+class _ToldError(Exception):
+    """Raised where the process waits for connections, when a signal comes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def main() -> None:
@@ -74,19 +79,29 @@ def _serve(job: DeviceJob, backend: Cuda) -> None:
     memory = SharedMemory(job.board, BOARD_BYTES).bytes.view(np.float64)
     memory[0] = backend.memory_taken
     server = DeviceServer(backend, memory=memory, lost=lambda: os._exit(_LOST))
-    signal.signal(signal.SIGUSR2, _leave)
+    listener = socket.socket(fileno=job.listener)
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, _tell)
     _say(serves=True)
     try:
-        with socket.socket(fileno=job.listener) as listener:
-            server.serve(listener)
-    except _LeavesError:
-        server.leave()
+        server.serve(listener)
+    except _ToldError as told:
+        if told.number == signal.SIGUSR2:
+            # Another process takes those who come from now on.
+            listener.close()
+            server.leave()
+        else:
+            # Who stops all processes at once lets workers finish their calls.
+            threading.Thread(target=server.serve, args=(listener,), daemon=True).start()
+            server.wait_until_unused()
     # Threads and what they hold go with the process.
     os._exit(0)
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    raise _LeavesError
+def _tell(number: int, _frame: FrameType | None) -> None:
+    for one in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    raise _ToldError(number)
 
 
 def _say(**facts: object) -> None:

@@ -65,8 +65,8 @@ class Devices:
         """
         numbers = self._settings.cuda_numbers
         count = await self._find(numbers[0] if numbers else 0)
-        for number in numbers[1:] if numbers else range(1, count):
-            await self._find(number)
+        others = numbers[1:] if numbers else range(1, count)
+        await asyncio.gather(*(self._find(number) for number in others))
         for each in self._keeping:
             each.add_done_callback(lambda _: self.over.set())
 

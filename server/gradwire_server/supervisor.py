@@ -116,7 +116,11 @@ class Crew:
         """
         if self._devices is None:
             return asyncio.create_task(asyncio.Event().wait())
-        await self._devices.start()
+        try:
+            await self._devices.start()
+        except ValueError:
+            await self._devices.stop()
+            raise
         self._ledgers.devices.extend(self._devices.ledgers)
         return asyncio.create_task(self._devices.over.wait())
 

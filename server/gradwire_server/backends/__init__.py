@@ -86,8 +86,8 @@ class Binds(Protocol):
 class MayBeAway(Protocol):
     """A backend that cannot compute at times."""
 
-    def watch(self, tell: Callable[[bool], object]) -> None:
-        """Tell whether it can compute: now, and whenever that changes, from some thread."""
+    def watch(self, tell: Callable[[bool], object]) -> bool:
+        """Return whether it can compute, and tell whenever that changes, from some thread."""
         ...
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class DeviceProcesses:
         self._retry_after_s = retry_after_s
         self._changed = threading.Condition()
         self._tell: Callable[[bool], object] | None = None
-        self._told: bool | None = None
+        self._told = False
         self._closed = False
         # Of devices that are equally busy another one each time.
         self._turns = itertools.count()
@@ -47,14 +47,15 @@ class DeviceProcesses:
             self._links.append(Link(one, lane_bytes=lane_bytes, changed=self._note_change))
 
     @property
-    def is_there(self) -> bool:
-        """Whether any device computes."""
-        return any(one.is_there for one in self._links)
+    def there(self) -> int:
+        """How many devices compute."""
+        return sum(one.is_there for one in self._links)
 
-    def watch(self, tell: Callable[[bool], object]) -> None:
-        """Tell whether any device computes: now, and whenever that changes, from some thread."""
-        self._tell = tell
-        self._note_change()
+    def watch(self, tell: Callable[[bool], object]) -> bool:
+        """Return whether any device computes, and tell whenever that changes, from some thread."""
+        with self._changed:
+            self._tell, self._told = tell, bool(self.there)
+            return self._told
 
     def close(self) -> None:
         """Let go of the devices; whoever waits for one raises RuntimeError."""
@@ -67,7 +68,7 @@ class DeviceProcesses:
     def warm_up(self) -> None:
         """Wait until a device computes: its process compiles what it needs before."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_there or self._closed)
+            self._changed.wait_for(lambda: self.there or self._closed)
             if self._closed:
                 raise RuntimeError("the server stops")
 
@@ -108,7 +109,7 @@ class DeviceProcesses:
     def _note_change(self) -> None:
         with self._changed:
             self._changed.notify_all()
-            there = self.is_there
+            there = bool(self.there)
             if self._tell is not None and there is not self._told:
                 self._told = there
                 self._tell(there)

@@ -82,18 +82,17 @@ class Link:
                     break
                 self._free.wait()
             self._opening += 1
-        lane: Lane | None = None
         try:
             lane = Lane(self.address.socket, self._lane_bytes)
+            with self._free:
+                self._lanes.add(lane)
+            return lane
         except OSError as error:
             raise DeviceLostError("its process has ended") from error
         finally:
             with self._free:
                 self._opening -= 1
-                if lane is not None:
-                    self._lanes.add(lane)
                 self._free.notify()
-        return lane
 
     def _give_back(self, lane: Lane, *, spoiled: bool) -> None:
         with self._free:

@@ -36,10 +36,11 @@ def decoded(header: Message, tables: Sequence[Array]) -> Plan:
 
     Raises ValueError where they make no plan.
     """
+    own = [np.array(one) for one in tables]
     maps = [
-        BandedMap(outputs, inputs, *(np.array(one) for one in tables[first : first + _TABLES]))
+        BandedMap(outputs, inputs, *own[first : first + _TABLES])
         for (outputs, inputs), first in zip(
-            header["maps"], range(0, len(tables), _TABLES), strict=True
+            header["maps"], range(0, len(own), _TABLES), strict=True
         )
     ]
     return Plan(

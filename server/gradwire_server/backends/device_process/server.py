@@ -90,6 +90,11 @@ class DeviceServer:
                     watcher.send({"leaves": True})
             self._changed.wait_for(lambda: not self._lanes)
 
+    def wait_until_unused(self) -> None:
+        """Wait until nobody is connected."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lanes or self._watchers))
+
     def _answer(self, channel: Channel) -> None:
         fds = list[int]()
         try:
