@@ -84,11 +84,12 @@ class Link:
             self._opening += 1
         try:
             lane = Lane(self.address.socket, self._lane_bytes)
+        except OSError as error:
+            raise DeviceLostError("its process has ended") from error
+        else:
             with self._free:
                 self._lanes.add(lane)
             return lane
-        except OSError as error:
-            raise DeviceLostError("its process has ended") from error
         finally:
             with self._free:
                 self._opening -= 1

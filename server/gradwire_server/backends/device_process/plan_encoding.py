@@ -37,16 +37,16 @@ def decoded(header: Message, tables: Sequence[Array]) -> Plan:
     Raises ValueError where they make no plan.
     """
     own = [np.array(one) for one in tables]
+    sides: list[tuple[int, int]] = header["maps"]
+    passes: list[tuple[int, int]] = header["passes"]
     maps = [
         BandedMap(outputs, inputs, *own[first : first + _TABLES])
-        for (outputs, inputs), first in zip(
-            header["maps"], range(0, len(own), _TABLES), strict=True
-        )
+        for (outputs, inputs), first in zip(sides, range(0, len(own), _TABLES), strict=True)
     ]
     return Plan(
         tuple(header["input_shape"]),
         tuple(header["output_shape"]),
-        tuple(Pass(axis, maps[number]) for axis, number in header["passes"]),
+        tuple(Pass(axis, maps[number]) for axis, number in passes),
         header["fill"],
     )
 
