@@ -6,6 +6,6 @@
 - slots.py        a stream with its memory, which one call uses at a time
 - backend.py      plans and tensors on those
 
-Not here yet: a device that is lost stays lost until the process is replaced; copies of one call do
-not overlap with its kernels, only with those of other calls; one device serves all.
+A device that is lost stays lost until the process is replaced: a server has `device_process` for
+that. Not here yet: copies of one call overlap with its kernels, and not only with those of others.
 """

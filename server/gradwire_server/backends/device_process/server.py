@@ -128,6 +128,9 @@ class DeviceServer:
 
     def _lane(self, channel: Channel, memory: SharedMemory) -> None:
         plans = dict[int, _Held]()
+        register: Callable[[object], None] | None = getattr(self._backend, "register", None)
+        if register is not None:
+            register(memory.bytes)
         while True:
             task, fds = channel.receive()
             try:
