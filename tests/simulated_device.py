@@ -9,10 +9,9 @@ import os
 from pathlib import Path
 
 import cuda_device
-from cuda_device import SimulatedDevice, SimulatedMemory, SimulatedStream
+from cuda_device import SimulatedDevice, SimulatedMemory
 from gradwire_server import __main__ as server
 from gradwire_server import devices
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
 
 # Folder where tests put files: broken-NUMBER, full-NUMBER, missing-NUMBER; count, a number in text.
 FOLDER = "SIMULATED_DEVICES"
@@ -32,29 +31,26 @@ def find(number: int, *, cache_dir: str) -> tuple[SimulatedDevice, int]:
 
 class _Device(SimulatedDevice):
     def __init__(self, number: int, folder: Path) -> None:
+        self._why, self._breaks = "", folder / f"broken-{number}"
         super().__init__(cuda_device.compiled())
-        self._broken, self._full = folder / f"broken-{number}", folder / f"full-{number}"
+        self._full = folder / f"full-{number}"
+
+    @property
+    def broken(self) -> str:
+        """Why it fails; a process that follows finds a device that works."""
+        if self._breaks.exists():
+            self._breaks.unlink(missing_ok=True)
+            self._why = ILLEGAL
+        return self._why
+
+    @broken.setter
+    def broken(self, why: str) -> None:
+        self._why = why
 
     def allocate(self, nbytes: int) -> SimulatedMemory:
         if self._full.exists():
             raise MemoryError(f"{nbytes} bytes of a simulated device")
         return super().allocate(nbytes)
-
-    def stream(self) -> SimulatedStream:
-        return _Stream(self, self._broken)
-
-
-class _Stream(SimulatedStream):
-    def __init__(self, device: SimulatedDevice, broken: Path) -> None:
-        super().__init__(device)
-        self._broken = broken
-
-    def synchronize(self) -> None:
-        if self._broken.exists():
-            # The next process finds a device that has been reset.
-            self._broken.unlink(missing_ok=True)
-            raise DeviceLostError(ILLEGAL)
-        super().synchronize()
 
 
 if __name__ == "__main__":

@@ -137,8 +137,11 @@ def test_more_plans_than_a_lane_remembers(cuda: Watched) -> None:
 
 
 @needs_simulator
-def test_threads_of_workers_share_devices(cuda: Watched) -> None:
-    other = Watched(SimulatedDevice(cuda_device.compiled()))
+def test_threads_of_workers_share_devices() -> None:
+    devices = [SimulatedDevice(cuda_device.compiled()) for _ in range(2)]
+    # In one process the simulator runs one kernel at a time.
+    devices[1].lock = devices[0].lock
+    cuda, other = map(Watched, devices)
     plans = [plan_of(side) for side in (5, 16, 33)]
     start = threading.Barrier(6)
 
