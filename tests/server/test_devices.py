@@ -185,7 +185,7 @@ def test_want_of_memory_is_an_error_that_passes(crew: Command, folder: Path) -> 
 
 def test_a_rolling_restart_renews_devices_without_a_word_to_callers(crew: Command) -> None:
     before = [device(crew, number) for number in (0, 1)]
-    with Callers(crew.address, "unary", "stream") as callers:
+    with Callers(crew.address, "stream") as callers:
         callers.wait_for_more()
         crew.signal(signal.SIGUSR2)
         crew.wait_for_log(" rolling restart done")
@@ -209,7 +209,7 @@ def test_health_tells_when_no_device_is_there_and_when_one_is_again(tmp_path: Pa
     with (
         serving(tmp_path, "--metrics-address", "127.0.0.1:0") as command,
         watching(command) as health,
-        Callers(command.address, "unary", "stream") as callers,
+        Callers(command.address, "unary") as callers,
     ):
         (address,) = re.findall(r" metrics address=(\S+)", command.log)
         callers.wait_for_more()
