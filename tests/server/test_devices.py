@@ -205,6 +205,17 @@ def test_metrics_tell_memory_and_restarts_of_each_device(crew: Command) -> None:
     assert seen.value("process_resident_memory_bytes", worker="device-0") > 0
 
 
+def test_who_ends_all_processes_at_once_lets_workers_finish(crew: Command) -> None:
+    devices = [device(crew, number) for number in (0, 1)]
+    with Callers(crew.address, "unary") as callers:
+        for pid in devices:
+            os.kill(pid, signal.SIGTERM)
+        callers.wait_for_more()
+        callers.wait_for_more()
+    callers.check()
+    assert all(map(is_alive, devices))
+
+
 def test_health_tells_when_no_device_is_there_and_when_one_is_again(tmp_path: Path) -> None:
     with (
         serving(tmp_path, "--metrics-address", "127.0.0.1:0") as command,
