@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -29,7 +29,10 @@ class Served:
         self.listener = channels.listening()
         self._board = np.zeros(1)
         self.server = DeviceServer(backend, memory=self._board, lost=self._note_lost)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._told, self._tells = socket.socketpair()
+        serve = partial(self.server.serve, self.listener, until=self._told)
+        self._thread = threading.Thread(target=serve, daemon=True)
+        self._thread.start()
 
     @property
     def memory(self) -> float:
@@ -43,12 +46,10 @@ class Served:
 
     def stop(self) -> None:
         """Take no more connections."""
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # it is closed
-            self.server.serve(self.listener)
+        self._tells.send(b"x")
+        self._thread.join()
+        for one in (self.listener, self._told, self._tells):
+            one.close()
 
     def _note_lost(self) -> None:
         self.lost += 1

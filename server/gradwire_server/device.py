@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import Protocol
@@ -34,14 +35,6 @@ class Find(Protocol):
     def __call__(self, number: int, *, cache_dir: str) -> tuple[Device, int]:
         """Return a device, and how many there are; ImportError that says what is missing."""
         ...
-
-
-class _ToldError(Exception):
-    """Raised where the process waits for connections, when a signal comes."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def main() -> None:
@@ -80,28 +73,29 @@ def _serve(job: DeviceJob, backend: Cuda) -> None:
     memory[0] = backend.memory_taken
     server = DeviceServer(backend, memory=memory, lost=lambda: os._exit(_LOST))
     listener = socket.socket(fileno=job.listener)
+    told, tells = socket.socketpair()
+    tells.settimeout(0)
+    signal.set_wakeup_fd(tells.fileno())
     for number in (signal.SIGUSR2, signal.SIGTERM):
-        signal.signal(number, _tell)
+        signal.signal(number, _wake)
     _say(serves=True)
-    try:
-        server.serve(listener)
-    except _ToldError as told:
-        if told.number == signal.SIGUSR2:
-            # Another process takes those who come from now on.
-            listener.close()
-            server.leave()
-        else:
-            # Who stops all processes at once lets workers finish their calls.
-            threading.Thread(target=server.serve, args=(listener,), daemon=True).start()
-            server.wait_until_unused()
+    server.serve(listener, until=told)
+    signal.set_wakeup_fd(-1)
+    if told.recv(1) == bytes([signal.SIGUSR2]):
+        # Another process takes those who come from now on.
+        listener.close()
+        server.leave()
+    else:
+        # Who stops all processes at once lets workers finish their calls.
+        serving = partial(server.serve, listener, until=told)
+        threading.Thread(target=serving, daemon=True).start()
+        server.wait_until_unused()
     # Threads and what they hold go with the process.
     os._exit(0)
 
 
-def _tell(number: int, _frame: FrameType | None) -> None:
-    for one in (signal.SIGUSR2, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
-    raise _ToldError(number)
+def _wake(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: the number has been written where it is read."""
 
 
 def _say(**facts: object) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import select
 import socket
 import threading
 import weakref
@@ -72,11 +73,15 @@ class DeviceServer:
         self._lanes = 0
         self._changed = threading.Condition()
 
-    def serve(self, listener: socket.socket) -> None:
-        """Take whoever connects, until something is raised."""
+    def serve(self, listener: socket.socket, *, until: socket.socket) -> None:
+        """Take whoever connects, until there is something to read from another socket."""
+        listener.settimeout(0)  # another process may be quicker
         while True:
-            connected, _ = listener.accept()
-            with contextlib.suppress(PermissionError):
+            ready, _, _ = select.select([listener, until], [], [])
+            if until in ready:
+                return
+            with contextlib.suppress(BlockingIOError, PermissionError):
+                connected, _ = listener.accept()
                 channel = Channel(connected)
                 with self._changed:
                     self._lanes += 1
