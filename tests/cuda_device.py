@@ -64,6 +64,7 @@ class SimulatedCuda:
 
     name = "cuda_simulated"
     splits_work = False
+    may_wait = False
 
     def __init__(
         self,

@@ -7,21 +7,22 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+_SERVER = ("-m", "gradwire_server")
 _READY = "gradwire-server listening on "
 # Generous: a log line that never comes should end the test all the same.
 _PATIENCE_S = 30.0
 
 
 def run_command(
-    *flags: str, env: Mapping[str, str] | None = None
+    *flags: str, env: Mapping[str, str] | None = None, program: Sequence[str] = _SERVER
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with arguments that make it end by itself."""
     return subprocess.run(  # noqa: S603 - our own server
-        [sys.executable, "-m", "gradwire_server", *flags],
+        [sys.executable, *program, *flags],
         capture_output=True,
         text=True,
         check=False,
@@ -43,11 +44,17 @@ class Command:
     pid      of the process
     """
 
-    def __init__(self, *flags: str, log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = _SERVER,
+    ) -> None:
         self._log = log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(  # noqa: S603 - our own server
-                [sys.executable, "-m", "gradwire_server", *flags],
+                [sys.executable, *program, *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
@@ -103,10 +110,16 @@ class Command:
 
 @contextmanager
 def running_command(
-    *flags: str, log: Path, env: Mapping[str, str] | None = None
+    *flags: str,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = _SERVER,
 ) -> Generator[Command]:
-    """Run the command on a free loopback port, unless the flags say otherwise."""
-    command = Command("--address", "127.0.0.1:0", *flags, log=log, env=env)
+    """Run the command on a free loopback port, unless the flags say otherwise.
+
+    program  arguments of the interpreter that run it
+    """
+    command = Command("--address", "127.0.0.1:0", *flags, log=log, env=env, program=program)
     try:
         yield command
     finally:

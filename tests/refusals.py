@@ -100,7 +100,9 @@ def check_refusal(
     assert (status.code, status.message) == (code.value[0], refusal.message)
     assert [path for path, _ in refusal.violations] == ([] if field is None else [field]), said
     assert field is None or refusal.message.startswith(f"{field}: ")
-    assert (refusal.retry_after_s is not None) == (reason in {"OVERLOADED", "STARTING"})
+    assert (refusal.retry_after_s is not None) == (
+        reason in {"OVERLOADED", "STARTING", "DEVICE_LOST"}
+    )
     for key, trailer in (
         ("request_id", "gradwire-request-id"),
         ("traceparent", "traceparent"),

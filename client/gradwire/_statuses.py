@@ -52,6 +52,7 @@ BY_REASON: dict[str, type[GradwireError]] = {
     "EVALUATION_CHANGED": EvaluationChangedError,
     "INTERNAL": ServerError,
     "STARTING": UnavailableError,
+    "DEVICE_LOST": UnavailableError,
 }
 
 # A code that is not here means ServerError. RESOURCE_EXHAUSTED without our reason is what grpc

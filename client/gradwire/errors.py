@@ -9,7 +9,8 @@ GradwireError
 ├── OutOfMemoryError            memory ran out on the server
 ├── DeadlineExceededError       the time is over, or nothing moved for too long (a TimeoutError)
 ├── CallCancelledError          the call was cancelled
-├── UnavailableError            no server answers, or it starts or stops (a ConnectionError)
+├── UnavailableError            no server answers, or it starts, stops or lost its GPU (a
+│                               ConnectionError)
 ├── EvaluationChangedError      the stream to resume is not the one this server computes
 └── ServerError                 a fault of the server, or an answer that makes no sense
 
@@ -147,9 +148,12 @@ class CallCancelledError(GradwireError):
 
 
 class UnavailableError(_RetryLaterError, ConnectionError):
-    """No server answers at the target, the connection broke, or the server is starting or stopping.
+    """No server answers at the target, the connection broke, or the server starts or stops.
 
-    retry_after_s  seconds after which a server that is starting welcomes a retry; otherwise 0
+    Or it has lost its GPU, which it is opening anew.
+
+    retry_after_s  seconds after which a server that starts, or opens its GPU, welcomes a retry;
+                   otherwise 0
     """
 
 

@@ -1,24 +1,21 @@
-"""Builds the server from its settings and runs it: the composition root and the command line."""
+"""Builds the server from its settings: the composition root."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
-import os
-import signal
-import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from gradwire_server import backends, logs, malloc, service, signals, transport
+from gradwire_server import backends, service, transport
 from gradwire_server.addresses import check_free
-from gradwire_server.backends import Backend
+from gradwire_server.backends import Backend, MayBeAway
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.handlers import Handlers, add_handlers
@@ -27,23 +24,21 @@ from gradwire_server.pool import compute_pool
 from gradwire_server.rehearsal import rehearse, rehearse_calls
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
+from gradwire_server.telemetry import DeviceLedger
 from gradwire_server.upkeep import trim_memory
 from gradwire_server.version import VERSION
 
 _log = logging.getLogger("gradwire_server")
 _NAMES = ("", service.NAME)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# How long a busy event loop keeps Python's lock from threads that compute, which need it a few
-# times in each call. With the default of 5 ms they hardly get on while calls have to be refused.
-_SWITCH_INTERVAL_S = 5e-5
 
 
 class Server:
     """A gRPC server with everything behind it. Belongs to the loop that makes it.
 
-    backend       what computes; None takes the one that settings choose
+    backend       what computes, and reason why; None takes the one that settings choose
     shares_port   whether other processes listen on the address too
     cells         file descriptor of a supervisor's memory for the metrics; None where it has none
+    devices       what is known of devices whose processes are this one's
     instruments   what measures it
     """
 
@@ -52,19 +47,27 @@ class Server:
         settings: Settings,
         *,
         backend: Backend | None = None,
+        reason: str = "",
         shares_port: bool = False,
         cells: int | None = None,
+        devices: Sequence[DeviceLedger] = (),
     ) -> None:
         self.settings = settings
         self._shares_port = shares_port
         self._pool = compute_pool(settings.threads)
         self._health = health.aio.HealthServicer()
-        self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
+        self.instruments = Instruments(
+            settings, one_of_several=shares_port, cells=cells, devices=devices
+        )
         active = ActiveCalls(self.instruments.observer)
-        self._workshop = _workshop(settings, self._pool, backend, active)
+        if backend is None:
+            backend, reason = _chosen(settings)
+        self._workshop = _workshop(settings, self._pool, (backend, reason), active)
         self._server = self._build()
         self._warm_up_s: float | None = None
         self._trimming: asyncio.Future[None] | None = None
+        self._telling: asyncio.Future[None] | None = None
+        self._turns_away = False
         self.port = 0
 
     @property
@@ -110,12 +113,18 @@ class Server:
         try:
             await self._warm_up()
         except BaseException:
+            self._let_go()
             await self._server.stop(None)
             await self.instruments.stop()
             raise
         self._workshop.ready.set()
-        self.instruments.note_serving(serves=True)
-        await self._tell_health(serving=True)
+        computes, loop = True, asyncio.get_running_loop()
+        if isinstance(self._workshop.backend, MayBeAway):
+            computes = self._workshop.backend.watch(
+                lambda there: loop.call_soon_threadsafe(self._note_backend, there)
+            )
+        self.instruments.note_serving(serves=computes)
+        await self._tell_health(serving=computes)
         facts = {
             "address": self.bound,
             "version": VERSION,
@@ -145,7 +154,7 @@ class Server:
         """
         settings = Settings(compute_threads=self.settings.threads)
         backend, active = self._workshop.backend, ActiveCalls()
-        workshop = _workshop(settings, self._pool, backend, active)
+        workshop = _workshop(settings, self._pool, (backend, ""), active)
         workshop.ready.set()
         await rehearse_calls(Handlers(workshop))
 
@@ -154,6 +163,16 @@ class Server:
         status = told.SERVING if serving else told.NOT_SERVING
         for name in _NAMES:
             await self._health.set(name, status)
+
+    def _note_backend(self, is_there: bool) -> None:  # noqa: FBT001 - called by the loop
+        """Be SERVING just as long as there is something that computes."""
+        if not self._turns_away:
+            if is_there:
+                _log.info("serving again")
+            else:
+                _log.warning("not serving", extra={"facts": {"why": "no device is there"}})
+            self.instruments.note_serving(serves=is_there)
+            self._telling = asyncio.ensure_future(self._tell_health(serving=is_there))
 
     @property
     def bound(self) -> str:
@@ -165,6 +184,7 @@ class Server:
     async def turn_away(self, delay_s: float) -> None:
         """Turn NOT_SERVING, and take calls as long as those who route to this server may need."""
         _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
+        self._turns_away = True
         self.instruments.note_serving(serves=False)
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(delay_s)
@@ -189,9 +209,14 @@ class Server:
         if self._trimming is not None:
             self._trimming.cancel()
             await asyncio.wait({self._trimming})
+        self._let_go()
         self._pool.shutdown(wait=False, cancel_futures=True)
         await self.instruments.stop()
         _log.info("stopped")
+
+    def _let_go(self) -> None:
+        if isinstance(self._workshop.backend, MayBeAway):
+            self._workshop.backend.close()
 
     @property
     def streams(self) -> int:
@@ -205,18 +230,19 @@ _LAST_WORDS_S = 12.0
 _LAST_STATUS_S = 2.0
 
 
+def _chosen(settings: Settings) -> tuple[Backend, str]:
+    return backends.choose(
+        settings.backend,
+        threads=settings.threads,
+        cache_dir=settings.compile_cache,
+        cuda_memory_bytes=settings.cuda_memory_bytes,
+    )
+
+
 def _workshop(
-    settings: Settings, pool: ThreadPoolExecutor, given: Backend | None, active: ActiveCalls
+    settings: Settings, pool: ThreadPoolExecutor, given: tuple[Backend, str], active: ActiveCalls
 ) -> Workshop:
-    if given is None:
-        backend, reason = backends.choose(
-            settings.backend,
-            threads=settings.threads,
-            cache_dir=settings.compile_cache,
-            cuda_memory_bytes=settings.cuda_memory_bytes,
-        )
-    else:
-        backend, reason = given, f"{given.name} was given"
+    backend, reason = given
     admission = Admission(
         max_memory_bytes=settings.max_memory_bytes,
         max_streams=settings.max_streams,
@@ -229,7 +255,7 @@ def _workshop(
     return Workshop(
         settings=settings,
         backend=backend,
-        backend_reason=reason,
+        backend_reason=reason or f"{backend.name} was given",
         preparer=Preparer(settings.limits, PlanCache(max_entries=settings.plan_cache_entries)),
         admission=admission,
         pool=pool,
@@ -238,58 +264,3 @@ def _workshop(
         draining=asyncio.Event(),
         building=asyncio.Lock(),
     )
-
-
-async def serve(
-    settings: Settings,
-    *,
-    worker: int | None = None,
-    backend: Backend | None = None,
-    cells: int | None = None,
-) -> None:
-    """Serve until SIGTERM or SIGINT, then stop gracefully.
-
-    worker   number among the processes that serve the address together; None for one alone, which
-             a second signal ends at once. One among several leaves on SIGUSR2, as if it had never
-             been there; one alone ignores that
-    backend  what computes; None takes the one that settings choose
-    cells    file descriptor of the memory for the metrics of a worker, if they are wanted
-    """
-    facts = {} if worker is None else {"worker": worker}
-    logs.configure(settings.log_format, settings.log_level, **facts)
-    malloc.keep(settings.malloc_keep_bytes)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    server = Server(settings, backend=backend, shares_port=worker is not None, cells=cells)
-    asked, relieved = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, asked.set)
-    loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
-    signals.release()
-    starting = asyncio.ensure_future(server.start())
-    stopping = asyncio.ensure_future(asked.wait())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        _log.info("stopped while starting")
-        # A compiler at work cannot be asked to stop, and nothing else runs yet.
-        os._exit(0)
-    await starting
-    # What starting leaves behind would otherwise be looked through during one of the first calls.
-    gc.collect()
-    # Parents that start a server on port 0 read this line.
-    print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
-    await stopping
-    if worker is None:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-    if not relieved.is_set():
-        await server.turn_away(settings.drain_delay_s)
-    await server.stop(settings.grace_s)
-
-
-def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:
-    if worker is None:
-        _log.warning("no rolling restart: that needs several workers")
-        return
-    relieved.set()
-    asked.set()

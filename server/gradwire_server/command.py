@@ -114,9 +114,9 @@ def _serve(settings: Settings) -> None:
         if settings.workers > 1:
             asyncio.run(supervisor.supervise(settings))
         else:
-            from gradwire_server import app  # noqa: PLC0415 - so that --help works without the extra
+            from gradwire_server import process  # noqa: PLC0415 - so that --help works without the extra
 
-            asyncio.run(app.serve(settings))
+            asyncio.run(process.serve(settings))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -11,7 +11,8 @@ EvaluationError
 │   └── LayoutNotStreamableError    axis orders differ and the tensor cannot be held whole
 ├── RetryLaterError             not now; a retry helps
 │   ├── OverloadedError             the server is full
-│   └── StartingError               the server is getting ready
+│   ├── StartingError               the server is getting ready
+│   └── DeviceAwayError             the device is lost; another one, or the same one later, computes
 ├── StalledError                no progress for the stall timeout
 ├── DrainingError               the server is shutting down
 └── EvaluationChangedError      the evaluation to resume is another one
@@ -84,6 +85,10 @@ class OverloadedError(RetryLaterError):
 
 class StartingError(RetryLaterError):
     """The server is getting ready."""
+
+
+class DeviceAwayError(RetryLaterError):
+    """The device is lost, and what was computed on it; it is being opened anew."""
 
 
 class StalledError(EvaluationError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from gradwire_server.engine import NUMERICS_VERSION, Preparer
@@ -13,6 +13,7 @@ from gradwire_server.settings import Settings
 from gradwire_server.telemetry import (
     LAST_EXPORT_S,
     Cells,
+    DeviceLedger,
     Ledgers,
     Observer,
     Outlets,
@@ -47,10 +48,18 @@ class Instruments:
 
     one_of_several  whether a supervisor tells the metrics
     cells           its memory for them, as a file descriptor; None where nobody wants them
+    devices         what is known of devices, if this server has started their processes
     """
 
-    def __init__(self, settings: Settings, *, one_of_several: bool, cells: int | None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        one_of_several: bool,
+        cells: int | None,
+        devices: Sequence[DeviceLedger] = (),
+    ) -> None:
+        self._settings, self._devices = settings, devices
         self._cells: Cells | None = None
         if cells is not None:
             self._cells = Cells.attached(cells)
@@ -75,7 +84,8 @@ class Instruments:
         Raises OSError where the endpoint's address cannot be had, ValueError as Outlets does.
         """
         if self._cells is not None and self._tells:
-            self._outlets = Outlets(self._settings, Ledgers.of_this_process(self._cells))
+            ledgers = Ledgers.of_this_process(self._cells, self._devices)
+            self._outlets = Outlets(self._settings, ledgers)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
             self._sampler = Sampler(self._cells, self._readings(workshop))

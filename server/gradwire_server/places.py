@@ -1,4 +1,4 @@
-"""The place of one worker: the process that has it now, and those that follow."""
+"""The place of a worker or a device: the process that has it now, and those that follow."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from gradwire_server.shares import Job
-from gradwire_server.telemetry import Ledger
-from gradwire_server.worker_process import WorkerProcess
+from gradwire_server.telemetry import Ledger, Running
+from gradwire_server.worker_process import ServingProcess
 
 _log = logging.getLogger("gradwire_server")
 
-# A worker that dies sooner after it came to serve, or never did, died quickly.
+# A process that dies sooner after it came to serve, or never did, died quickly.
 _QUICK_S = 10.0
 _FIRST_PAUSE_S = 0.1
 # Callers of the SDK wait for a server for some 11 s: a pause and a start fit in.
 _LONGEST_PAUSE_S = 5.0
-# So many failed starts in a row, while no other worker serves, end the server.
+# So many failed starts in a row, while no other one serves, end the server.
 _MOST_FAILED_STARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a worker stands now.
+    """How a worker or a device stands now.
 
     serves    whether it serves
     restarts  how often it was replaced because it had died
@@ -37,29 +37,34 @@ class Standing:
 
 
 class Place:
-    """The place of one worker, which one process after another takes.
+    """A place that one process after another takes.
 
     ready  set once a first process has served
 
-    any_serves  tells whether any worker of the server serves
+    kind        what has it
+    number      among those of its kind
+    start       starts a process for it
+    any_serves  tells whether any one of its kind serves
     ledger      what adds up the metrics of its processes
     """
 
     def __init__(
         self,
-        job: Job,
+        kind: Literal["worker", "device"],
+        number: int,
+        start: Callable[[Running], Awaitable[ServingProcess]],
         *,
         stopping: asyncio.Event,
         any_serves: Callable[[], bool],
         ledger: Ledger,
     ) -> None:
-        self._job = job
+        self._kind, self._number, self._start_process = kind, number, start
         self._ledger = ledger
         self._stopping = stopping
         self._any_serves = any_serves
         self._changing = asyncio.Lock()
-        self._worker: WorkerProcess | None = None
-        self._alive: dict[WorkerProcess, asyncio.Task[None]] = {}
+        self._process: ServingProcess | None = None
+        self._alive: dict[ServingProcess, asyncio.Task[None]] = {}
         self._restarts = 0
         self._quick_deaths = 0
         self._failed_starts = 0
@@ -68,32 +73,32 @@ class Place:
     @property
     def name(self) -> str:
         """What messages call it."""
-        return f"worker {self._job.number}"
+        return f"{self._kind} {self._number}"
 
     @property
     def standing(self) -> Standing:
-        """How the worker stands now."""
-        return Standing(any(worker.serves for worker in self._alive), self._restarts)
+        """How it stands now."""
+        return Standing(any(process.serves for process in self._alive), self._restarts)
 
     async def keep(self, turn: asyncio.Event) -> None:
-        """Run a worker, and another one whenever it dies, until told to stop.
+        """Run a process, and another one whenever it dies, until told to stop.
 
         turn  what the first process waits for before it begins
 
         Raises RuntimeError where that makes no sense any more.
         """
-        worker = self._worker = await self._start(turn)
+        process = self._process = await self._start(turn)
         while True:
-            status = await worker.ended()
+            status = await process.ended()
             async with self._changing:
-                if self._worker is worker:
+                if self._process is process:
                     if self._stopping.is_set():
                         self._check_stopped(status)
                         return
-                    if not await self._recover(worker, status):
+                    if not await self._recover(process, status):
                         return
-                    self._worker = await self._start(_now())
-                worker = self._worker
+                    self._process = await self._start(_now())
+                process = self._process
 
     async def renew(self, patience_s: float) -> bool:
         """Start another process, and once it serves let the one there is finish its calls and go.
@@ -103,78 +108,78 @@ class Place:
         Returns False where the new one does not come to serve; the one there is stays then.
         """
         async with self._changing:
-            old = self._worker
+            old = self._process
             new = await self._start(_now())
             if not await new.came_to_serve():
                 status = await new.ended()
                 if not self._stopping.is_set():
                     self._log(logging.ERROR, "replacement failed", new, status=status)
                 return False
-            self._worker, self._quick_deaths = new, 0
+            self._process, self._quick_deaths = new, 0
         if old is not None:
             old.send(signal.SIGUSR2)
             try:
                 await asyncio.wait_for(old.ended(), patience_s)
             except TimeoutError:
                 old.send(signal.SIGKILL)
-            self._log(logging.INFO, "worker relieved", old, status=await old.ended())
+            self._log(logging.INFO, f"{self._kind} relieved", old, status=await old.ended())
         return True
 
     def send(self, number: int) -> None:
         """Send every process of the place a signal."""
-        for worker in self._alive:
-            worker.send(number)
+        for process in self._alive:
+            process.send(number)
 
-    async def _start(self, turn: asyncio.Event) -> WorkerProcess:
+    async def _start(self, turn: asyncio.Event) -> ServingProcess:
         with contextlib.ExitStack() as starting:
             running = starting.enter_context(self._ledger.process())
-            worker = await WorkerProcess.start(self._job, running)
+            process = await self._start_process(running)
             counting = starting.pop_all()
-        self._alive[worker] = asyncio.create_task(self._watch(worker, turn, counting))
+        self._alive[process] = asyncio.create_task(self._watch(process, turn, counting))
         if self._stopping.is_set():
-            worker.send(signal.SIGTERM)
-        return worker
+            process.send(signal.SIGTERM)
+        return process
 
     async def _watch(
-        self, worker: WorkerProcess, turn: asyncio.Event, counting: contextlib.ExitStack
+        self, process: ServingProcess, turn: asyncio.Event, counting: contextlib.ExitStack
     ) -> None:
         with counting:
             await turn.wait()
-            worker.go()
-            if await worker.came_to_serve():
+            process.go()
+            if await process.came_to_serve():
                 self._failed_starts = 0
-                self._log(logging.INFO, "worker serves", worker)
+                self._log(logging.INFO, f"{self._kind} serves", process)
                 self.ready.set()
-            await worker.ended()
-            del self._alive[worker]
+            await process.ended()
+            del self._alive[process]
 
-    async def _recover(self, worker: WorkerProcess, status: int) -> bool:
+    async def _recover(self, process: ServingProcess, status: int) -> bool:
         """Wait before a replacement, the longer the more often; return whether there is to be one.
 
         Raises RuntimeError where it would not start either.
         """
-        if not worker.served_s:
+        if not process.served_s:
             self._failed_starts += 1
-            self._check_hope(status)
-        self._quick_deaths = self._quick_deaths + 1 if worker.served_s < _QUICK_S else 0
+            self._check_hope(status, process.why or f"it ended with status {status}")
+        self._quick_deaths = self._quick_deaths + 1 if process.served_s < _QUICK_S else 0
         pause_s = 0.0
         if self._quick_deaths:
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._quick_deaths - 1), _LONGEST_PAUSE_S)
         self._restarts += 1
         self._ledger.note_restart()
         facts = {"status": status, "restarts": self._restarts, "pause_s": pause_s}
-        self._log(logging.WARNING, "worker ended", worker, **facts)
+        self._log(logging.WARNING, f"{self._kind} ended", process, **facts)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)
         return not self._stopping.is_set()
 
-    def _check_hope(self, status: int) -> None:
+    def _check_hope(self, status: int, why: str) -> None:
         if status > 0 and not self.ready.is_set():
-            raise RuntimeError(f"{self.name} could not start: it ended with status {status}")
+            raise RuntimeError(f"{self.name} could not start: {why}")
         if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_serves():
             raise RuntimeError(
                 f"{self.name} could not start {self._failed_starts} times in a row and no other "
-                f"one serves; it ended with status {status}"
+                f"one serves; {why}"
             )
 
     def _check_stopped(self, status: int) -> None:
@@ -182,8 +187,8 @@ class Place:
         if status not in (0, -signal.SIGTERM):
             raise RuntimeError(f"{self.name} ended with status {status}, told to stop")
 
-    def _log(self, level: int, event: str, worker: WorkerProcess, **facts: object) -> None:
-        told = {"worker": self._job.number, "pid": worker.pid, **facts}
+    def _log(self, level: int, event: str, process: ServingProcess, **facts: object) -> None:
+        told = {self._kind: self._number, "pid": process.pid, **facts}
         _log.log(level, event, extra={"facts": told})
 
 

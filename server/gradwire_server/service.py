@@ -67,6 +67,11 @@ class Workshop:
     building: asyncio.Lock
     recipes: Recipes = field(default_factory=Recipes)
 
+    @property
+    def inline_work(self) -> int:
+        """Multiplications up to which a call is computed on the event loop."""
+        return 0 if self.backend.may_wait else self.settings.inline_work
+
     async def prepare(self, request: EvaluationRequest) -> Evaluation:
         """Lower a request, off the event loop where its tables take long to build.
 
@@ -85,7 +90,7 @@ class Workshop:
     async def recipe(self, header: bytes, request: EvaluationRequest) -> Recipe:
         """Lower a request likewise, and keep what that gave for others with this header."""
         evaluation = await self.prepare(request)
-        recipe = Recipe.of(evaluation, self.backend, inline_work=self.settings.inline_work)
+        recipe = Recipe.of(evaluation, self.backend, inline_work=self.inline_work)
         self.recipes.keep(header, recipe)
         return recipe
 
@@ -108,7 +113,7 @@ class Workshop:
 
         left  part of the evaluation that is not done yet
         """
-        if evaluation.passes_through or evaluation.work <= self.settings.inline_work:
+        if evaluation.passes_through or evaluation.work <= self.inline_work:
             yield partial(_at_once, call.phases)
             return
         with self.turns(claim_of(evaluation, call.context, left=left, paced=True), call) as do:

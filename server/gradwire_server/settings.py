@@ -61,8 +61,18 @@ class Settings:
     compile_cache: str = _setting(
         "", "Folder in which compiled code is kept; empty means the user's cache folder."
     )
+    cuda_devices: str = _setting(
+        "",
+        "GPUs that compute, by their numbers, such as 0,2; empty takes all that "
+        "CUDA_VISIBLE_DEVICES leaves. Each has a process of its own.",
+    )
     cuda_memory_bytes: int = _setting(
-        backends.CUDA_MEMORY_BYTES, "Most bytes of a GPU's memory that each worker takes."
+        backends.CUDA_MEMORY_BYTES, "Most bytes of its memory that are taken of each GPU."
+    )
+    cuda_shared_bytes: int = _setting(
+        32 << 20,
+        "Bytes of memory that each worker shares with each GPU's process, a quarter for each of "
+        "four calls at once; a call that needs more than that has memory of its own.",
     )
     inline_work: int = _setting(
         1 << 15, "Multiplications up to which a call is computed without a hop to a thread."
@@ -180,6 +190,7 @@ class Settings:
                 f"workers is {self.workers} and address {self.address}: a unix socket takes one "
                 "worker; give HOST:PORT, or workers 1"
             )
+        _ = self.cuda_numbers
         self._check_exposure()
         self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -220,6 +231,17 @@ class Settings:
                 f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
                 "needed, or nothing"
             )
+
+    @property
+    def cuda_numbers(self) -> tuple[int, ...]:
+        """Numbers of the GPUs that compute; empty for all. ValueError where they are none."""
+        words = self.cuda_devices.split(",") if self.cuda_devices else []
+        numbers = [int(one) for one in words if one.isascii() and one.isdecimal()]
+        if len(set(numbers)) < len(words):
+            raise ValueError(
+                f"cuda_devices is {self.cuda_devices}; numbers such as 0,2 are needed, or nothing"
+            )
+        return tuple(numbers)
 
     @property
     def limits(self) -> Limits:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Self
 
+from gradwire_server.backends.device_process.jobs import Address
 from gradwire_server.settings import Settings
 
 
@@ -18,6 +19,7 @@ class Job:
     parent   process that watches it
     cores    it may run on; none for any
     cells    file descriptor of the memory for its metrics, if they are wanted
+    devices  where it finds what computes, if other processes have that
     """
 
     number: int
@@ -25,6 +27,7 @@ class Job:
     cores: tuple[int, ...]
     settings: Settings
     cells: int | None = None
+    devices: tuple[Address, ...] = ()
 
     def dump(self) -> bytes:
         """Encode it."""
@@ -40,6 +43,7 @@ class Job:
             tuple(told["cores"]),
             Settings(**told["settings"]),
             told["cells"],
+            tuple(Address(**one) for one in told["devices"]),
         )
 
 

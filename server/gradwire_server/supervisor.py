@@ -15,12 +15,15 @@ import asyncio
 import logging
 import os
 import signal
+from functools import partial
 
 from gradwire_server import addresses, logs, signals, telemetry
+from gradwire_server.devices import Devices, are_wanted
 from gradwire_server.places import Place, Standing
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
-from gradwire_server.telemetry import Ledgers
+from gradwire_server.telemetry import Ledgers, Running
+from gradwire_server.worker_process import WorkerProcess
 
 _log = logging.getLogger("gradwire_server")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -53,11 +56,15 @@ class Crew:
         self._stopping = asyncio.Event()
         self._renewal_wanted = asyncio.Event()
         self._signals: list[int] = []
-        shared = share(settings, address)
+        self._shared = share(settings, address)
+        self._devices = Devices(settings) if are_wanted(settings) else None
+        self._ledgers = ledgers
         cores = divide(sorted(os.sched_getaffinity(0)), settings.workers)
         self._places = [
             Place(
-                Job(number, os.getpid(), own if settings.pin_workers else (), shared),
+                "worker",
+                number,
+                partial(self._start_worker, number, own if settings.pin_workers else ()),
                 stopping=self._stopping,
                 any_serves=lambda: any(one.serves for one in self.standings),
                 ledger=ledgers.all[number],
@@ -80,24 +87,52 @@ class Crew:
         # An interrupt that came before its handler is raised here, where nothing has begun: asyncio
         # waits for ever for a process whose start is cancelled.
         await asyncio.sleep(0)
-        keeping = await self._start()
+        over = await self._start_devices()
+        keeping = await self._start(over)
         renewing = asyncio.create_task(self._renew_when_asked())
         if not self._stopping.is_set():
             # Parents that start a server on port 0 read this line.
             print(f"gradwire-server listening on {self._address}", flush=True)  # noqa: T201
-            await asyncio.wait(keeping, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([over, *keeping], return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
         self._stop()
         await asyncio.wait([renewing, *keeping])
+        if self._devices is not None:
+            await self._devices.stop()
         for number in (*_STOP_SIGNALS, signal.SIGUSR2):
             loop.remove_signal_handler(number)
         if len(self._signals) > 1:
             signal.raise_signal(self._signals[-1])
         for each in (*keeping, renewing):
             await each
+        if self._devices is not None:
+            self._devices.check()
         _log.info("all workers stopped")
 
-    async def _start(self) -> list[asyncio.Task[None]]:
-        """Start all workers and wait until they serve, unless one ends for good."""
+    async def _start_devices(self) -> asyncio.Task[object]:
+        """Start the processes of devices; return a task that ends where one cannot be kept.
+
+        Raises ValueError where one is not there.
+        """
+        if self._devices is None:
+            return asyncio.create_task(asyncio.Event().wait())
+        try:
+            await self._devices.start()
+        except ValueError:
+            await self._devices.stop()
+            raise
+        self._ledgers.devices.extend(self._devices.ledgers)
+        return asyncio.create_task(self._devices.over.wait())
+
+    async def _start_worker(
+        self, number: int, cores: tuple[int, ...], running: Running
+    ) -> WorkerProcess:
+        addresses = () if self._devices is None else self._devices.addresses
+        job = Job(number, os.getpid(), cores, self._shared, devices=addresses)
+        return await WorkerProcess.start(job, running)
+
+    async def _start(self, over: asyncio.Task[object]) -> list[asyncio.Task[None]]:
+        """Start all workers and wait until they serve, unless one or a device ends for good."""
         # What keeps the first from starting keeps all, and what it compiles the others find: they
         # wait for it with all the rest done.
         turns = [asyncio.Event() for _ in self._places]
@@ -109,7 +144,7 @@ class Crew:
             for turn in turns[first:stop]:
                 turn.set()
             ready = asyncio.create_task(_all_ready(self._places[first:stop]))
-            await asyncio.wait([ready, *keeping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ready, over, *keeping], return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 ready.cancel()
                 self._stop()
@@ -134,6 +169,10 @@ class Crew:
             if not renewed:
                 _log.error("rolling restart stopped", extra={"facts": {"at": place.name}})
                 return
+        if self._devices is not None and not await self._devices.renew(self._stop_s):
+            if not self._stopping.is_set():
+                _log.error("rolling restart stopped", extra={"facts": {"at": "a device"}})
+            return
         _log.info("rolling restart done")
 
     def _signal(self, number: int) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from gradwire_server import app, backends
+from gradwire_server import backends, process
 from gradwire_server.shares import Job
 
 # prctl(2): the signal that this process gets when its parent ends.
@@ -32,7 +32,9 @@ def main() -> None:
     if job is None or os.getppid() != job.parent:
         sys.exit("gradwire-server: the process that watches the workers has ended")
     try:
-        asyncio.run(app.serve(job.settings, worker=job.number, cells=job.cells))
+        asyncio.run(
+            process.serve(job.settings, worker=job.number, cells=job.cells, addresses=job.devices)
+        )
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         sys.exit(f"Error: {error}")
 

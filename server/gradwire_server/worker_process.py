@@ -1,4 +1,4 @@
-"""The process of one worker, as the process that watches it sees it."""
+"""A process that serves, of a worker or of a device, as the process that watches it sees it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -17,35 +18,39 @@ from gradwire_server.telemetry import Running
 _WORKER = "gradwire_server.worker"
 
 
-class WorkerProcess:
-    """A process that serves, or is going to.
+class ServingProcess:
+    """A process that serves, or is going to; it says so in a line on its standard output.
 
     pid       its number
     served_s  how many seconds it has served
+    why       what it has said of a failure; empty where it said nothing
     """
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self.why = ""
         self._began: float | None = None
         self._said = asyncio.ensure_future(self._listen())
         self.pid = process.pid
         self.served_s = 0.0
 
     @classmethod
-    async def start(cls, job: Job, running: Running) -> Self:
-        """Start one; it prepares for its job and begins with it after go()."""
+    async def launch(cls, module: str, told: bytes, *, fds: Sequence[int] = ()) -> Self:
+        """Start a process that runs a module.
+
+        told  the first line on its standard input
+        fds   file descriptors that it inherits
+        """
         # A session of its own: Ctrl-C reaches its parent only, which then stops all in order.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *_as_safe(), "-m", _WORKER),
+            *(sys.executable, *_as_safe(), "-m", module),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            pass_fds=running.fds,
+            pass_fds=fds,
         )
-        job = replace(job, cells=running.fd)
-        running.note_start(process.pid)
         assert process.stdin is not None  # noqa: S101 - it is a pipe
-        process.stdin.write(job.dump() + b"\n")
+        process.stdin.write(told + b"\n")
         return cls(process)
 
     def go(self) -> None:
@@ -77,10 +82,27 @@ class WorkerProcess:
 
     async def _listen(self) -> bool:
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        if not await self._process.stdout.readline():
-            return False
-        self._began = time.monotonic()
+        while line := await self._process.stdout.readline():
+            if self._means_serving(line):
+                self._began = time.monotonic()
+                return True
+        return False
+
+    def _means_serving(self, line: bytes) -> bool:
+        """Take note of a line that the process wrote; return whether it says that it serves."""
         return True
+
+
+class WorkerProcess(ServingProcess):
+    """The process of one worker."""
+
+    @classmethod
+    async def start(cls, job: Job, running: Running) -> Self:
+        """Start one; it prepares for its job and begins with it after go()."""
+        told = replace(job, cells=running.fd).dump()
+        process = await cls.launch(_WORKER, told, fds=running.fds)
+        running.note_start(process.pid)
+        return process
 
 
 def _as_safe() -> list[str]:

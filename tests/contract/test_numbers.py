@@ -46,6 +46,7 @@ ENUMS = {
         "EVALUATION_CHANGED",
         "INTERNAL",
         "STARTING",
+        "DEVICE_LOST",
     ],
     **{name: values for table in TABLES.values() for name, values in table.enums.items()},
 }

@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
     "EVALUATION_CHANGED": ("ABORTED", EvaluationChangedError, GradwireError),
     "INTERNAL": ("INTERNAL", ServerError, GradwireError),
     "STARTING": ("UNAVAILABLE", UnavailableError, ConnectionError),
+    "DEVICE_LOST": ("UNAVAILABLE", UnavailableError, ConnectionError),
 }
 
 METADATA = {"limit": "max_elements", "request_id": "r-1"}

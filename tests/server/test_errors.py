@@ -29,6 +29,7 @@ SAMPLES: list[errors.EvaluationError] = [
     errors.LayoutNotStreamableError("held", limit="max_request_memory_bytes", allowed=5),
     errors.OverloadedError("full", retry_after_s=0.25),
     errors.StartingError("not yet", retry_after_s=0.25),
+    errors.DeviceAwayError("lost", retry_after_s=0.25),
     errors.StalledError("still"),
     errors.DrainingError("going"),
     errors.EvaluationChangedError("other"),
@@ -64,6 +65,7 @@ STATUSES = {
     "DRAINING": StatusCode.UNAVAILABLE,
     "EVALUATION_CHANGED": StatusCode.ABORTED,
     "STARTING": StatusCode.UNAVAILABLE,
+    "DEVICE_LOST": StatusCode.UNAVAILABLE,
     "INTERNAL": StatusCode.INTERNAL,
 }
 

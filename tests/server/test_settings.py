@@ -32,6 +32,7 @@ OTHERS: dict[str, tuple[str, object]] = {
     "tls_key": ("key.pem", "***"),
     "tls_client_ca": ("ca.pem", "ca.pem"),
     "backend": ("numpy_cpu", "numpy_cpu"),
+    "cuda_devices": ("0,2", "0,2"),
     "retry_after_s": ("0.5", 0.5),
     "stall_timeout_s": ("7.5", 7.5),
     "grace_s": ("0.0", 0.0),

@@ -38,6 +38,7 @@ class Leisurely:
 
     name = "leisurely"
     splits_work = False
+    may_wait = False
 
     def __init__(self, fault: Exception | None = None) -> None:
         self.ready = threading.Event()
@@ -179,11 +180,11 @@ def test_without_warm_up_a_server_serves_at_once() -> None:
 
 SERVE_LEISURELY = """
 import asyncio
-from gradwire_server import app
+from gradwire_server import process
 from gradwire_server.settings import Settings
 from test_starting import Leisurely
 
-asyncio.run(app.serve(Settings(address="127.0.0.1:0"), backend=Leisurely()))
+asyncio.run(process.serve(Settings(address="127.0.0.1:0"), backend=Leisurely()))
 """
 
 

@@ -56,6 +56,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A fault of the server. INTERNAL."""
     ERROR_REASON_STARTING: _ErrorReason.ValueType  # 16
     """The server is getting ready. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps."""
+    ERROR_REASON_DEVICE_LOST: _ErrorReason.ValueType  # 17
+    """The GPU that computed, or was to, is lost. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps: it is being
+    opened anew, or another one computes.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names the cause of an error for programs; it is the `reason` of the `google.rpc.ErrorInfo` that every
@@ -96,4 +100,8 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 15
 """A fault of the server. INTERNAL."""
 ERROR_REASON_STARTING: ErrorReason.ValueType  # 16
 """The server is getting ready. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps."""
+ERROR_REASON_DEVICE_LOST: ErrorReason.ValueType  # 17
+"""The GPU that computed, or was to, is lost. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps: it is being
+opened anew, or another one computes.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

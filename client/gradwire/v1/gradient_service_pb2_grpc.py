@@ -94,7 +94,7 @@ class GradientServiceServicer(object):
         * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
         * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
         * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-        * `UNAVAILABLE`: the server is starting or shutting down.
+        * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
         * `INTERNAL`: a fault of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

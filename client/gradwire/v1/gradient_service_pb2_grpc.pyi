@@ -53,7 +53,7 @@ class GradientServiceStub:
     * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
     * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-    * `UNAVAILABLE`: the server is starting or shutting down.
+    * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateStream: _grpc.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateStreamRequest, _gradient_service_pb2.EvaluateStreamResponse]
@@ -136,7 +136,7 @@ class GradientServiceAsyncStub(GradientServiceStub):
     * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
     * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-    * `UNAVAILABLE`: the server is starting or shutting down.
+    * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateStream: _aio.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateStreamRequest, _gradient_service_pb2.EvaluateStreamResponse]  # type: ignore[assignment]
@@ -222,7 +222,7 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
         * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
         * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
-        * `UNAVAILABLE`: the server is starting or shutting down.
+        * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
         * `INTERNAL`: a fault of the server.
         """
 

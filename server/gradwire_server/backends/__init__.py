@@ -36,6 +36,11 @@ class Backend(Protocol):
         """Whether one call of apply() spreads its work over several threads."""
         ...
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether a call may wait for more than a processor: never on an event loop then."""
+        ...
+
     def warm_up(self) -> None:
         """Make ready, so that no later call waits for a compiler."""
         ...
@@ -83,6 +88,19 @@ class Repeats(Protocol):
 
     def held_bytes(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> int:
         """Return the bytes that apply(plan, x, y) takes meanwhile; x may be any array like it."""
+        ...
+
+
+@runtime_checkable
+class MayBeAway(Protocol):
+    """A backend that cannot compute at times."""
+
+    def watch(self, tell: Callable[[bool], object]) -> bool:
+        """Return whether it can compute, and tell whenever that changes, from some thread."""
+        ...
+
+    def close(self) -> None:
+        """Compute and tell no more; whoever waits for warm_up() gets RuntimeError."""
         ...
 
 
@@ -170,6 +188,7 @@ __all__ = [
     "CUDA_MEMORY_BYTES",
     "NAMES",
     "Backend",
+    "MayBeAway",
     "NumpyCpu",
     "bound",
     "choose",

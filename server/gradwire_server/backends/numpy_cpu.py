@@ -44,6 +44,7 @@ class NumpyCpu:
 
     name = "numpy_cpu"
     splits_work = False
+    may_wait = False
 
     def warm_up(self) -> None:
         """Do nothing: nothing is compiled."""

@@ -14,7 +14,7 @@ outlets       which of these the settings turn on
 from __future__ import annotations
 
 from gradwire_server.telemetry.cells import Cells
-from gradwire_server.telemetry.ledger import Ledger, Ledgers, Running
+from gradwire_server.telemetry.ledger import DeviceLedger, Ledger, Ledgers, Running
 from gradwire_server.telemetry.observer import Observer
 from gradwire_server.telemetry.outlets import (
     LAST_EXPORT_S,
@@ -29,6 +29,7 @@ from gradwire_server.telemetry.sampling import Sampler
 __all__ = [
     "LAST_EXPORT_S",
     "Cells",
+    "DeviceLedger",
     "Ledger",
     "Ledgers",
     "Observer",

@@ -49,11 +49,14 @@ class Metric:
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     by_worker: bool = False
+    by_device: bool = False
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Names of the labels, that of the worker first."""
+        """Names of the labels, that of the worker or the device first."""
         own = tuple(label.name for label in self.labels)
+        if self.by_device:
+            return ("device", *own)
         return ("worker", *own) if self.by_worker else own
 
     @property
@@ -228,6 +231,19 @@ RESTARTS = Metric(
     "Processes that took the place of one that had ended.",
     by_worker=True,
 )
+DEVICE_MEMORY = Metric(
+    "gradwire_device_memory_bytes",
+    "gauge",
+    "Memory of a GPU that its process has taken, tables and buffers it keeps included.",
+    unit="bytes",
+    by_device=True,
+)
+DEVICE_RESTARTS = Metric(
+    "gradwire_device_restarts_total",
+    "counter",
+    "Processes that took a GPU over from one that had ended.",
+    by_device=True,
+)
 PROCESSES = (
     Metric(
         "process_cpu_seconds_total",
@@ -260,4 +276,5 @@ PROCESSES = (
         by_worker=True,
     ),
 )
-METRICS = (REQUESTS, *COUNTS, *STATES, WORKER_REQUESTS, RESTARTS, *PROCESSES)
+_DERIVED = (WORKER_REQUESTS, RESTARTS, DEVICE_MEMORY, DEVICE_RESTARTS)
+METRICS = (REQUESTS, *COUNTS, *STATES, *_DERIVED, *PROCESSES)

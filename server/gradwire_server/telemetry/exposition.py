@@ -159,8 +159,9 @@ class _Metrics(Collector):
 
     def collect(self) -> Iterator[PrometheusMetric]:
         with self._lock:
-            workers = self._ledgers.read()
-            found = [*families(workers), *self._processes.read(workers)]
+            workers, devices = self._ledgers.read(), self._ledgers.read_devices()
+            processes = [*workers, *(one.processes for one in devices)]
+            found = [*families(workers, devices), *self._processes.read(processes)]
         for family in found:
             metric = _in_prometheus_form(family)
             metric.samples = _WithPauses(metric.samples)

@@ -13,6 +13,8 @@ from gradwire_server.telemetry.cells import TOTAL, span, width
 from gradwire_server.telemetry.definitions import (
     BUILD,
     COUNTS,
+    DEVICE_MEMORY,
+    DEVICE_RESTARTS,
     REQUEST_DURATION,
     REQUESTS,
     RESTARTS,
@@ -20,7 +22,7 @@ from gradwire_server.telemetry.definitions import (
     WORKER_REQUESTS,
     Metric,
 )
-from gradwire_server.telemetry.ledger import Worker
+from gradwire_server.telemetry.ledger import Device, Worker
 
 # Of a metric with few time series all are told, from the start; of others those that counted.
 _FEW_CELLS = 32
@@ -53,8 +55,11 @@ class Family:
     samples: tuple[Sample, ...]
 
 
-def families(workers: Sequence[Worker]) -> list[Family]:
-    """Return all that workers tell: merged, but for the metrics that tell workers apart."""
+def families(workers: Sequence[Worker], devices: Sequence[Device] = ()) -> list[Family]:
+    """Return all that workers tell: merged, but for the metrics that tell workers apart.
+
+    And what is known of devices, each by itself.
+    """
     merged = np.sum([worker.values for worker in workers], axis=0) if workers else np.zeros(TOTAL)
     found = [_family(metric, workers, merged) for metric in (*COUNTS, *STATES)]
     durations = next(family for family in found if family.metric is REQUEST_DURATION)
@@ -66,6 +71,11 @@ def families(workers: Sequence[Worker]) -> list[Family]:
         *found,
         Family(WORKER_REQUESTS, by_worker),
         Family(RESTARTS, restarts),
+        Family(DEVICE_MEMORY, tuple(Sample((one.name,), one.memory_bytes) for one in devices)),
+        Family(
+            DEVICE_RESTARTS,
+            tuple(Sample((one.name,), float(one.processes.restarts)) for one in devices),
+        ),
     ]
 
 

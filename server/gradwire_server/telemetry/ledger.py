@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,6 +31,20 @@ class Worker:
     values: NDArray[np.float64]
     pids: tuple[int, ...]
     restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What is known of one device at one moment.
+
+    name          as it is labeled
+    memory_bytes  of its memory that are taken
+    processes     that had it and have it; they count nothing
+    """
+
+    name: str
+    memory_bytes: float
+    processes: Worker
 
 
 class Running:
@@ -111,19 +125,39 @@ class Ledger:
             return Worker(self._name, values, pids, self._restarts)
 
 
+class DeviceLedger(Ledger):
+    """The processes of one device, which count nothing.
+
+    memory  reads the bytes of its memory that they take
+    """
+
+    def __init__(self, name: str, memory: Callable[[], float]) -> None:
+        super().__init__(f"device-{name}", wanted=False)
+        self.name, self.memory = name, memory
+
+
 class Ledgers:
-    """Those of all workers of a server."""
+    """Those of all workers of a server, and of its devices.
+
+    devices  to which more may come
+    """
 
     def __init__(self, workers: int, *, wanted: bool = True) -> None:
         self.all = tuple(Ledger(str(number), wanted=wanted) for number in range(workers))
+        self.devices = list[DeviceLedger]()
 
     def read(self) -> list[Worker]:
         """Return what is known of every worker now."""
         return [ledger.read() for ledger in self.all]
 
+    def read_devices(self) -> list[Device]:
+        """Return what is known of every device now."""
+        return [Device(one.name, one.memory(), one.read()) for one in self.devices]
+
     @classmethod
-    def of_this_process(cls, cells: Cells) -> Ledgers:
-        """Make those of a server that is one process."""
+    def of_this_process(cls, cells: Cells, devices: Sequence[DeviceLedger] = ()) -> Ledgers:
+        """Make those of a server that is one process, but for those of its devices."""
         ledgers = cls(1)
+        ledgers.devices.extend(devices)
         ledgers.all[0].add(Running(cells, pid=os.getpid()))
         return ledgers

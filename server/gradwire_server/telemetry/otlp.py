@@ -74,7 +74,8 @@ class MetricsPusher:
     def _export(self) -> None:
         now_ns = time.time_ns()
         form = _Form(self._conventions, self._started_ns, now_ns)
-        found = [form.metric(each) for each in families(self._ledgers.read()) if each.samples]
+        told = families(self._ledgers.read(), self._ledgers.read_devices())
+        found = [form.metric(each) for each in told if each.samples]
         scope = sdk.ScopeMetrics(InstrumentationScope("gradwire_server", VERSION), found, "")
         self._exporter.export(sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")]))
 

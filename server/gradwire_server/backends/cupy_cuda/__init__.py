@@ -15,5 +15,6 @@
 - registered.py   memory of the host that needs none of that
 - backend.py      plans and tensors on those
 
-Not here yet: a device that is lost stays lost until the process is replaced; one device serves all.
+A device that is lost stays lost until the process is replaced: a server has `device_process` for
+that.
 """

@@ -58,6 +58,7 @@ class Cuda:
 
     name = "cuda"
     splits_work = True
+    may_wait = True
 
     def __init__(
         self,

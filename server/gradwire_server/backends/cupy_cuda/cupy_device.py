@@ -27,8 +27,11 @@ from gradwire_server.backends.kept_files import forget_others
 _log = logging.getLogger(__name__)
 
 
-def check() -> None:
-    """Raise ImportError that says what is missing: CuPy, the driver or a device."""
+def check() -> int:
+    """Return how many devices there are.
+
+    Raises ImportError that says what is missing: CuPy, the driver or a device.
+    """
     if find_spec("cupy") is None:
         raise ImportError(
             'CuPy is not installed; install it with pip install "gradwire[cuda13]", or '
@@ -46,6 +49,13 @@ def check() -> None:
         count = 0
     if not count:
         raise ImportError("the NVIDIA driver sees no device")
+    return int(count)
+
+
+def find(number: int, *, cache_dir: str) -> tuple[CupyDevice, int]:
+    """Return a device, and how many there are; raises ImportError as check() does."""
+    device = CupyDevice(number, cache_dir=cache_dir)
+    return device, check()
 
 
 class CupyMemory:
@@ -57,16 +67,19 @@ class CupyMemory:
 
 
 class CupyDevice:
-    """The first device that CUDA_VISIBLE_DEVICES leaves.
+    """One of the devices that CUDA_VISIBLE_DEVICES leaves.
 
+    number     of the device among them
     cache_dir  folder in which compiled kernels are kept; empty for the user's cache folder
 
-    Raises ImportError where there is none, as check() does.
+    Raises ImportError where it is not there, as check() does.
     """
 
-    def __init__(self, *, cache_dir: str = "") -> None:
-        check()
-        self._number = 0
+    def __init__(self, number: int = 0, *, cache_dir: str = "") -> None:
+        count = check()
+        if number >= count:
+            raise ImportError(f"there is no device {number}; the NVIDIA driver sees {count}")
+        self._number = number
         self._cupy: Any = import_module("cupy")
         self._cache = cubins(cache_dir)
         self._functions = dict[Kernel, Any]()

@@ -58,6 +58,7 @@ class NumbaCpu:
 
     name = "numba_cpu"
     splits_work = True
+    may_wait = False
 
     def __init__(
         self, *, threads: int = 1, cache_dir: str = "", streamed_bytes: int = _STREAMED_BYTES
