@@ -34,7 +34,11 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "document", [*DOCUMENTS, "docs/operations.md", "docs/metrics.md", "docs/bridges.md"]
+    "document",
+    [
+        *DOCUMENTS,
+        *("docs/bridges.md", "docs/inspecting.md", "docs/operations.md", "docs/metrics.md"),
+    ],
 )
 def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from click.core import ParameterSource
 
-from gradwire._targets import DEFAULT, VARIABLE, read_target
+from gradwire._targets import DEFAULT
 from gradwire.cli import evaluating, exits, listing
 from gradwire.cli.connection import Connection
-
-Decorated = Callable[..., Any]
-
-INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
-
-
-class _Seconds(click.FloatRange):
-    """A time above 0."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Read a time; nan is none, though it compares as one."""
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is no time; give seconds above 0", param, ctx)
-        return seconds
-
-
-SECONDS = _Seconds(min=0, min_open=True)
+from gradwire.cli.inspecting import check, compare, explain
+from gradwire.cli.options import (
+    INPUT_FILE,
+    OUTPUT_FILE,
+    SECONDS,
+    attribute_option,
+    check_folder,
+    json_option,
+    operator_option,
+    read_shape,
+    server_options,
+)
 
 EXAMPLE = """\b
 Example:
@@ -61,88 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def read_shape(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
-    """Turn "8,64,56,56" into axis lengths."""
-    if value is None:
-        return None
-    try:
-        lengths = tuple(int(item) for item in value.split(","))
-    except ValueError:
-        lengths = ()
-    if not lengths or min(lengths) < 1:
-        message = f"{value!r} is not a shape; give lengths such as 8,64,56,56"
-        raise click.BadParameter(message, context, parameter)
-    return lengths
-
-
-def check_folder(context: click.Context, parameter: click.Parameter, value: Path) -> Path:
-    """Refuse a file in a folder that does not exist now, not after the work."""
-    if str(value) == "-":
-        message = "'-' does not stand for standard output here; give the name of a file"
-        raise click.BadParameter(message, context, parameter)
-    if not value.parent.is_dir():
-        message = f"{str(value)!r} is in a folder that does not exist; make it"
-        raise click.BadParameter(message, context, parameter)
-    return value
-
-
-def check_target(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> str | None:
-    """Refuse what is no address, and name where it came from."""
-    try:
-        if value is not None:
-            read_target(value)
-    except ValueError as error:
-        source = context.get_parameter_source(parameter.name or "")
-        name = VARIABLE if source is ParameterSource.ENVIRONMENT else "--target"
-        text = f"{name}{str(error).removeprefix('target')}"
-        raise exits.CommandError(text, code=exits.INVALID) from error
-    return value
-
-
-_TLS_FILES = {
-    "--tls-ca": "Call --target with TLS, trusting the authorities in FILE, as PEM.",
-    "--tls-certificate": "Show the server this client's certificate chain, as PEM.",
-    "--tls-key": "The private key of that certificate, as PEM.",
-}
-
-
-def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
-    """Add --target and --tls-*, which reach the command as `server`, a Connection."""
-
-    def decorate(command: Decorated) -> Decorated:
-        @functools.wraps(command)
-        def connected(**options: Any) -> Any:
-            told = {field.name: options.pop(field.name) for field in fields(Connection)}
-            return command(server=Connection(**told), **options)
-
-        with_tls: Decorated = connected
-        for name, text in reversed(_TLS_FILES.items()):
-            with_tls = click.option(name, type=INPUT_FILE, metavar="FILE", help=text)(with_tls)
-
-        of_its_own = "" if default else " Without it a server is started for this command."
-        return click.option(
-            "--target",
-            metavar="HOST:PORT",
-            callback=check_target,
-            default=default,
-            show_default=True,
-            envvar=VARIABLE,
-            show_envvar=True,
-            help=f"Server to call, or several with commas between.{of_its_own}",
-        )(with_tls)
-
-    return decorate
-
-
-def json_option(command: Decorated) -> Decorated:
-    """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-
-
 @click.group(epilog=exits.HELP, invoke_without_command=True)
 @click.version_option(package_name="gradwire", message="%(package)s %(version)s")
 @click.pass_context
@@ -160,14 +65,8 @@ def commands(context: click.Context) -> None:
 )
 @click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
 @click.argument("result", metavar="OUTPUT.npy", type=OUTPUT_FILE, callback=check_folder)
-@click.option("--op", "operator", metavar="NAME", required=True, help="See `gradwire operators`.")
-@click.option(
-    "--attr",
-    "attributes",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="An attribute; arrays are separated by commas. Once for each attribute.",
-)
+@operator_option()
+@attribute_option
 @click.option(
     "--output-shape",
     callback=read_shape,
@@ -253,3 +152,7 @@ def demo(*, output: Path, iterations: int, server: Connection) -> None:
     from gradwire.cli import demonstrating  # noqa: PLC0415 (matplotlib takes long, or is missing)
 
     demonstrating.run(output, server, iterations=iterations)
+
+
+for inspecting in (explain, compare, check):
+    commands.add_command(inspecting)

@@ -44,13 +44,16 @@ class Connection:
             )
 
     @contextmanager
-    def client(self) -> Generator[Client]:
-        """Yield a client; start a server for it, and stop that, where there is no target."""
+    def client(self, *, backend: str = "auto") -> Generator[Client]:
+        """Yield a client; start a server for it, and stop that, where there is no target.
+
+        backend  that server's; the bits do not depend on it, "numpy_cpu" starts soonest
+        """
         if self.target is not None:
             with Client(self.target, credentials=self._credentials()) as client:
                 yield client
             return
-        with local_server() as target, Client(target) as client:
+        with local_server(backend=backend) as target, Client(target) as client:
             yield client
 
     def health(self, *, timeout_s: float) -> str:

@@ -50,7 +50,7 @@ def run(job: Job, connection: Connection, *, as_json: bool) -> None:
             code=INVALID,
         )
     operator = operator_from(kind, job.attributes)
-    array = _mapped(job)
+    array = mapped(job.source, job.dtype)
     _check_size(job.output_shape, array.dtype)
     result = _regular(job.result)
     with connection.client() as client, _complete(result) as part:
@@ -64,24 +64,22 @@ def run(job: Job, connection: Connection, *, as_json: bool) -> None:
         click.echo(_sentence(facts), file=sys.stderr)
 
 
-def _mapped(job: Job) -> Array:
-    """Map the input file; its bytes are read as they are sent."""
+def mapped(path: Path, dtype: str | None) -> Array:
+    """Map a file of numbers; dtype is "bfloat16" where it holds those, which .npy cannot tell."""
     try:
-        array: Array = np.lib.format.open_memmap(job.source, mode="r")
+        array: Array = np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
-        raise CommandError(
-            f"{job.source} is not a .npy file of numbers: {error}", code=INVALID
-        ) from None
-    if job.dtype == "bfloat16":
+        raise CommandError(f"{path} is not a .npy file of numbers: {error}", code=INVALID) from None
+    if dtype == "bfloat16":
         if array.dtype.itemsize != np.dtype(ml_dtypes.bfloat16).itemsize:
             raise CommandError(
-                f"--dtype bfloat16: {job.source} holds {array.dtype}; give 2-byte elements",
+                f"--dtype bfloat16: {path} holds {array.dtype}; give 2-byte elements",
                 code=INVALID,
             )
         return array.view(ml_dtypes.bfloat16)
     if array.dtype == np.dtype("V2"):
         raise CommandError(
-            f"{job.source} holds 2-byte elements of no named type; if they are bfloat16, "
+            f"{path} holds 2-byte elements of no named type; if they are bfloat16, "
             "give --dtype bfloat16",
             code=INVALID,
         )

@@ -6,6 +6,7 @@ fault of one does not touch the other.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,16 +25,19 @@ STOP_TIMEOUT_S = 5.0
 
 
 @contextmanager
-def local_server() -> Generator[str]:
-    """Yield the target of a server that ends with the block, at the latest with this process."""
+def local_server(*, backend: str = "auto") -> Generator[str]:
+    """Yield the target of a server that ends with the block, at the latest with this process.
+
+    backend  the server's setting, where that is not told by the environment
+    """
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
-    with tempfile.TemporaryFile() as log, _running(log) as child:
+    with tempfile.TemporaryFile() as log, _running(log, backend) as child:
         yield _address(child, log)
 
 
 @contextmanager
-def _running(log: IO[bytes]) -> Generator[subprocess.Popen[bytes]]:
+def _running(log: IO[bytes], backend: str) -> Generator[subprocess.Popen[bytes]]:
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.
     with subprocess.Popen(  # noqa: S603 (our own server)
@@ -41,6 +45,7 @@ def _running(log: IO[bytes]) -> Generator[subprocess.Popen[bytes]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
+        env={"GRADWIRE_BACKEND": backend, **os.environ},
         start_new_session=True,
     ) as child:
         try:

@@ -6,6 +6,7 @@ of them: limits before any table exists, and the gradient as the adjoint of the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -28,7 +29,7 @@ from gradwire_server.errors import (
 )
 from gradwire_server.plans.plan import Plan
 
-__all__ = ["DIALECTS", "Dialect", "lower", "output_shape", "table_type"]
+__all__ = ["DIALECTS", "Dialect", "Forward", "forward", "lower", "output_shape", "table_type"]
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.name: dialect
@@ -67,6 +68,20 @@ def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floatin
     return compute if _dialect(name).by_compute else None
 
 
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward of a call, within the limits; its tables are not built yet.
+
+    call  in its terms
+    axes  one per axis
+    fill  what an element of its result is that reads nothing along some axis
+    """
+
+    call: Call
+    axes: Axes
+    fill: float
+
+
 def lower(
     name: str,
     attributes: object,
@@ -85,6 +100,32 @@ def lower(
 
     Raises UnknownOperatorError, InvalidFieldError, LimitExceededError and TableTooLargeError.
     """
+    told = forward(
+        name,
+        attributes,
+        input_shape,
+        output_shape,
+        compute=compute,
+        max_float32_axis=max_float32_axis,
+        max_table_entries=max_table_entries,
+    )
+    tables = {axis: axis.build() for axis in set(told.axes) if axis is not None}
+    maps = [None if axis is None else tables[axis] for axis in told.axes]
+    plan = Plan.build(maps, told.call.source, fill=told.fill)
+    return plan.adjoint() if told.call.gradient else plan
+
+
+def forward(
+    name: str,
+    attributes: object,
+    input_shape: Shape,
+    output_shape: Shape,
+    *,
+    compute: np.dtype[np.floating] = FLOAT32,
+    max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
+    max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
+) -> Forward:
+    """Return the forward that a call applies, or whose adjoint it applies; as `lower` otherwise."""
     dialect = _dialect(name)
     _check_shape(dialect, input_shape, field="input.sizes")
     _check_shape(dialect, output_shape, field="output.sizes")
@@ -102,11 +143,7 @@ def lower(
     axes = dialect.axes(attributes, call)
     _check_float32_axes(axes, call, limit=max_float32_axis)
     _check_table_entries(axes, limit=max_table_entries)
-    tables = {axis: axis.build() for axis in set(axes) if axis is not None}
-    fill = 0.0 if dialect.fill is None else dialect.fill(attributes)
-    maps = [None if axis is None else tables[axis] for axis in axes]
-    forward = Plan.build(maps, source, fill=fill)
-    return forward.adjoint() if dialect.gradient else forward
+    return Forward(call, axes, 0.0 if dialect.fill is None else dialect.fill(attributes))
 
 
 def _dialect(name: str) -> Dialect:

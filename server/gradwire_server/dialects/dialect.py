@@ -74,7 +74,10 @@ class Axis:
 
     def build(self) -> BandedMap:
         """Build the forward's table."""
-        taps = self.sample(*self.arguments)
+        return self.map_of(self.sample(*self.arguments))
+
+    def map_of(self, taps: Taps) -> BandedMap:
+        """Build the table of what `sample` gave."""
         return BandedMap.from_taps(taps.index, taps.weight, inputs=self.inputs)
 
 

@@ -115,16 +115,18 @@ class Line:
 
 
 def _nearest(line: Line, rounding: Rounding) -> Taps:
-    return sampling.nearest_taps(rounding(line.coordinates()), inputs=line.inputs)
+    x = line.coordinates()
+    return sampling.nearest_taps(rounding(x), inputs=line.inputs, coordinates=x)
 
 
 def _linear(line: Line) -> Taps:
     """Weight the two neighbors by distance, with x clamped first: no tap leaves the axis."""
-    x = np.minimum(np.maximum(line.coordinates(), 0), np.float32(line.inputs - 1))
+    coordinates = line.coordinates()
+    x = np.minimum(np.maximum(coordinates, 0), np.float32(line.inputs - 1))
     whole = np.floor(x)
     low = sampling.on_axis(whole, inputs=line.inputs)
     index = np.minimum(np.array([low, low + 1]), line.inputs - 1)
-    return sampling.linear_taps(index, upper_weight=x - whole)
+    return sampling.linear_taps(index, upper_weight=x - whole, coordinates=coordinates)
 
 
 def _per_axis(call: Call, field: str, values: Sequence[float]) -> list[np.float32]:

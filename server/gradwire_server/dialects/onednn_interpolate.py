@@ -91,7 +91,7 @@ TRANSFORMATIONS: Final = {
 def _nearest(transformation: Transformation, src: int, dst: int) -> Taps:
     """Read the element at roundf(x), half away from zero."""
     x = transformation.coordinates(src, dst)
-    return sampling.nearest_taps(sampling.half_away(x), inputs=src)
+    return sampling.nearest_taps(sampling.half_away(x), inputs=src, coordinates=x)
 
 
 def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
@@ -103,7 +103,7 @@ def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
     x = transformation.coordinates(src, dst)
     low = np.maximum(np.trunc(x), 0)
     index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=src)
-    return sampling.linear_taps(index, upper_weight=np.abs(x - low))
+    return sampling.linear_taps(index, upper_weight=np.abs(x - low), coordinates=x)
 
 
 def _spatial(attributes: Interpolate, rank: int) -> range:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -80,7 +81,9 @@ def _sample(line: Line, *, weigh: Callable[[Numbers], Numbers], radius: int) -> 
         weight = np.where(total == 0, weight, weight / np.where(total == 0, kind(1), total))
         return Taps(np.minimum(index, line.inputs - 1), weight)
 
-    return in_blocks(block, outputs=line.outputs, taps=taps)
+    centers = (scale * (np.arange(line.outputs) + 0.5)).astype(kind)
+    found = in_blocks(block, outputs=line.outputs, taps=taps)
+    return replace(found, coordinates=centers - kind(0.5))
 
 
 def _filter(weigh: Callable[[Numbers], Numbers], radius: int) -> Filter:

@@ -35,8 +35,9 @@ def _floorf(x: Coordinates) -> Coordinates:
     return sampling.floor(x.astype(np.float32))
 
 
-def _nearest(x: Coordinates, line: Line) -> Taps:
-    return sampling.nearest_taps(_floorf(x), inputs=line.inputs)
+def _nearest(x: Coordinates, line: Line, *, center: float = 0) -> Taps:
+    """Read floorf(x); the coordinate of an element is `center` below its x."""
+    return sampling.nearest_taps(_floorf(x), inputs=line.inputs, coordinates=x - center)
 
 
 def _backward_nearest(line: Line) -> Taps:
@@ -55,13 +56,13 @@ def _forward_nearest(line: Line) -> Taps:
 def _backward_nearest_exact(line: Line) -> Taps:
     """Read floorf((X + 0.5) * scale), scale in float32, the product in float64."""
     x = np.arange(line.outputs) + 0.5
-    return _nearest(x * np.float64(line.scale(FLOAT32)), line)
+    return _nearest(x * np.float64(line.scale(FLOAT32)), line, center=0.5)
 
 
 def _forward_nearest_exact(line: Line) -> Taps:
     """Read floorf(max(fma(scale, X + 0.5, -0.5), 0) + 0.5), the last sum in float64."""
     x = np.maximum(line.coordinates(fused=True), 0)
-    return _nearest(x.astype(np.float64) + 0.5, line)
+    return _nearest(x.astype(np.float64) + 0.5, line, center=0.5)
 
 
 def _below(x: Coordinates, line: Line) -> tuple[Indices, Coordinates]:
@@ -72,19 +73,21 @@ def _below(x: Coordinates, line: Line) -> tuple[Indices, Coordinates]:
 
 def _linear(line: Line) -> Taps:
     """Weight i with 1 - (x - i) and i + 1 with x - i, where x is at least 0."""
-    index, upper = _below(np.maximum(line.coordinates(fused=True), 0), line)
+    x = line.coordinates(fused=True)
+    index, upper = _below(np.maximum(x, 0), line)
     return sampling.linear_taps(
-        np.array([index, np.minimum(index + 1, line.inputs - 1)]), upper_weight=upper
+        np.array([index, np.minimum(index + 1, line.inputs - 1)]), upper_weight=upper, coordinates=x
     )
 
 
 def _cubic(line: Line, kernel: Keys) -> Taps:
     """Weight i - 1 .. i + 2 by their distances from x; those outside go to the edge."""
-    index, t = _below(line.coordinates(fused=kernel.fused), line)
+    x = line.coordinates(fused=kernel.fused)
+    index, t = _below(x, line)
     weight = [kernel.outside(t + 1), kernel.inside(t), kernel.inside(1 - t)]
     weight.append(kernel.outside((1 - t) + 1))
     taps = index[:, np.newaxis] + np.arange(-1, 3)
-    return Taps(np.clip(taps, 0, line.inputs - 1), np.array(weight).T)
+    return Taps(np.clip(taps, 0, line.inputs - 1), np.array(weight).T, x)
 
 
 def _backward_cubic(line: Line) -> Taps:

@@ -25,12 +25,15 @@ _BLOCK_TAPS = 1 << 15
 class Taps:
     """What each output reads: the arguments of `BandedMap.from_taps`.
 
-    index   int64[outputs, taps]     input elements, all on the axis; repeats are allowed
-    weight  floating[outputs, taps]  their weights, in the type of the coordinates
+    index        int64[outputs, taps]     input elements, all on the axis; repeats are allowed
+    weight       floating[outputs, taps]  their weights, in the type of the coordinates
+    coordinates  floating[outputs]        where each output reads, not clamped: for people alone,
+                                          and None where there is no such number
     """
 
     index: Indices
     weight: Coordinates
+    coordinates: Coordinates | None = None
 
 
 def half_down(x: Coordinates) -> Coordinates:
@@ -76,15 +79,19 @@ def on_axis(x: Coordinates, *, inputs: int) -> Indices:
     return np.minimum(index, inputs - 1) if int(edge) >= inputs else index
 
 
-def nearest_taps(whole: Coordinates, *, inputs: int) -> Taps:
+def nearest_taps(
+    whole: Coordinates, *, inputs: int, coordinates: Coordinates | None = None
+) -> Taps:
     """One tap of weight 1 at each whole coordinate, clamped to the axis."""
     index = on_axis(whole, inputs=inputs)[:, np.newaxis]
-    return Taps(index, np.ones(index.shape, whole.dtype))
+    return Taps(index, np.ones(index.shape, whole.dtype), coordinates)
 
 
-def linear_taps(index: Indices, *, upper_weight: Coordinates) -> Taps:
+def linear_taps(
+    index: Indices, *, upper_weight: Coordinates, coordinates: Coordinates | None = None
+) -> Taps:
     """Two taps: index[0] with weight 1 - upper_weight, then index[1] with upper_weight."""
-    return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T)
+    return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T, coordinates)
 
 
 def in_blocks(block: Callable[[Indices], Taps], *, outputs: int, taps: int) -> Taps:

@@ -1,0 +1,178 @@
+"""Options that several commands have, and what reads their values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from gradwire._targets import VARIABLE, read_target
+from gradwire.cli import exits
+from gradwire.cli.connection import Connection
+from gradwire.tensors import DTYPES
+
+Decorated = Callable[..., Any]
+
+INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# What matplotlib draws without further programs.
+PICTURES = (".png", ".svg", ".pdf")
+
+OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+class _Seconds(click.FloatRange):
+    """A time above 0."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a time; nan is none, though it compares as one."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no time; give seconds above 0", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds(min=0, min_open=True)
+
+
+def read_shape(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Turn "8,64,56,56" into axis lengths."""
+    if value is None:
+        return None
+    try:
+        lengths = tuple(int(item) for item in value.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < 1:
+        message = f"{value!r} is not a shape; give lengths such as 8,64,56,56"
+        raise click.BadParameter(message, context, parameter)
+    return lengths
+
+
+def check_folder(context: click.Context, parameter: click.Parameter, value: Path) -> Path:
+    """Refuse a file in a folder that does not exist now, not after the work."""
+    if str(value) == "-":
+        message = "'-' does not stand for standard output here; give the name of a file"
+        raise click.BadParameter(message, context, parameter)
+    if not value.parent.is_dir():
+        message = f"{str(value)!r} is in a folder that does not exist; make it"
+        raise click.BadParameter(message, context, parameter)
+    return value
+
+
+def check_picture(
+    context: click.Context, parameter: click.Parameter, value: Path | None
+) -> Path | None:
+    """Refuse a kind of picture that is not drawn, and a folder that does not exist."""
+    if value is not None and value.suffix.lower() not in PICTURES:
+        message = f"{str(value)!r} is no name for a picture; end it in {' or '.join(PICTURES)}"
+        raise click.BadParameter(message, context, parameter)
+    return value if value is None else check_folder(context, parameter, value)
+
+
+def check_target(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """Refuse what is no address, and name where it came from."""
+    try:
+        if value is not None:
+            read_target(value)
+    except ValueError as error:
+        source = context.get_parameter_source(parameter.name or "")
+        name = VARIABLE if source is ParameterSource.ENVIRONMENT else "--target"
+        text = f"{name}{str(error).removeprefix('target')}"
+        raise exits.CommandError(text, code=exits.INVALID) from error
+    return value
+
+
+_TLS_FILES = {
+    "--tls-ca": "Call --target with TLS, trusting the authorities in FILE, as PEM.",
+    "--tls-certificate": "Show the server this client's certificate chain, as PEM.",
+    "--tls-key": "The private key of that certificate, as PEM.",
+}
+
+
+def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
+    """Add --target and --tls-*, which reach the command as `server`, a Connection."""
+
+    def decorate(command: Decorated) -> Decorated:
+        @functools.wraps(command)
+        def connected(**options: Any) -> Any:
+            told = {field.name: options.pop(field.name) for field in fields(Connection)}
+            return command(server=Connection(**told), **options)
+
+        with_tls: Decorated = connected
+        for name, text in reversed(_TLS_FILES.items()):
+            with_tls = click.option(name, type=INPUT_FILE, metavar="FILE", help=text)(with_tls)
+
+        of_its_own = "" if default else " Without it a server is started for this command."
+        return click.option(
+            "--target",
+            metavar="HOST:PORT",
+            callback=check_target,
+            default=default,
+            show_default=True,
+            envvar=VARIABLE,
+            show_envvar=True,
+            help=f"Server to call, or several with commas between.{of_its_own}",
+        )(with_tls)
+
+    return decorate
+
+
+def json_option(command: Decorated) -> Decorated:
+    """Add --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def operator_option(
+    *, multiple: bool = False, text: str = "See `gradwire operators`."
+) -> Callable[[Decorated], Decorated]:
+    """Add --op."""
+    return click.option(
+        "--op", "operator", metavar="NAME", required=True, multiple=multiple, help=text
+    )
+
+
+def attribute_option(command: Decorated) -> Decorated:
+    """Add --attr."""
+    return click.option(
+        "--attr",
+        "attributes",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="An attribute; arrays are separated by commas. Once for each attribute.",
+    )(command)
+
+
+def dtype_option(*, multiple: bool = False, text: str) -> Callable[[Decorated], Decorated]:
+    """Add --dtype, which reaches the command as a NumPy type, or several."""
+
+    def read(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        del context, parameter
+        if multiple:
+            return tuple(_DTYPES[name] for name in dict.fromkeys(value))
+        return _DTYPES[value]
+
+    return click.option(
+        "--dtype",
+        "dtypes" if multiple else "dtype",
+        type=click.Choice(list(_DTYPES)),
+        default=["float32"] if multiple else "float32",
+        show_default=True,
+        multiple=multiple,
+        callback=read,
+        help=text,
+    )
+
+
+_DTYPES = {str(dtype): dtype for dtype in DTYPES.values()}

@@ -1,0 +1,242 @@
+"""`gradwire check`: what it finds in functions of all kinds, and how little it takes to show it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command_line import Outcome, run, run_here
+
+NEAREST = (
+    *("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX"),
+    *("--attr", "coordinate_transformation_mode=align_corners"),
+)
+FUNCTIONS = """
+import numpy as np
+
+LAST = []
+
+
+def along(gradient, axis, inputs, *, tie=0.5, last=0):
+    outputs = gradient.shape[axis]
+    x = np.arange(outputs).astype(np.float32)
+    if outputs > 1:
+        x = x * np.float32(inputs - 1) / np.float32(outputs - 1)
+    lines = np.moveaxis(gradient, axis, 0)
+    result = np.zeros((inputs, *lines.shape[1:]), gradient.dtype)
+    seen = set()
+    for output, place in enumerate(np.floor(x.astype(np.float64) + tie).astype(int)):
+        if place in seen:
+            result[place] += lines[output]
+        else:
+            result[place] = lines[output]
+        seen.add(place)
+    if last and inputs > 4:
+        result[-1] += last
+    return np.moveaxis(result, 0, axis)
+
+
+def right(gradient, output_shape):
+    result = gradient if gradient.dtype == np.float64 else gradient.astype(np.float32)
+    for axis in range(2, gradient.ndim):
+        result = along(result, axis, output_shape[axis])
+    return result.astype(gradient.dtype)
+
+
+def ties_down(gradient, output_shape):
+    for axis in range(2, gradient.ndim):
+        gradient = along(gradient, axis, output_shape[axis], tie=0.499)
+    return gradient
+
+
+def long_axes(gradient, output_shape):
+    for axis in range(2, gradient.ndim):
+        gradient = along(gradient, axis, output_shape[axis], last=1)
+    return gradient
+
+
+def packed_only(gradient, output_shape):
+    if not gradient.flags.c_contiguous:
+        gradient = np.ascontiguousarray(gradient)[::-1]
+    return right(gradient, output_shape)
+
+
+def columns_first(gradient, output_shape):
+    for axis in reversed(range(2, gradient.ndim)):
+        gradient = along(gradient, axis, output_shape[axis])
+    return gradient
+
+
+def writes(gradient, output_shape):
+    gradient[...] = 1
+    return np.zeros(output_shape, gradient.dtype)
+
+
+def raises(gradient, output_shape):
+    if output_shape[-1] >= 3:
+        raise ValueError("no threes")
+    return right(gradient, output_shape)
+
+
+def wide(gradient, output_shape):
+    return right(gradient, output_shape).astype(np.float64)
+
+
+def shapeless(gradient, output_shape):
+    return np.zeros((1,), gradient.dtype)
+
+
+def nothing(gradient, output_shape):
+    return None
+
+
+def of_tensors(gradient, output_shape):
+    import torch
+
+    assert isinstance(gradient, torch.Tensor)
+    return torch.zeros(output_shape, dtype=gradient.dtype)
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> object:
+    (tmp_path / "kernels_of_mine.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+
+    def run_check(function: str, *options: str) -> Outcome:
+        name = f"kernels_of_mine.py:{function}"
+        return run_here("check", name, *NEAREST, "--target", target, *options)
+
+    return run_check
+
+
+Check = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_a_function_with_the_right_bits_ends_with_0(check: Check, dtype: str) -> None:
+    done = check("right", "--dtype", dtype)
+    assert (done.code, done.stderr) == (0, "")
+    assert " cases: all agree" in done.stdout
+
+
+@pytest.mark.parametrize("rank", ["3", "5"])
+def test_other_numbers_of_axes_are_asked_for(check: Check, rank: str) -> None:
+    assert check("right", "--rank", rank).code == 0
+
+
+def test_a_wrong_tie_is_shrunk_to_one_output_between_two_inputs(check: Check) -> None:
+    done = check("ties_down", "--failures", "1")
+    assert (done.code, done.stderr) == (1, "")
+    # Of 3 outputs the middle one lies between 2 inputs; fewer have no tie.
+    assert "1. float32 (1, 1, 1, 3) to (1, 1, 1, 2) (the smallest of" in done.stdout
+    assert "   given 1 at [0, 0, 0, 1], else 0\n" in done.stdout
+    assert "   at [0, 0, 0, 0]: expected 0, came 1, " in done.stdout
+    assert "   axis 3: input 0 is read by\n" in done.stdout
+
+
+def test_a_fault_of_long_axes_is_shown_on_the_shortest_of_them(check: Check) -> None:
+    facts = json.loads(check("long_axes", "--json").stdout)
+    smallest = facts["failures"][0]
+    assert sorted(smallest["output_shape"]) == [1, 1, 1, 5]
+    assert smallest["input_shape"] == [1, 1, 1, 1]
+    assert smallest["element"] == [0, 0, *(size - 1 for size in smallest["output_shape"][2:])]
+    assert facts["different"] + facts["equal"] == facts["cases"]
+
+
+def test_what_is_right_for_packed_tensors_only_is_found_out(check: Check) -> None:
+    facts = json.loads(check("packed_only", "--json").stdout)
+    assert facts["failures"]
+    assert "contiguous" not in {each["layout"] for each in facts["failures"]}
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "words"),
+    [
+        ("writes", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it wrote to its argument"),
+        ("raises", "(1, 1, 1, 1) to (1, 1, 1, 3)", "it raised ValueError: no threes"),
+        ("shapeless", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned shape (1,); (1, 1, 1, 1) was"),
+        ("wide", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned float64; float32 was given"),
+        ("nothing", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned NoneType, no array"),
+    ],
+)
+def test_a_function_that_does_not_do_its_part_is_told_so(
+    check: Check, function: str, shape: str, words: str
+) -> None:
+    done = check(function, "--failures", "1")
+    assert done.code == 1
+    assert f"1. float32 {shape}" in done.stdout
+    assert f"   {words}" in done.stdout
+
+
+def test_the_order_of_sums_counts_without_a_tolerance(check: Check) -> None:
+    exact = check("columns_first", "--values", "random")
+    assert exact.code == 1
+    assert "by rounding or a zero's sign alone, which --tolerance " in exact.stdout
+    assert check("columns_first", "--values", "random", "--tolerance", "8").code == 0
+
+
+def test_the_same_seed_gives_the_same_report(check: Check) -> None:
+    assert check("ties_down", "--seed", "5") == check("ties_down", "--seed", "5")
+
+
+@pytest.mark.usefixtures("check")
+def test_channels_last_and_few_axes_are_found_by_themselves(target: str) -> None:
+    name = "kernels_of_mine.py:shapeless"
+    for options, shape in (
+        (("--op", "interpolate_backward", "--attr", "mode=linear"), [1, 1, 1, 1]),
+        (("--op", "interpolate", "--attr", "mode=linear", "--attr", "sizes=2"), [1, 2, 1]),
+        (("--op", "dml_resample_grad", "--attr", "interpolation_mode=linear"), [1, 1, 1, 1]),
+    ):
+        done = run_here("check", name, *options, "--target", target, "--json")
+        (failure,) = json.loads(done.stdout)["failures"]
+        assert failure["output_shape"] == shape
+
+
+@pytest.mark.usefixtures("check")
+def test_a_module_is_imported_from_the_current_folder() -> None:
+    done = run("check", "kernels_of_mine:right", *NEAREST, "--values", "ones")
+    assert (done.code, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="calls with torch tensors")
+def test_a_function_of_tensors_is_given_those(check: Check) -> None:
+    facts = json.loads(check("of_tensors", "--torch", "--dtype", "bfloat16", "--json").stdout)
+    assert facts["failures"][0]["came"] == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="says what is missing")
+def test_without_torch_one_line_says_so(check: Check) -> None:
+    done = check("of_tensors", "--torch")
+    assert done.code == 1
+    assert "PyTorch is not installed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("right", *NEAREST), "'right' is no function; give module:function"),
+        (("no_such_module:f", *NEAREST), "no_such_module cannot be imported: ModuleNotFoundError"),
+        (("no_such_file.py:f", *NEAREST), "no_such_file.py cannot be imported: FileNotFoundError"),
+        (("kernels_of_mine.py:wrong", *NEAREST), "wrong is nothing; a function is needed"),
+        (("kernels_of_mine.py:LAST", *NEAREST), "LAST is list; a function is needed"),
+        (("kernels_of_mine.py:right",), "Missing option '--op'"),
+        (("kernels_of_mine.py:right", *NEAREST, "--values", "odd"), "'odd' is not one of"),
+    ],
+)
+@pytest.mark.usefixtures("check")
+def test_a_wrong_request_is_one_line_with_code_2(arguments: tuple[str, ...], words: str) -> None:
+    done = run_here("check", *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_attributes_that_no_case_fits_are_refused(check: Check) -> None:
+    done = check("right", "--attr", "sizes=9,9,9")
+    assert done.code == 2
+    assert "no case fits the operator with these attributes: " in done.stderr

@@ -1,0 +1,130 @@
+"""`gradwire compare`: equal bits or not, how far apart, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from command_line import run, run_here
+from gradwire.cli.differences import Bounds, difference, ulps_between, ulps_off
+
+NEAREST = ("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX")
+LINEAR = ("--op", "interpolate_backward", "--attr", "mode=linear", "--attr", "data_format=NCX")
+DML_NEAREST = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
+DML_LINEAR = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=linear")
+SHAPES = ("--input-shape", "1,1,2", "--output-shape", "1,1,4")
+
+
+def test_equal_bits_end_with_0(target: str) -> None:
+    doubled = ("--input-shape", "1,3,8", "--output-shape", "1,3,4", "--target", target)
+    done = run_here("compare", *LINEAR, *DML_LINEAR, *doubled)
+    assert (done.code, done.stderr) == (0, "")
+    assert "equal bits: 12 elements of float32 (1, 3, 4)" in done.stdout
+    assert "every table is equal" in done.stdout
+
+
+def test_a_tie_is_explained_by_a_server_of_its_own() -> None:
+    done = run("compare", *NEAREST, *DML_NEAREST, *SHAPES)
+    assert (done.code, done.stderr) == (1, "")
+    assert "different: 4 of 4 elements of float32 (1, 1, 4)" in done.stdout
+    assert "axis 2: input 0 is read by (taps differ)" in done.stdout
+    assert "       0           0.5       -           0.5       1\n" in done.stdout
+
+
+def test_json_tells_the_same(target: str) -> None:
+    shared = ("--target", target, "--dtype", "float64", "--seed", "3", "--json")
+    facts = json.loads(run_here("compare", *NEAREST, *DML_NEAREST, *SHAPES, *shared).stdout)
+    x = np.random.default_rng(3).standard_normal((1, 1, 2))
+    assert (facts["equal"], facts["different"], facts["dtype"]) == (False, 4, "float64")
+    assert facts["first"] == {"index": [0, 0, 0], "A": 0.0, "B": x[0, 0, 0]}
+    (reason,) = (each for each in facts["why"] if each["axis"] == 2)
+    assert reason["differ"] == ["taps"]
+    assert reason["sides"] == [[], [{"given": 0, "coordinate": 0.5, "weight": 1.0}]]
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)], ids=str)
+def test_a_result_from_elsewhere_is_compared_by_its_bits(
+    tmp_path: Path, target: str, dtype: np.dtype[Any]
+) -> None:
+    x, y = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(x, np.array([[[1, np.nan, 3, 4]]]).astype(dtype))
+    expected = np.array([[[np.nan, 7]]]).astype(dtype)
+    np.save(y, expected)
+    asked = (*NEAREST, "--input", x, "--output-shape", "1,1,2", "--against", y, "--target", target)
+    named = ("--dtype", str(dtype))
+    assert run_here("compare", *asked, *named).code == 0
+    expected[0, 0, 1] = np.nextafter(expected[0, 0, 1], np.array(np.inf, dtype))
+    np.save(y, expected)
+    done = run_here("compare", *asked, *named)
+    assert done.code == 1
+    assert "first at [0, 0, 1]: A 7, B 7.0" in done.stdout
+    assert "or 1 ulps apart" in done.stdout
+    assert "axis 2: input 1 is read by\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((*NEAREST, *SHAPES), "--op: give it twice, or once with --against"),
+        ((*NEAREST, *NEAREST, *NEAREST, *SHAPES), "--op: give it twice"),
+        ((*NEAREST, *DML_NEAREST), "give one of --input and --input-shape"),
+        (("--attr", "mode=nearest", *NEAREST, *NEAREST, *SHAPES), "stands before any --op"),
+        ((*NEAREST, "--against", __file__, *SHAPES), "give --input too"),
+        ((*NEAREST, *DML_NEAREST, "--input", __file__), "is not a .npy file of numbers"),
+        ((*NEAREST, *NEAREST, *SHAPES, "--dtype", "int8"), "'int8' is not one of"),
+    ],
+)
+def test_a_wrong_request_is_one_line_with_code_2(options: tuple[str, ...], words: str) -> None:
+    done = run_here("compare", *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_a_file_of_another_shape_is_refused(tmp_path: Path, target: str) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.ones((1, 1, 4), np.float32))
+    done = run_here(
+        *("compare", *NEAREST, "--input", path, "--output-shape", "1,1,2", "--against", path),
+        *("--target", target),
+    )
+    assert done.code == 2
+    assert "holds float32 (1, 1, 4); ours is float32 (1, 1, 2)" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ids=str)
+def test_ulps_count_steps_across_zero(dtype: Any) -> None:
+    bounds = Bounds.of(np.dtype(dtype))
+    least = bounds.least
+    one = np.array([1, -least, 0, np.inf, -1]).astype(dtype)
+    other = np.array([1, least, -0.0, bounds.most, -1]).astype(dtype)
+    other[4] = np.nextafter(other[4], np.array(0, dtype))
+    np.testing.assert_array_equal(ulps_between(one, other), [0, 2, 0, 1, 1])
+
+
+def test_zeros_of_two_signs_differ_and_nans_do_not() -> None:
+    nan = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
+    assert difference(nan[:1], nan[1:]) is None
+    found = difference(np.zeros((2, 1)), np.array([[0.0], [-0.0]]))
+    assert found is not None
+    assert (found.count, found.first, found.ulps) == (1, (1, 0), 0)
+    broken = difference(np.array([1.0, np.nan, 3.0]), np.array([1e300, 0.0, 3.0]))
+    assert broken is not None
+    assert (broken.first, broken.largest, broken.ulps) == ((0,), (1,), None)
+
+
+def f32(value: float) -> npt.NDArray[np.float32]:
+    return np.array([value], np.float32)
+
+
+def test_a_sum_that_cancels_is_measured_by_its_terms() -> None:
+    expected, came = f32(2.0**-24), f32(2.0**-23)
+    assert ulps_off(expected, came, f32(1))[0] == 0.5
+    assert ulps_off(expected, came, expected)[0] == 2**23
+    assert ulps_off(expected, f32(np.inf), expected)[0] == np.inf

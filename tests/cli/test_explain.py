@@ -1,0 +1,195 @@
+"""`gradwire explain`: its tables are those that evaluations use, and its pictures are drawn."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from command_line import run, run_here
+from dialect_oracles import lowered
+from dialect_tables import EXAMPLES
+from gradwire import ops
+from gradwire.cli import pictures
+from gradwire.cli.tables import AxisTable, Call, tables
+
+DOUBLED = (
+    *("explain", "--op", "interpolate_backward", "--attr", "mode=linear"),
+    *("--attr", "data_format=NCX", "--input-shape", "1,1,4", "--output-shape", "1,1,2"),
+)
+LONG = (
+    *("explain", "--op", "interpolate", "--attr", "mode=nearest", "--attr", "sizes=1000"),
+    *("--input-shape", "1,2000,1", "--axis", "1"),
+)
+
+
+def dense(axis: AxisTable) -> np.ndarray[Any, np.dtype[np.float64]]:
+    matrix = np.zeros((axis.outputs, axis.inputs))
+    matrix[axis.rows, axis.columns] = axis.weight
+    return matrix
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -> None:
+    calls = [
+        Call(each.operator, np.dtype(dtype), each.source, each.result) for each in EXAMPLES.values()
+    ]
+    for call, told in zip(calls, tables(calls), strict=True):
+        assert call.output_shape is not None
+        plan = lowered(call.operator, call.input_shape, call.output_shape, dtype)
+        matrices = {each.axis: each.map.dense() for each in plan.passes}
+        gradient = ops.OPERATORS[call.operator.name].gradient
+        for number, axis in enumerate(told.axes):
+            matrix = dense(axis)
+            expected = matrices.get(number, np.eye(call.output_shape[number]))
+            np.testing.assert_array_equal(matrix.T if gradient else matrix, expected)
+            np.testing.assert_allclose(axis.totals, matrix.sum(axis=0))
+            for place in range(axis.inputs):
+                outputs, weights = axis.feeding(place)
+                np.testing.assert_array_equal(matrix[outputs, place], weights)
+                assert not np.delete(matrix[:, place], outputs).any()
+
+
+def test_coordinates_taps_and_weights_are_printed_by_output_and_by_input() -> None:
+    done = run(*DOUBLED)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.endswith(
+        """
+axis 2: 2 inputs, 4 outputs, 6 weights
+
+  output  coordinate  reads inputs  with weights
+       0       -0.25             0  1
+       1        0.25           0-1  0.75 0.25
+       2        0.75           0-1  0.25 0.75
+       3        1.25             1  1
+
+  input  total weight  is read by outputs  with weights
+      0             2                 0-2  1 0.75 0.25
+      1             2                 1-3  0.25 0.75 1
+"""
+    )
+
+
+def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for() -> None:
+    short = run_here(*LONG, "--rows", "4").stdout.splitlines()
+    assert "  ... 996 more: --rows 0 prints all, so does --json" in short
+    assert "  1000 inputs that no output reads: 0 2 4 .. 994 more .. 1994 1996 1998" in short
+    assert len(short) < 30
+    assert len(run_here(*LONG, "--rows", "0").stdout.splitlines()) > 3000
+
+
+def test_json_has_every_number() -> None:
+    facts = json.loads(run_here(*DOUBLED, "--json").stdout)
+    assert facts["axes"][2] == {
+        "axis": 2,
+        "inputs": 2,
+        "outputs": 4,
+        "identity": False,
+        "coordinates": [-0.25, 0.25, 0.75, 1.25],
+        "start": [0, 0, 0, 1],
+        "weights": [[1.0], [0.75, 0.25], [0.25, 0.75], [1.0]],
+        "total_weight": [2.0, 2.0],
+    }
+    assert (facts["gradient"], facts["forward"]) == (True, "interpolate")
+
+
+def test_an_infinite_coordinate_is_written_as_protobuf_does() -> None:
+    done = run_here(
+        *("explain", "--op", "dml_resample", "--attr", "interpolation_mode=linear"),
+        *("--attr", "scales=1e-38", "--input-shape", "2", "--output-shape", "40", "--json"),
+    )
+    assert json.loads(done.stdout)["axes"][0]["coordinates"][-1] == "Infinity"
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_a_picture_is_written(tmp_path: Path, ending: str, begins: bytes) -> None:
+    path = tmp_path / f"axes.{ending}"
+    done = run_here(*DOUBLED, "--output", path)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"\nWrote {path}\n")
+    assert path.read_bytes().startswith(begins)
+
+
+def axis(inputs: int, bands: list[tuple[int, list[float]]], *, known: bool = True) -> AxisTable:
+    counts = [len(weights) for _, weights in bands]
+    return AxisTable(
+        inputs,
+        len(bands),
+        np.array([start for start, _ in bands]),
+        np.cumsum([0, *counts]),
+        np.array([weight for _, weights in bands for weight in weights], np.float64),
+        np.linspace(-1, inputs, len(bands)) if known else None,
+    )
+
+
+AXES = {
+    "one element": axis(1, [(0, [1])]),
+    "2 elements, negative weights": axis(2, [(0, [1.1, -0.1]), (0, [0.5, 0.5]), (0, [-0.1, 1.1])]),
+    "an output reads nothing": axis(3, [(0, []), (0, [0.5, 0.5]), (2, [])]),
+    "no output reads anything": axis(3, [(0, []), (0, [])]),
+    "2000 elements": axis(2000, [(place, [0.25, 0.75]) for place in range(1999)]),
+    "2000 elements to 2": axis(2000, [(0, [1e-3] * 1000), (1000, [1e-3] * 1000)], known=False),
+    "2 elements to 2000": axis(2, [(place // 1000, [1]) for place in range(2000)]),
+    "descending": axis(5, [(4 - place, [1]) for place in range(5)]),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_any_axis_can_be_drawn(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "axis.png"
+    pictures.draw([(name, AXES[name])], title="an axis", path=path)
+    assert path.stat().st_size > 10_000
+
+
+def test_axes_that_are_alike_are_told_once() -> None:
+    done = run_here(
+        *("explain", "--op", "interpolate_backward", "--attr", "mode=linear"),
+        *("--input-shape", "1,4,4,1", "--output-shape", "1,2,2,1"),
+    )
+    assert done.stdout.count("with weights") == 2
+    assert "\naxis 2: as axis 1\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--axis", "3"), "--axis: 3 is none of the axes 0 to 2"),
+        (("--output", "x.jpg"), "end it in .png or .svg or .pdf"),
+        (("--output", "no/x.png"), "is in a folder that does not exist"),
+        (("--attr", "sizes=5"), "sizes"),
+        (("--output-shape", "1,2,2"), "the channel axis is not resampled"),
+        (("--input-shape", "x"), "'x' is not a shape"),
+        (("--op", "interpolat"), "did you mean interpolate?"),
+    ],
+)
+def test_a_wrong_request_is_one_line_with_code_2(options: tuple[str, ...], words: str) -> None:
+    done = run_here(*DOUBLED, *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("gradwire: error: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_a_shape_that_attributes_do_not_tell_is_asked_for() -> None:
+    done = run_here(*DOUBLED[:-2])
+    assert done.code == 2
+    assert "the attributes of interpolate_backward do not determine its sizes" in done.stderr
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in ("drawing", "pictures", "links"):
+        monkeypatch.delitem(sys.modules, f"gradwire.cli.{module}", raising=False)
+        monkeypatch.delattr(f"gradwire.cli.{module}", raising=False)
+    done = run_here(*DOUBLED, "--output", tmp_path / "x.png")
+    assert done.code == 1
+    assert 'pip install "gradwire[plot]"' in done.stderr
