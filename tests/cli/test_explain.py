@@ -33,6 +33,19 @@ def dense(axis: AxisTable) -> np.ndarray[Any, np.dtype[np.float64]]:
     return matrix
 
 
+def check_coordinates(operator: ops.Operator, axis: AxisTable) -> None:
+    """Every dialect tells them but for bins, and each output reads less than two inputs off."""
+    if getattr(operator, "mode", None) == "area":
+        assert axis.coordinates is None or axis.is_identity
+        return
+    assert axis.coordinates is not None, operator
+    assert axis.coordinates.shape == (axis.outputs,)
+    for output, x in enumerate(np.clip(axis.coordinates, 0, axis.inputs - 1)):
+        read, weights = axis.read_by(output)
+        if weights.any():
+            assert read[0] - 1 <= x <= read[-1] + 1, (operator, output)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -> None:
     calls = [
@@ -48,6 +61,7 @@ def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -
             expected = matrices.get(number, np.eye(call.output_shape[number]))
             np.testing.assert_array_equal(matrix.T if gradient else matrix, expected)
             np.testing.assert_allclose(axis.totals, matrix.sum(axis=0))
+            check_coordinates(call.operator, axis)
             for place in range(axis.inputs):
                 outputs, weights = axis.feeding(place)
                 np.testing.assert_array_equal(matrix[outputs, place], weights)

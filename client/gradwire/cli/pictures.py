@@ -19,6 +19,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from gradwire.cli import links
 from gradwire.cli.tables import AxisTable, Weights
@@ -29,6 +30,9 @@ BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
 # In inches: the picture's width, the heights of its heading and of a row, and within a row those of
 # the space over the panels, of the panels, and of the gaps between parts of a panel.
 WIDTH, HEADING, ROW, CAPTION, PANEL, GAP = 15.0, 0.7, 5.7, 0.55, 4.4, 0.2
+
+# Colors of a .png.
+COLORS_OF_PNG = 128
 
 # Left edge and width of each panel, in inches.
 Place = tuple[float, float]
@@ -53,7 +57,7 @@ def draw(axes: Sequence[tuple[str, AxisTable]], *, title: str, path: Path) -> No
     page.figure.text(0.5, 1 - HEADING / 2 / page.height, title, ha="center", va="center", size=13)
     for row, (caption, axis) in enumerate(axes):
         _draw_axis(page, row, caption, axis)
-    page.figure.savefig(path)
+    page.save(path)
 
 
 def color_scale(weights: Weights) -> ScalarMappable:
@@ -83,7 +87,17 @@ class _Page:
     def __init__(self, rows: int) -> None:
         self.height = HEADING + ROW * rows
         self.figure = Figure(figsize=(WIDTH, self.height), dpi=100)
-        FigureCanvasAgg(self.figure)
+        self.canvas = FigureCanvasAgg(self.figure)
+
+    def save(self, path: Path) -> None:
+        """Write the picture in the format of the path's ending."""
+        if path.suffix != ".png":
+            self.figure.savefig(path)
+            return
+        self.canvas.draw()
+        image = Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB")
+        # A palette takes a quarter of the bytes.
+        image.quantize(COLORS_OF_PNG, dither=Image.Dither.NONE).save(path, optimize=True)
 
     def plot(self, row: int, place: Place, *, part: int = 0, parts: int = 1) -> Axes:
         """Return axes in one of the parts, counted downward, of a panel."""

@@ -111,7 +111,8 @@ def _nearest(line: Line) -> Taps:
     """
     x = np.arange(line.outputs).astype(np.float32) + np.float32(0.5)
     ratio = np.float32(line.inputs) * (np.float32(1) / np.float32(line.outputs))
-    return sampling.nearest_taps(np.floor(x * ratio), inputs=line.inputs)
+    x = x * ratio
+    return sampling.nearest_taps(np.floor(x), inputs=line.inputs, coordinates=x - np.float32(0.5))
 
 
 def _stretch(line: Line, *, antialias: bool) -> float:
@@ -129,9 +130,10 @@ def _sample(line: Line, method: str, antialias: bool) -> Taps:  # noqa: FBT001 -
     taps = _most_taps(line, kernel, antialias=antialias)
     inverse = kind(1 / (line.outputs / line.inputs))
     stretch = kind(_stretch(line, antialias=antialias))
+    coordinates = (np.arange(line.outputs).astype(kind) + kind(0.5)) * inverse - kind(0.5)
 
     def block(x: npt.NDArray[np.int64]) -> Taps:
-        at = (x.astype(kind) + kind(0.5)) * inverse - kind(0.5)
+        at = coordinates[x]
         reach = kernel.radius * float(stretch)
         low = np.floor(at.astype(np.float64) - reach).astype(np.int64)
         # A band that leaves the axis is moved onto it: it still holds all that has a weight.
@@ -143,7 +145,7 @@ def _sample(line: Line, method: str, antialias: bool) -> Taps:  # noqa: FBT001 -
         weight[outside] = 0
         return Taps(index, weight)
 
-    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
+    return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
 
 
 def _normalized(weight: Coordinates) -> Coordinates:

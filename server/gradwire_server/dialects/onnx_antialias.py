@@ -61,7 +61,8 @@ def antialiased(line: Line, keys: Keys | None) -> Taps:
             return _kept(line, outputs)
         return _taps(window(line, keys, outputs), line, taps)
 
-    return in_blocks(block, outputs=line.outputs, taps=taps)
+    coordinates = line.positions(np.arange(line.outputs))
+    return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
 
 
 def _window_length(line: Line, radius: int) -> int:

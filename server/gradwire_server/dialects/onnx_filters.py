@@ -80,7 +80,8 @@ def nearest(line: Line, nearest_mode: str) -> Taps:
     if line.exclude_outside:
         reads &= (whole >= 0) & (whole < line.inputs)
     index = sampling.on_axis(whole, inputs=line.inputs)
-    return Taps(index[:, np.newaxis], reads[:, np.newaxis].astype(line.kind))
+    weight = reads[:, np.newaxis].astype(line.kind)
+    return Taps(index[:, np.newaxis], weight, line.positions(np.arange(line.outputs)))
 
 
 def linear(line: Line) -> Taps:
@@ -110,4 +111,5 @@ def _held(index: Indices, weight: Numbers, line: Line, reads: Flags) -> Taps:
         total = np.cumsum(weight, axis=1)[:, -1:]
         weight = weight / np.where(total == 0, line.kind(1), total)
     weight = np.where(reads[:, np.newaxis], weight, line.kind(0))
-    return Taps(np.clip(index, 0, line.inputs - 1), weight)
+    index = np.clip(index, 0, line.inputs - 1)
+    return Taps(index, weight, line.positions(np.arange(line.outputs)))

@@ -79,12 +79,20 @@ class Line:
         centered = self.transformation in {"half_pixel", "pytorch_half_pixel"}
         return stretched - half if centered else stretched
 
-    def placed(self, index: npt.NDArray[np.int64], weight: Numbers) -> Taps:
-        """Return taps on the padded axis as taps on the axis: padding has no weight."""
+    def unpadded(self, x: Numbers) -> Numbers:
+        """Return coordinates on the padded axis as coordinates on the axis."""
+        return x - x.dtype.type(self.pads[0])
+
+    def placed(
+        self, index: npt.NDArray[np.int64], weight: Numbers, x: Coordinates | None = None
+    ) -> Taps:
+        """Return taps on the padded axis, and x, as those on the axis: padding has no weight."""
         index = index - self.pads[0]
         there = (index >= 0) & (index < self.inputs)
         return Taps(
-            np.clip(index, 0, self.inputs - 1), np.where(there, weight, weight.dtype.type(0))
+            np.clip(index, 0, self.inputs - 1),
+            np.where(there, weight, weight.dtype.type(0)),
+            None if x is None else self.unpadded(x),
         )
 
 
@@ -104,20 +112,22 @@ ROUNDINGS: Final[dict[str, Rounding]] = {
 def nearest(line: Line) -> Taps:
     """Read the element at x, rounded; simple cuts toward 0, or rounds up where the axis shrinks."""
     simple = sampling.ceil if line.scale < 1 else np.trunc
-    x = ROUNDINGS.get(line.rounding, simple)(line.coordinates())
-    index = sampling.on_axis(x, inputs=line.length)[:, np.newaxis]
-    return line.placed(index, np.ones(index.shape, np.float32))
+    x = line.coordinates()
+    whole = ROUNDINGS.get(line.rounding, simple)(x)
+    index = sampling.on_axis(whole, inputs=line.length)[:, np.newaxis]
+    return line.placed(index, np.ones(index.shape, np.float32), x)
 
 
 def linear_onnx(line: Line) -> Taps:
     """Weight the two neighbors of x, which is held to the axis, by distance."""
-    x = np.clip(line.coordinates(), np.float32(0), np.float32(line.length - 1))
+    coordinates = line.coordinates()
+    x = np.clip(coordinates, np.float32(0), np.float32(line.length - 1))
     low = sampling.on_axis(x, inputs=line.length)
     high = np.minimum(low + 1, line.length - 1)
     # On the last element both halves meet.
     upper = np.where(low == high, np.float32(0.5), np.abs(x - low.astype(np.float32)))
     lower = np.where(low == high, np.float32(0.5), np.abs(x - high.astype(np.float32)))
-    return line.placed(np.array([low, high]).T, np.array([lower, upper]).T)
+    return line.placed(np.array([low, high]).T, np.array([lower, upper]).T, coordinates)
 
 
 def cubic(line: Line) -> Taps:
@@ -133,7 +143,7 @@ def cubic(line: Line) -> Taps:
     ]
     base = np.clip(low, np.float32(-2), np.float32(line.length + 2)).astype(np.int64)
     index = base + np.arange(-1, 3)[:, np.newaxis]
-    return line.placed(np.clip(index, 0, line.length - 1).T, np.array(weight).T)
+    return line.placed(np.clip(index, 0, line.length - 1).T, np.array(weight).T, x)
 
 
 def _keys_inside(x: Numbers, a: np.floating[Any] | float) -> Numbers:
@@ -167,7 +177,8 @@ def linear(line: Line) -> Taps:
         weight = stretch * np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
         return line.placed(index, _divided(weight))
 
-    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
+    told = line.unpadded(coordinates)
+    return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=told)
 
 
 def pillow_taps(line: Line, *, radius: int) -> int:
@@ -194,7 +205,8 @@ def pillow(line: Line, radius: int) -> Taps:
         weight = np.where(index < stop[:, np.newaxis], kernel, 0)
         return line.placed(index, _divided(weight))
 
-    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
+    told = line.unpadded((np.arange(line.outputs) + 0.5) * scale - 0.5)
+    return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=told)
 
 
 def _pillow_keys(x: Numbers, a: float) -> Numbers:
@@ -212,8 +224,9 @@ def _divided(weight: Numbers) -> Numbers:
 
 def padding(line: Line) -> Taps:
     """Read each element where padding put it, along an axis that is not resampled."""
-    index = np.arange(line.outputs)[:, np.newaxis]
-    return line.placed(index, np.ones(index.shape, np.float32))
+    x = np.arange(line.outputs)
+    index = x[:, np.newaxis]
+    return line.placed(index, np.ones(index.shape, np.float32), x.astype(np.float64))
 
 
 SAMPLES: Final[dict[str, Callable[[Line], Taps]]] = {

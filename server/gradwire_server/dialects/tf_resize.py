@@ -103,7 +103,7 @@ def _nearest(line: Line) -> Taps:
     """
     x = line.stretched()
     whole = sampling.half_away(x) if line.align_corners else np.floor(x)
-    return sampling.nearest_taps(whole, inputs=line.inputs)
+    return sampling.nearest_taps(whole, inputs=line.inputs, coordinates=line.coordinates())
 
 
 def _bilinear(line: Line) -> Taps:
@@ -111,7 +111,7 @@ def _bilinear(line: Line) -> Taps:
     x = line.coordinates()
     low = np.floor(x)
     index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=line.inputs)
-    return sampling.linear_taps(index, upper_weight=x - low)
+    return sampling.linear_taps(index, upper_weight=x - low, coordinates=x)
 
 
 def _bicubic(line: Line) -> Taps:
@@ -136,7 +136,7 @@ def _bicubic(line: Line) -> Taps:
     index = np.clip(wanted, 0, line.inputs - 1)
     if line.half_pixel_centers:
         weight = _renormalized(np.where(index == wanted, weight, np.float32(0)))
-    return Taps(index.T, weight.T)
+    return Taps(index.T, weight.T, x)
 
 
 def _keys_inside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:

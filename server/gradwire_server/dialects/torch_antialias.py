@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -82,8 +81,8 @@ def _sample(line: Line, *, weigh: Callable[[Numbers], Numbers], radius: int) -> 
         return Taps(np.minimum(index, line.inputs - 1), weight)
 
     centers = (scale * (np.arange(line.outputs) + 0.5)).astype(kind)
-    found = in_blocks(block, outputs=line.outputs, taps=taps)
-    return replace(found, coordinates=centers - kind(0.5))
+    coordinates = centers - kind(0.5)
+    return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
 
 
 def _filter(weigh: Callable[[Numbers], Numbers], radius: int) -> Filter:

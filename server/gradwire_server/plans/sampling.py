@@ -7,7 +7,7 @@ dialect's arithmetic is the type of the coordinates it passes in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,14 +94,21 @@ def linear_taps(
     return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T, coordinates)
 
 
-def in_blocks(block: Callable[[Indices], Taps], *, outputs: int, taps: int) -> Taps:
+def in_blocks(
+    block: Callable[[Indices], Taps],
+    *,
+    outputs: int,
+    taps: int,
+    coordinates: Coordinates | None = None,
+) -> Taps:
     """Compute the taps of some outputs at a time, so that what this takes on the way stays small.
 
-    block  takes outputs, int64[some], and returns their taps, [some, taps]
+    block        takes outputs, int64[some], and returns their taps, [some, taps]
+    coordinates  of all outputs; those that a block returns are dropped
     """
     some = max(_BLOCK_TAPS // taps, 1)
     if outputs <= some:
-        return block(np.arange(outputs))
+        return replace(block(np.arange(outputs)), coordinates=coordinates)
     index = np.empty((outputs, taps), np.int64)
     weight: Coordinates | None = None
     for first in range(0, outputs, some):
@@ -110,4 +117,4 @@ def in_blocks(block: Callable[[Indices], Taps], *, outputs: int, taps: int) -> T
             weight = np.empty((outputs, taps), part.weight.dtype)
         index[first : first + some], weight[first : first + some] = part.index, part.weight
     assert weight is not None  # noqa: S101 - there are outputs
-    return Taps(index, weight)
+    return Taps(index, weight, coordinates)
