@@ -9,6 +9,7 @@ and each input's total weight, which is what a gradient of ones gives.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,9 +31,6 @@ BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
 # In inches: the picture's width, the heights of its heading and of a row, and within a row those of
 # the space over the panels, of the panels, and of the gaps between parts of a panel.
 WIDTH, HEADING, ROW, CAPTION, PANEL, GAP = 15.0, 0.7, 5.7, 0.55, 4.4, 0.2
-
-# Colors of a .png.
-COLORS_OF_PNG = 128
 
 # Left edge and width of each panel, in inches.
 Place = tuple[float, float]
@@ -87,17 +85,19 @@ class _Page:
     def __init__(self, rows: int) -> None:
         self.height = HEADING + ROW * rows
         self.figure = Figure(figsize=(WIDTH, self.height), dpi=100)
-        self.canvas = FigureCanvasAgg(self.figure)
+        FigureCanvasAgg(self.figure)
 
     def save(self, path: Path) -> None:
         """Write the picture in the format of the path's ending."""
-        if path.suffix != ".png":
+        if path.suffix.lower() != ".png":
             self.figure.savefig(path)
             return
-        self.canvas.draw()
-        image = Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB")
-        # A palette takes a quarter of the bytes.
-        image.quantize(COLORS_OF_PNG, dither=Image.Dither.NONE).save(path, optimize=True)
+        pixels = io.BytesIO()
+        self.figure.savefig(pixels, format="png")
+        # A palette takes a quarter of the bytes; this one keeps the scales smooth.
+        image = Image.open(pixels).convert("RGB")
+        method = Image.Quantize.MAXCOVERAGE
+        image.quantize(method=method, dither=Image.Dither.NONE).save(path, optimize=True)
 
     def plot(self, row: int, place: Place, *, part: int = 0, parts: int = 1) -> Axes:
         """Return axes in one of the parts, counted downward, of a panel."""
@@ -156,12 +156,16 @@ def _draw_matrix(plot: Axes, axis: AxisTable, colors: ScalarMappable) -> None:
 
 
 def _write_weights(plot: Axes, axis: AxisTable, colors: ScalarMappable) -> None:
-    size = min(9.0, 150 / axis.outputs, 220 / axis.inputs)
-    for output, input_, weight in zip(axis.rows, axis.columns, axis.weight, strict=True):
+    texts = [f"{weight:.3g}" for weight in axis.weight]
+    # In points; a digit is about 0.65 of its height wide.
+    widest = 0.65 * max(map(len, texts), default=1)
+    size = min(9.0, 72 * MATRIX[1] / axis.outputs / widest, 220 / axis.inputs)
+    for output, input_, weight, text in zip(
+        axis.rows, axis.columns, axis.weight, texts, strict=True
+    ):
         red, green, blue, _ = colors.to_rgba(weight)
         luminance = 0.3 * red + 0.59 * green + 0.11 * blue
         ink = "white" if luminance < DARK and weight else "black"
-        text = f"{weight:.3g}"
         plot.text(output, input_, text, ha="center", va="center", fontsize=size, color=ink)
 
 
