@@ -81,9 +81,8 @@ class Clients:
 CLIENTS = Clients()
 
 
-@lru_cache(1024)
 def as_text(operator: ops.Operator) -> str:
-    """Return an operator as text; equal ones have equal texts."""
+    """Return an operator as text, to the sign of a zero."""
     return ops.to_message(operator).SerializeToString(deterministic=True).hex()
 
 
@@ -91,3 +90,9 @@ def as_text(operator: ops.Operator) -> str:
 def from_text(text: str) -> ops.Operator:
     """Return the operator of a text."""
     return ops.from_message(v1.Operator.FromString(bytes.fromhex(text)))
+
+
+@lru_cache(1024)
+def linear(text: str) -> str:
+    """Return the text of an operator without what it adds whatever its input is."""
+    return as_text(from_text(text).linear())

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import ops
-from gradwire._bridges import CLIENTS, Evaluator, as_text, from_text
+from gradwire._bridges import CLIENTS, Evaluator, as_text, from_text, linear
 from gradwire._many_items import Item
 
 jax: Any = import_module("jax")
@@ -43,13 +43,15 @@ def evaluate(
     x             float32, float16, bfloat16 or float64
     output_shape  of the result
     adjoint       what takes the gradient of the result to that of x; None means ops.adjoint() of
-                  the operator. Of that gradient, the operator itself takes the gradient
+                  the operator. Of that gradient, the operator itself takes the
+                  gradient, without a constant that it adds
     client        what evaluates; kept by the caller as long as what was traced may run. None means
                   one Client() of this process
 
-    Raises what client.evaluate() does, from jax.jit as JAX tells errors of callbacks.
+    Raises what JAX makes of errors of client.evaluate(), under jax.jit or not.
     """
     other = ops.adjoint(operator) if adjoint is None else adjoint
+    x = jax.numpy.asarray(x)
     shape = tuple(int(size) for size in output_shape)
     call = _Call(as_text(operator), as_text(other), shape, CLIENTS.number(client))
     return _evaluate(call, x)
@@ -88,7 +90,7 @@ def _forward(call: _Call, x: Array) -> tuple[Array, tuple[int, ...]]:
 
 
 def _backward(call: _Call, shape: tuple[int, ...], gradient: Array) -> tuple[Array]:
-    return (_evaluate(_Call(call.adjoint, call.operator, shape, call.client), gradient),)
+    return (_evaluate(_Call(call.adjoint, linear(call.operator), shape, call.client), gradient),)
 
 
 _evaluate = jax.custom_vjp(_apply, nondiff_argnums=(0,))

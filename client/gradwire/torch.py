@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from gradwire import ops
 from gradwire._arrays import to_array
-from gradwire._bridges import CLIENTS, Evaluator, as_text, from_text
+from gradwire._bridges import CLIENTS, Evaluator, as_text, from_text, linear
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.torch import Follow, Mode
 
 torch: Any = import_module("torch")
+forward_ad: Any = import_module("torch.autograd.forward_ad")
 
 Tensor = Any
 
@@ -42,12 +43,14 @@ def evaluate(
                   in place; from other devices it is copied, for CUDA through pinned memory
     output_shape  of the result, which is on x's device and contiguous
     adjoint       what takes the gradient of the result to that of x; None means ops.adjoint() of
-                  the operator. Of that gradient, the operator itself takes the gradient
+                  the operator. Of that gradient, the operator itself takes the
+                  gradient, without a constant that it adds
     client        what evaluates; kept by the caller as long as gradients may be asked for. None
                   means one Client() of this process
 
     Raises what client.evaluate() does.
     """
+    _refuse_tangents(x)
     texts = _texts(operator, adjoint)
     return _evaluate(x, *texts, [int(size) for size in output_shape], _number(client))
 
@@ -76,7 +79,10 @@ def interpolate(  # noqa: PLR0917 - so are their order and kinds
 
     Raises InvalidRequestError, a ValueError, where an argument is wrong.
     """
-    texts = _interpolation(
+    if forward not in {"remote", "local"}:
+        raise InvalidRequestError.of("forward", f"is {forward!r}; give 'remote' or 'local'")
+    _refuse_tangents(input)
+    texts, sizes, factors = _interpolation(
         follow,
         size=size,
         scale_factor=scale_factor,
@@ -85,8 +91,8 @@ def interpolate(  # noqa: PLR0917 - so are their order and kinds
         recompute_scale_factor=recompute_scale_factor,
         antialias=antialias,
     )
-    operation = {"remote": _evaluate, "local": _interpolate_here}[forward]
-    spatial = _scaled(input.shape[2:], size, scale_factor)
+    operation = _evaluate if forward == "remote" else _interpolate_here
+    spatial = _scaled(input.shape[2:], sizes, factors)
     return operation(input, *texts, [*input.shape[:2], *spatial], _number(client))
 
 
@@ -98,25 +104,35 @@ def _number(client: Evaluator | None) -> int:
     return CLIENTS.number(client)
 
 
-def _interpolation(follow: Follow, **asked: Any) -> tuple[str, str]:
+def _interpolation(
+    follow: Follow, **asked: Any
+) -> tuple[tuple[str, str], tuple[int, ...], tuple[float, ...]]:
+    """Return the operator and its gradient as texts, and the operator's size and scale_factor."""
     attributes: dict[str, Any] = {
         name: () if value is None and name in {"size", "scale_factor"} else value
         for name, value in asked.items()
     }
-    operator = ops.TorchInterpolate(**attributes)
+    operator: Any = ops.TorchInterpolate(**attributes)
     if not operator.size and not operator.scale_factor:
         raise InvalidRequestError.of(operator.path("size"), "is None; give it, or scale_factor")
-    return _texts(operator, ops.TorchUpsampleBackward(**attributes, follow=follow))
+    gradient = ops.TorchUpsampleBackward(**attributes, follow=follow)
+    return _texts(operator, gradient), operator.size, operator.scale_factor
 
 
-def _scaled(source: Sequence[int], size: Any, scale_factor: Any) -> list[int]:
+def _scaled(source: Sequence[int], sizes: tuple[int, ...], factors: tuple[float, ...]) -> list[int]:
     """Return the spatial sizes of the result; what is wrong with them is told elsewhere."""
-    if scale_factor is None:
-        return [size] * len(source) if isinstance(size, int) else list(size)
-    each: Any = [scale_factor] * len(source)
-    if isinstance(scale_factor, Sequence):
-        each = tuple(cast("Sequence[float]", scale_factor))
+    if sizes:
+        return list(sizes * len(source) if len(sizes) == 1 else sizes)
+    each = factors * len(source) if len(factors) == 1 else factors
     return [int(length * factor) for length, factor in zip(source, each, strict=False)]
+
+
+def _refuse_tangents(x: Tensor) -> None:
+    """Raise NotImplementedError in forward mode, whose derivatives PyTorch would take for 0."""
+    if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
+        raise NotImplementedError(
+            "gradwire.torch has no forward-mode derivatives; use torch.autograd.grad or backward()"
+        )
 
 
 def _run(x: Tensor, operator: str, adjoint: str, output_shape: list[int], client: int) -> Tensor:
@@ -164,7 +180,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     operator, adjoint, _, client = ctx.others
-    return _evaluate(gradient, adjoint, operator, ctx.input_shape, client), None, None, None, None
+    texts = adjoint, linear(operator)
+    return _evaluate(gradient, *texts, ctx.input_shape, client), None, None, None, None
 
 
 def _operation(name: str, run: Callable[..., Tensor]) -> Any:

@@ -149,3 +149,50 @@ def test_results_belong_to_whoever_asked(client: Client) -> None:
     result += 1
     assert x.tolist() == [1, 1, 1]
     assert np.asarray(result).tolist() == [2, 2, 2]
+
+
+def test_the_second_gradient_is_without_the_constant_that_a_forward_adds(client: Client) -> None:
+    outside = ops.OnnxResize(
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+        roi=(0.5, 1.5),
+        sizes=(4,),
+        extrapolation_value=7.0,
+    )
+
+    def resample(x: Any) -> Any:
+        return bridge.evaluate(outside, x, (4,), client=client)
+
+    x = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    assert resample(x)[-1] == 7
+    assert torch.autograd.gradcheck(resample, x)
+    assert torch.autograd.gradgradcheck(resample, x)
+
+
+def test_the_sign_of_a_zero_among_the_attributes_is_kept(client: Client) -> None:
+    for zero in (0.0, -0.0):
+        beyond = ops.OnnxResize(
+            mode="linear",
+            coordinate_transformation_mode="tf_crop_and_resize",
+            roi=(2.0, 3.0),
+            sizes=(3,),
+            extrapolation_value=zero,
+        )
+        result = bridge.evaluate(beyond, torch.ones(3), (3,), client=client)
+        assert torch.equal(torch.signbit(result), torch.full((3,), np.signbit(zero)))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_forward_mode_is_refused(client: Client, x: Any) -> None:
+    def resample(x: Any) -> Any:
+        return bridge.interpolate(x, scale_factor=2, client=client)
+
+    with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+        torch.func.jvp(resample, (x,), (torch.ones_like(x),))
+
+
+def test_sizes_may_be_numbers_of_numpy(client: Client, x: Any) -> None:
+    for given in ({"size": np.int64(4)}, {"scale_factor": np.array([2.0, 0.5])}):
+        expected = {name: value.tolist() for name, value in given.items()}
+        own = torch.nn.functional.interpolate(x, **expected)
+        assert torch.equal(bridge.interpolate(x, **given, client=client), own)

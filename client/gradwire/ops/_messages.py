@@ -83,13 +83,15 @@ def from_message(message: v1.Operator) -> Operator:
 def adjoint(operator: Operator) -> Operator:
     """Return the operator that takes gradients of this one's result to gradients of its input.
 
-    Of a forward that is its gradient, of a gradient its forward. Those of an operator that has
+    Of a forward that is its gradient, of a gradient its forward, without a constant that it adds
+    (ONNX's extrapolation_value). Those of an operator that has
     `follow` are adjoint to each other with follow="forward_adjoint", which that of a forward has.
     """
     kind = OPERATORS[operator.counterpart]
     names = {field.name for field in dataclasses.fields(kind)}
     attributes = operator.for_counterpart()
-    return kind(**{name: attributes[name] for name in attributes.keys() & names})
+    found = kind(**{name: attributes[name] for name in attributes.keys() & names})
+    return found.linear() if operator.gradient else found
 
 
 def describe(kind: type[Operator]) -> v1.OperatorInfo:

@@ -80,6 +80,10 @@ class Operator:
     def _check_together(self) -> None:
         """Check rules between attributes; each attribute alone is in order."""
 
+    def linear(self) -> Operator:
+        """Return the operator without what it adds whatever its input is: 0 goes to 0."""
+        return self
+
     def for_counterpart(self) -> dict[str, Any]:
         """Return attributes as the counterpart means them; it may not have all of them."""
         attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

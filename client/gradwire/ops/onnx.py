@@ -8,6 +8,7 @@ Source: https://onnx.ai/onnx/operators/onnx__Resize.html
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
@@ -216,6 +217,10 @@ class OnnxResize(_Resize):
     gradient: ClassVar[bool] = False
     counterpart: ClassVar[str] = "onnx_resize_grad"
     output_required: ClassVar[bool] = False
+
+    def linear(self) -> OnnxResize:
+        """Return it without extrapolation_value, which is added whatever the input is."""
+        return dataclasses.replace(self, extrapolation_value=0.0)
 
 
 OPERATORS = (OnnxResizeGrad, OnnxResize)
