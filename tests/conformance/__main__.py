@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
+import datetime as dt
 import importlib.metadata
 import importlib.util
 import json
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    date = dt.datetime.now(dt.UTC).date().isoformat()
     found = [_run(section) for section in SECTIONS]
     if options.json:
         sections = [

@@ -54,6 +54,8 @@ def ops_flags(operator: ops.Operator) -> list[str]:
 
 def rows() -> list[Row]:
     """Compare with the installed PyTorch."""
+    torch: Any = importlib.import_module("torch")
+    torch.set_num_threads(1)  # tensors this small are many times slower with several
     tally = Tally()
     for mode in RANKS:
         rng = random.Random(mode)  # noqa: S311 - a choice of cases
