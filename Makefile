@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 GENERATE_VENV ?= .venv-generate
+CONFORMANCE_VENV ?= .venv-conformance
 # Release of CUDA that gpu-test installs: 12 or 13, as the machine's driver has it
 CUDA ?= 13
 # An interpreter that has CuPy and pytest already, for gpu-test and gpu-bench; nothing is installed then
@@ -21,7 +22,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load-smoke load-kills monitoring bench bench-compute full image install constraints clean
+	load-smoke load-kills monitoring bench bench-compute conformance full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -100,6 +101,10 @@ bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; 
 	PYTHONPATH=tests $(BIN)/python -m bench.compute_plot out/compute.json out/scaling.json out/compute.png
 	-PYTHONPATH=tests $(BIN)/python -m bench.compute_targets out/compute.json
 
+conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
+	mkdir -p out
+	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --json out/conformance.json --markdown docs/conformance.md
+
 full: $(VENV)/.full lint schema test bench load-smoke load-kills  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu
@@ -116,7 +121,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
-	rm -rf .venv .venv-generate build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
+	rm -rf .venv .venv-generate .venv-conformance build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
 
 # Set up again whenever dependencies or pins have changed.
 $(VENV)/.installed: pyproject.toml $(PINS)
@@ -154,4 +159,11 @@ $(GENERATE_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(GENERATE_VENV)
 	$(GENERATE_VENV)/bin/python $(PIP) install --constraint $(PINS) pip
 	$(GENERATE_VENV)/bin/python $(PIP) install --group generate
+	@touch $@
+
+$(CONFORMANCE_VENV)/.installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(CONFORMANCE_VENV)
+	$(CONFORMANCE_VENV)/bin/python $(PIP) install --constraint $(PINS) pip
+	$(CONFORMANCE_VENV)/bin/python $(PIP) install --constraint $(PINS) --build-constraint $(PINS) \
+		--editable '.[server]' --group test --group conformance
 	@touch $@

@@ -1,0 +1,109 @@
+"""ONNX's Resize: published node tests, the reference implementation, ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from conformance.rows import Numbers, Row, Section, Tally
+from dialect_oracles import Tensor, evaluate
+from gradwire import ops
+from gradwire_server import dialects
+from onnx_models import (
+    Attributes,
+    exact_coordinate,
+    impulses,
+    node_cases,
+    random_call,
+    reference,
+    runtime,
+)
+
+_CASES = 1500
+_NEAR = Fraction(1, 10**9)
+
+
+def _ours(x: Tensor, attributes: Attributes, arithmetic: str) -> Tensor:
+    given: Attributes = {**attributes, "arithmetic": arithmetic}
+    operator = ops.OnnxResize(**given)
+    return evaluate(operator, x, dialects.output_shape("onnx_resize", operator, x.shape) or ())
+
+
+def _words(attributes: Attributes) -> str:
+    mode, rule = attributes["mode"], attributes["coordinate_transformation_mode"]
+    return f"{mode}, {rule}"
+
+
+def _nodes(tally: Tally) -> None:
+    makers: Any = importlib.import_module("data.make_onnx_vectors")
+    rng = np.random.default_rng(20240229)
+    for case in node_cases():
+        x, mode = case.x.astype(np.float64), case.attributes.get("mode", "nearest")
+        forward = ops.OnnxResize(**case.attributes)
+        allowed = 0 if mode == "nearest" else 1e-5 + 1e-6 * np.abs(case.y)
+        key = ("onnx: published node tests", "onnx_resize", mode, "float32")
+        tally.add(key, evaluate(forward, x, case.y.shape), case.y, allowed=allowed)
+        g = rng.integers(-9, 10, case.y.shape).astype(np.float64)
+        gradient = evaluate(ops.OnnxResizeGrad(**case.attributes), g, x.shape)
+        expected = makers.gradient(case, g)
+        key = ("onnx: transposed reference", "onnx_resize_grad", mode, "float64")
+        tally.add(key, gradient, expected, allowed=1e-12 * (1 + np.abs(expected)))
+
+
+def _explained(attributes: Attributes, length: int, ours: Numbers, theirs: Numbers) -> bool:
+    """Tell whether all that differs is beside a whole or half coordinate, or one output's."""
+    difference = np.abs(ours - theirs).max(axis=(0, 1, 2))
+    outputs = len(difference)
+    single = attributes["coordinate_transformation_mode"] == "pytorch_half_pixel" and outputs == 1
+    twice = [
+        2 * exact_coordinate(attributes, length, outputs, int(index))
+        for index in np.flatnonzero(difference > 1e-11)
+    ]
+    return single or all(abs(each - round(each)) < _NEAR for each in twice)
+
+
+def _random(tally: Tally, seed: int) -> None:
+    length, attributes = random_call(seed)
+    words = _words(attributes)
+    # See test_onnx_frameworks for why this many rows.
+    rows = 1 if attributes.get("exclude_outside") else 3
+    x = impulses(length, np.float32, rows=rows)
+    result, expected = (
+        each[:, :, rows // 2] for each in (_ours(x, attributes, "float32"), runtime(attributes, x))
+    )
+    tally.add(("onnxruntime: weights", "onnx_resize, FLOAT32", words, "float32"), result, expected)
+    if attributes["coordinate_transformation_mode"] == "tf_half_pixel_for_nn":
+        return  # not of the opsets the reference has
+    x = impulses(length, np.float64)
+    ours, theirs = _ours(x, attributes, "spec_float64"), reference(attributes, x)
+    tally.add(
+        ("onnx: weights of the reference", "onnx_resize", words, "float64"),
+        ours,
+        theirs,
+        allowed=1e-11,
+        deviates=lambda: _explained(attributes, length, ours, theirs),
+    )
+
+
+def rows() -> list[Row]:
+    """Compare with the installed onnx and onnxruntime."""
+    tally = Tally()
+    _nodes(tally)
+    for seed in range(_CASES):
+        _random(tally, seed)
+    return sorted(tally.rows(), key=lambda row: (row.peer, row.operator, row.attributes))
+
+
+SECTION = Section(
+    "ONNX",
+    {"onnx": "onnx", "onnxruntime": "onnxruntime"},
+    "dialects/onnx.md",
+    "Weights are read off one-hot tensors of up to 25 elements in random calls, with antialias,"
+    " exclude_outside, roi, policies, sizes and scales among them. Those of ONNX Runtime must have"
+    " equal bits, those of the reference implementation be within 1e-11, save beside whole and half"
+    " coordinates, where float64 rounds them in the reference. Published results are float32.",
+    rows,
+)

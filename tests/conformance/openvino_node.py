@@ -1,0 +1,84 @@
+"""OpenVINO's Interpolate-11: the reference implementation and the CPU plugin."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import axis_tables
+import live_openvino
+from axis_tables import AxisCase
+from conformance.rows import Row, Section, Tally
+from dialect_oracles import Matrix
+from gradwire import ops
+
+# The plugin multiplies by the reciprocal of scale; see tests/dialects/test_openvino.py.
+_PLUGIN = 2.0**-15
+_IGNORED: dict[str, dict[str, Any]] = {
+    "linear": {"antialias": False},
+    "bicubic_pillow": {"cube_coeff": -0.5},
+}
+
+
+def _matrix(case: AxisCase) -> Matrix:
+    operator = ops.OpenvinoInterpolate(**case.attributes)
+    ours = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float32)
+    return ours.astype(np.float32).astype(np.float64)
+
+
+def _words(case: AxisCase) -> str:
+    mode, rule = case.attributes["mode"], case.attributes["coordinate_transformation_mode"]
+    return mode if mode.endswith("pillow") else f"{mode}, {rule}"
+
+
+def _deviates(case: AxisCase, theirs: Matrix) -> bool:
+    """Tell whether the plugin has the table without what it ignores."""
+    known = _IGNORED.get(case.attributes["mode"])
+    if known is None:
+        return False
+    without = _matrix(replace(case, attributes=case.attributes | known))
+    return bool(np.abs(without - theirs).max() <= _PLUGIN)
+
+
+def rows() -> list[Row]:
+    """Compare with the installed OpenVINO."""
+    tally = Tally()
+    operator, dtype = "openvino_interpolate", "float32"
+    for case in live_openvino.cases(3000):
+        theirs = live_openvino.table(live_openvino.reference, case)
+        key = ("openvino: weights of the reference", operator, _words(case), dtype)
+        tally.add(key, _matrix(case), theirs)
+    rounding, rule = "round_prefer_floor", "half_pixel"
+    for inputs, outputs in itertools.product(range(1, 65), repeat=2):
+        given = {"mode": "nearest", "nearest_mode": rounding, "axes": [2], "sizes": [outputs]}
+        case = AxisCase({**given, "coordinate_transformation_mode": rule}, inputs, outputs)
+        theirs = live_openvino.table(live_openvino.reference, case)
+        words = f"{_words(case)}, {rounding}, all lengths up to 64"
+        key = ("openvino: weights of the reference", operator, words, dtype)
+        tally.add(key, _matrix(case), theirs)
+    for case in live_openvino.cases(300):
+        theirs = live_openvino.table(live_openvino.plugin, case)
+        key = ("openvino: weights of the CPU plugin", operator, case.attributes["mode"], dtype)
+        tally.add(
+            key,
+            _matrix(case),
+            theirs,
+            allowed=_PLUGIN,
+            deviates=partial(_deviates, case, theirs),
+        )
+    return sorted(tally.rows(), key=lambda row: (row.peer, row.attributes))
+
+
+SECTION = Section(
+    "OpenVINO",
+    {"openvino": "openvino"},
+    "dialects/openvino.md",
+    "Weights are read off one-hot images of up to 60 elements with padding up to 3. Those of the"
+    " reference implementation must have equal bits, those of the CPU plugin be within 2**-15."
+    " OpenVINO has no gradients: `openvino_interpolate_grad` is the transpose of these tables.",
+    rows,
+)
