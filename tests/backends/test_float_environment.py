@@ -61,7 +61,8 @@ def test_denormals_survive_a_thread_that_flushes_them(backend: Backend, bits: in
             kept = _halved(backend)
         again = _halved(backend)
     oracles.same_bits(kept, np.array([2.0**-127, 2.0**-149], np.float32))
-    assert (flushed == 0).any()
+    # What computes on a device, or in its process, is out of reach of the caller's thread.
+    assert backend.may_wait or (flushed == 0).any()
     oracles.same_bits(again, flushed)
 
 
