@@ -113,6 +113,10 @@ class StreamCall(Protocol):
         """End it."""
         ...
 
+    def is_active(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
     def code(self) -> grpc.StatusCode:
         """Wait for its end and return its status."""
         ...
