@@ -6,7 +6,6 @@ links, restored, or written twice within one tick of the clock are all seen. The
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +39,6 @@ class Reloaded(Generic[T]):
         self._on_error = on_error
         self._every_s = every_s
         self._seen: object = None
-        self._looking = threading.Lock()
         contents = self._contents()
         self._value = make(contents)
         self._seen = contents
@@ -52,20 +50,12 @@ class Reloaded(Generic[T]):
             self.look()
         return self._value
 
-    def look(self, *, after_s: float = 0.0) -> bool:
-        """Look at the files, unless that was less than after_s ago; return whether they are new.
+    def look(self) -> bool:
+        """Look at the files now; return whether the value is a new one.
 
-        One thread looks; others that come meanwhile have the value as it is.
+        Threads that come meanwhile have the value as it is: no lock, which a fork could leave shut.
         """
-        if time.monotonic() - self._looked < after_s or not self._looking.acquire(blocking=False):
-            return False
-        try:
-            return self._look()
-        finally:
-            self._looked = time.monotonic()
-            self._looking.release()
-
-    def _look(self) -> bool:
+        self._looked = time.monotonic()
         try:
             contents = self._contents()
         except OSError as error:

@@ -29,8 +29,6 @@ __all__ = ["Authorizer", "Refusal", "Scope"]
 _log = logging.getLogger("gradwire_server")
 
 _SCHEME = "bearer"
-# A token just added is taken at once: one that is not known is looked for in the file, so often.
-_LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,8 @@ class Authorizer:
             return _unknown("authorization is not of the form Bearer TOKEN")
         digest = digest_of(shown.strip())
         found = _find(tokens.get(), digest)
-        if found is None and tokens.look(after_s=_LOOK_AGAIN_S):
+        if found is None and tokens.look():
+            # It was added a moment ago.
             found = _find(tokens.get(), digest)
         if found is None:
             return _unknown("the token is none of this server's")

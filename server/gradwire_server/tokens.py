@@ -24,6 +24,7 @@ from pathlib import Path
 
 _HEADER = "# name sha256 scopes [last day, UTC]: written by gradwire-server token\n"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAMES = "up to 64 letters, digits, '.', '_' and '-' are one"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TOKEN_BYTES = 32
 
@@ -94,7 +95,7 @@ def _read_line(words: list[str]) -> Token:
         raise ValueError(f"{len(words)} words; name, sha256, scopes and maybe a date are needed")
     name, digest, scopes = words[:3]
     if not _NAME.fullmatch(name):
-        raise ValueError("the name is not of up to 64 letters, digits, '.', '_' and '-'")
+        raise ValueError(f"the first word is no name: {_NAMES}")
     if not _DIGEST.fullmatch(digest):
         raise ValueError("the second word is no SHA-256: 64 hexadecimal digits, lower case")
     expires = None
@@ -114,6 +115,8 @@ def add_token(
     The file is made where there is none, for its user alone. Raises ValueError where the name is
     there already or no name, or the file cannot be read as one of tokens; OSError as files do.
     """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name: {_NAMES}")
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     line = Token(name, digest_of(token), frozenset(scopes), expires).line
     with _changing(path) as lines:
