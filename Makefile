@@ -9,6 +9,8 @@ CUDA ?= 13
 GPU_PYTHON ?=
 # Further arguments of pytest: make test ARGS="tests/plans -k adjoint"
 ARGS ?=
+# Which tests make test runs, as pytest's -m has it; make full and CI run all
+MARKS ?= not slow
 # Processes that run the tests
 JOBS ?= 2
 
@@ -32,7 +34,7 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 	$(BIN)/gradwire demo --output out/demo.png
 
 test: $(VENV)/.installed  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "$(MARKS)" $(ARGS)
 
 gpu-test: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
 	$(ON_GPU) tests/gpu_rows.py
@@ -105,6 +107,7 @@ conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with PyTorch, ONNX, Tens
 	mkdir -p out
 	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --json out/conformance.json --markdown docs/conformance.md
 
+full: MARKS =
 full: $(VENV)/.full lint schema test bench load-smoke load-kills  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu

@@ -37,7 +37,7 @@ EAGER = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 DATA = bytes(ROWS * 4096)
 
 # What malloc keeps for later would hide what the server does.
-_HANDS_BACK = ("--malloc-keep-bytes", "0")
+_HANDS_BACK = ("--malloc-keep-bytes", "0", "--backend", "auto")
 
 
 def doubling() -> v1.EvaluateRequest:
