@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Self
 
@@ -77,11 +78,24 @@ class Operator:
         """Return the path of an attribute in a request, for errors."""
         return f"operator.{cls.name}.{attribute}"
 
+    @classmethod
+    def ranks(cls) -> str:
+        """Tell how many axes its tensors have: "4", or "3 to 5"."""
+        return f"{cls.min_rank} to {cls.max_rank}" if cls.min_rank < cls.max_rank else f"{cls.min_rank}"
+
     def _check_together(self) -> None:
         """Check rules between attributes; each attribute alone is in order."""
 
     def linear(self) -> Operator:
         """Return the operator without what it adds whatever its input is: 0 goes to 0."""
+        return self
+
+    def for_output(self, output_shape: Sequence[int]) -> Operator:
+        """Return the operator, told what shape its output has where attributes have to tell it.
+
+        What they tell already stays, whether it agrees or not.
+        """
+        del output_shape
         return self
 
     def for_counterpart(self) -> dict[str, Any]:
