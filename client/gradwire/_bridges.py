@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
 from gradwire._many_items import Item
+from gradwire._words import counted
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 
@@ -118,11 +119,11 @@ def check_shapes(
         if not kind.min_rank <= len(shape) <= kind.max_rank:
             raise InvalidRequestError.of(
                 f"{name}.sizes",
-                f"has {len(shape)} axes; {operator.name} takes {kind.ranks()}",
+                f"has {counted(len(shape), 'axis')}; {operator.name} takes {kind.ranks()}",
             )
     if len(input_shape) != len(output_shape):
         raise InvalidRequestError.of(
             "output.sizes",
-            f"has {len(output_shape)} axes, input.sizes has {len(input_shape)}; {operator.name} "
-            f"keeps the number of axes",
+            f"has {counted(len(output_shape), 'axis')}, input.sizes has {len(input_shape)}; "
+            f"{operator.name} keeps the number of axes",
         )

@@ -69,7 +69,7 @@ def evaluate(
     return _evaluate(call, x)
 
 
-def resize(  # noqa: PLR0917 - so are their order and kinds
+def resize(
     image: Array,
     shape: Sequence[int],
     method: Method | Any,
@@ -91,7 +91,9 @@ def resize(  # noqa: PLR0917 - so are their order and kinds
     Raises InvalidRequestError, a ValueError, where an argument is wrong, and what evaluate() does.
     """
     del precision
-    name = method.name.lower() if isinstance(method, jax.image.ResizeMethod) else method
+    name: Any = method
+    if isinstance(method, jax.image.ResizeMethod):
+        name = name.name.lower()
     operator = ops.JaxResize(method=name, antialias=antialias)
     image = _inexact(jax.numpy.asarray(image), operator)
     lengths = tuple(shape)
@@ -107,7 +109,8 @@ def _inexact(image: Array, operator: ops.JaxResize) -> Array:
     if operator.method == "nearest":
         wanted = "nearest keeps the type of an image: give one of a floating type"
         raise InvalidRequestError.of("image", f"is {image.dtype}; {wanted}")
-    return image.astype("float64" if image.dtype.itemsize == np.dtype(np.int64).itemsize else "float32")
+    is_long = image.dtype.itemsize == np.dtype(np.int64).itemsize
+    return image.astype("float64" if is_long else "float32")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Self
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import is_default, rule_of, unknown_name
+from gradwire.ops._attributes import is_default, rule_of, shown, unknown_name
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +63,7 @@ class Operator:
 
     def __repr__(self) -> str:
         given = [
-            f"{field.name}={value!r}"
+            f"{field.name}={shown(field, value)!r}"
             for field in dataclasses.fields(self)
             if not is_default(field, value := getattr(self, field.name))
         ]
@@ -81,10 +81,16 @@ class Operator:
     @classmethod
     def ranks(cls) -> str:
         """Tell how many axes its tensors have: "4", or "3 to 5"."""
-        return f"{cls.min_rank} to {cls.max_rank}" if cls.min_rank < cls.max_rank else f"{cls.min_rank}"
+        few, many = cls.min_rank, cls.max_rank
+        return f"{few}" if few == many else f"{few} to {many}"
 
     def _check_together(self) -> None:
         """Check rules between attributes; each attribute alone is in order."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return the attributes for people: floats with no more digits than tell them apart."""
+        fields = dataclasses.fields(self)
+        return {field.name: shown(field, getattr(self, field.name)) for field in fields}
 
     def linear(self) -> Operator:
         """Return the operator without what it adds whatever its input is: 0 goes to 0."""

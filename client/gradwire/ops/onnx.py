@@ -171,7 +171,7 @@ class _Resize(Operator):
         if self.sizes and self.scales:
             raise InvalidRequestError.of(
                 self.path("scales"),
-                f"is {self.scales}, sizes is {self.sizes}; give one of the two",
+                f"is {self.shown()['scales']}, sizes is {self.sizes}; give one of the two",
             )
         if self.antialias and self.mode == "nearest":
             raise InvalidRequestError.of(
