@@ -90,7 +90,7 @@ def test_arrays_of_another_length_than_the_rank_are_refused_by_name(field: str, 
                 dialects.lower(operator.name, operator, (4, 4), (2, 2))
             assert refused.value.field == f"operator.{operator.name}.{field}"
             assert str(refused.value) == (
-                f"operator.{operator.name}.{field}: has {given} for tensors of 2 axes; give 2, or none"
+                f"{refused.value.field}: has {given} for tensors of 2 axes; give 2, or none"
             )
 
 
