@@ -90,7 +90,7 @@ def _run_rank(asked: Check, client: Any, rank: int, tally: Tally) -> None:
     """Run the cases of a rank: the channel before the spatial axes, or else behind them."""
     kind = OPERATORS[asked.operator.name]
     if not kind.min_rank <= rank <= kind.max_rank:
-        tally.reason = tally.reason or f"it takes {kind.min_rank} to {kind.max_rank} axes"
+        tally.reason = tally.reason or f"it takes tensors of {kind.ranks()} axes"
         return
     for channels_last in (False, True):
         frame = Frame(rank, channels_last)

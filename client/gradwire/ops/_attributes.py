@@ -17,6 +17,8 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from gradwire.errors import InvalidRequestError
 
 _METADATA_KEY = "attribute"
@@ -219,6 +221,17 @@ def rule_of(field: Field[object]) -> Attribute:
     return rule
 
 
+def shown(field: Field[Any], value: Any) -> Any:
+    """Return an attribute's value for people: floats with the digits that tell them apart.
+
+    A float32 comes as the float64 that is nearest to its shortest decimal: 0.1, not what it is.
+    """
+    rule = rule_of(field)
+    if value is None or not isinstance(rule, Number | Floats) or rule.bits == 64:  # noqa: PLR2004
+        return value
+    return tuple(map(_shortest, value)) if isinstance(rule, Floats) else _shortest(value)
+
+
 def is_default(field: Field[Any], value: object) -> bool:
     """Whether a value has the bits of the field's default; -0.0 equals 0.0 and has not."""
     return bool(value == field.default) and repr(value) == repr(field.default)
@@ -263,6 +276,10 @@ def _number(path: str, item: object, rule: Number | Floats) -> float:
     if not math.isfinite(rounded) or (rule.positive and rounded <= 0):
         raise InvalidRequestError.of(path, f"is {_shown(item)}; {rule.wanted}")
     return float(rounded)
+
+
+def _shortest(value: float) -> float:
+    return float(str(np.float32(value)))
 
 
 def _is_single(value: object, method: str) -> bool:

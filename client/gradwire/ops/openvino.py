@@ -146,7 +146,7 @@ class _Interpolate(Operator):
             if getattr(self, name) and self.shape_calculation_mode != name:
                 raise InvalidRequestError.of(
                     self.path(name),
-                    f"is {getattr(self, name)}; shape_calculation_mode is "
+                    f"is {self.shown()[name]}; shape_calculation_mode is "
                     f"{self.shape_calculation_mode!r}: give {self.shape_calculation_mode}",
                 )
         if self.shape_calculation_mode == "scales" and not self.scales:

@@ -28,6 +28,7 @@ from gradwire_server.errors import (
     UnknownOperatorError,
 )
 from gradwire_server.plans.plan import Plan
+from gradwire_server.words import counted
 
 __all__ = ["DIALECTS", "Dialect", "Forward", "forward", "lower", "output_shape", "table_type"]
 
@@ -132,7 +133,7 @@ def forward(
     if len(input_shape) != len(output_shape):
         raise InvalidFieldError(
             "output.sizes",
-            f"has {len(output_shape)} axes, input.sizes has {len(input_shape)}; "
+            f"has {counted(len(output_shape), 'axis')}, input.sizes has {len(input_shape)}; "
             f"{name} keeps the number of axes",
             came=len(output_shape),
             expected=len(input_shape),
@@ -157,10 +158,11 @@ def _dialect(name: str) -> Dialect:
 
 def _check_shape(dialect: Dialect, shape: Shape, *, field: str) -> None:
     if len(shape) not in dialect.ranks:
-        ranks = f"{dialect.ranks[0]} to {dialect.ranks[-1]}"
+        few, many = dialect.ranks[0], dialect.ranks[-1]
+        ranks = f"{few}" if few == many else f"{few} to {many}"
         raise InvalidFieldError(
             field,
-            f"has {len(shape)} axes; {dialect.name} takes {ranks}",
+            f"has {counted(len(shape), 'axis')}; {dialect.name} takes {ranks}",
             came=len(shape),
             expected=ranks,
         )
