@@ -116,7 +116,7 @@ class Second:
 class FlowResult:
     """Calls of one kind.
 
-    manner       plain, cancelled, hurried or slow
+    manner       plain, cancelled, hurried, slow or many
     rate         calls per second that were due; None in a closed loop
     callers      of a closed loop; None in an open one
     sent_bytes, received_bytes

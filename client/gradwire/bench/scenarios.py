@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from gradwire.bench.problems import PROBLEMS, Problem
 
-Manner = Literal["plain", "cancelled", "hurried", "slow"]
+Manner = Literal["plain", "cancelled", "hurried", "slow", "many"]
 
 # What an overload is of what the server can do.
 OVERLOAD: Final = 3.0
@@ -20,7 +20,8 @@ class Flow:
 
     problem     what is evaluated: a name of PROBLEMS
     manner      plain; cancelled: by its caller, after a random time up to within_s; hurried: with a
-                deadline of within_s; slow: read with pauses of within_s before every message
+                deadline of within_s; slow: read with pauses of within_s before every message; many:
+                so many `items` by one EvaluateMany
     callers     of a closed loop, each calls as soon as it has its result; 0 for an open loop
     rate        calls per second of an open loop; 0 for a closed one
     burst       calls due at once, as many fewer times
@@ -35,6 +36,7 @@ class Flow:
     rate: float = 0.0
     burst: int = 1
     within_s: float = 0.0
+    items: int = 1
     expected: tuple[str, ...] = ()
     background: bool = False
 

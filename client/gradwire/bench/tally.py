@@ -62,20 +62,21 @@ class FlowTally:
         interval_us = None if flow.is_open else uncorrected.percentile(50)
         corrected = self._from_due if interval_us is None else uncorrected.corrected(interval_us)
         per_s = self.ok / duration_s
+        call_bytes = flow.items * (what.sent_bytes + what.received_bytes)
         return FlowResult(
             name=flow.name,
             problem=flow.problem,
             manner=flow.manner,
             rate=flow.rate if flow.is_open else None,
             callers=None if flow.is_open else flow.callers,
-            sent_bytes=what.sent_bytes,
-            received_bytes=what.received_bytes,
+            sent_bytes=flow.items * what.sent_bytes,
+            received_bytes=flow.items * what.received_bytes,
             sent=self.sent,
             ok=self.ok,
             wrong=self._by_outcome[WRONG].total if WRONG in self._by_outcome else 0,
             outcomes=self._outcomes(),
             calls_per_s=round(per_s, 3),
-            megabytes_per_s=round(per_s * (what.sent_bytes + what.received_bytes) / 1e6, 3),
+            megabytes_per_s=round(per_s * call_bytes / 1e6, 3),
             expected_interval_ms=None if interval_us is None else _ms(interval_us),
             corrected=_latency(corrected),
             uncorrected=_latency(uncorrected),
