@@ -11,6 +11,7 @@ import click
 
 from gradwire._targets import DEFAULT
 from gradwire.cli import evaluating, exits, listing
+from gradwire.cli.bench import bench
 from gradwire.cli.connection import Connection
 from gradwire.cli.inspecting import check, compare, explain
 from gradwire.cli.options import (
@@ -154,5 +155,5 @@ def demo(*, output: Path, iterations: int, server: Connection) -> None:
     demonstrating.run(output, server, iterations=iterations)
 
 
-for inspecting in (explain, compare, check):
-    commands.add_command(inspecting)
+for command in (explain, compare, check, bench):
+    commands.add_command(command)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from gradwire import Client, health
+from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.local_server import local_server
 
@@ -62,6 +62,15 @@ class Connection:
             return
         with local_server(backend=backend) as target, Client(target) as client:
             yield client
+
+    def async_client(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
+        """Return a client of the server at target, for the running event loop."""
+        return AsyncClient(
+            self.target,
+            credentials=self._credentials(),
+            connections=connections,
+            retry=retry,
+        )
 
     def health(self, *, timeout_s: float) -> str:
         """Return the health of the server at target, such as "SERVING"."""

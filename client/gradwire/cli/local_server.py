@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO
 
@@ -24,16 +25,31 @@ INSTALL = 'pip install "gradwire[server]"'
 STOP_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A server that runs: where it listens, and its process, which may have started others."""
+
+    target: str
+    pid: int
+
+
 @contextmanager
 def local_server(*, backend: str = "auto") -> Generator[str]:
     """Yield the target of a server that ends with the block, at the latest with this process.
 
     backend  the server's setting, where that is not told by the environment
     """
+    with local_process(backend=backend) as server:
+        yield server.target
+
+
+@contextmanager
+def local_process(*, backend: str = "auto") -> Generator[LocalServer]:
+    """Yield such a server with its process."""
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
     with tempfile.TemporaryFile() as log, _running(log, backend) as child:
-        yield _address(child, log)
+        yield LocalServer(_address(child, log), child.pid)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""A bar on a terminal for transfers that take more than a moment."""
+"""What a terminal shows of work that takes more than a moment: a bar for transfers, or a line."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -54,3 +55,31 @@ class Progress:
 
     def _is_due(self) -> bool:
         return sys.stderr.isatty() and time.monotonic() - self._start > PATIENCE_S
+
+
+class StatusLine:
+    """One line on stderr, if a terminal, which each text replaces; gone with the block."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def show(self, text: str) -> None:
+        """Show a text, cut to the width of the terminal."""
+        if not sys.stderr.isatty():
+            return
+        text = text[: shutil.get_terminal_size().columns - 1]
+        click.echo(f"\r{text.ljust(self._shown)}", file=sys.stderr, nl=False)
+        self._shown = len(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shown:
+            self.show("")
+            click.echo("\r", file=sys.stderr, nl=False)

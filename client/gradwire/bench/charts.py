@@ -1,0 +1,145 @@
+"""Line charts as SVG whose colors and type are the page's: they follow its light and dark schemes.
+
+Drawn here and not by a plotting library, whose pictures have colors and sizes of their own. All
+text is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+Point = tuple[float, float]
+
+# In units of the picture, which is drawn as wide as its column: type is legible on a phone.
+_WIDTH, _HEIGHT = 420.0, 240.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 10.0, 10.0, 34.0
+_FEW_TICKS: Final = 5
+# A logarithmic axis with fewer powers of ten has ticks between them.
+_FEW_POWERS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart.
+
+    color   number of the page's color, from 0
+    dashed  whether it is second to another line of that color
+    """
+
+    label: str
+    points: Sequence[Point]
+    color: int
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """An axis: the label, what places a value between 0 and 1, and its ticks with their words."""
+
+    label: str
+    place: Callable[[float], float]
+    ticks: Sequence[tuple[float, str]]
+
+
+def linear(label: str, most: float) -> Scale:
+    """Return an axis from 0 to a round number."""
+    step = _round_step(most or 1.0)
+    top = step * math.ceil((most or 1.0) / step - 1e-9)
+    count = round(top / step)
+    return Scale(
+        label, lambda value: value / top, [(step * n, f"{step * n:g}") for n in range(count + 1)]
+    )
+
+
+def seconds(label: str, most: float) -> Scale:
+    """Return an axis from 0 to exactly this many seconds."""
+    most = max(most, 1.0)
+    step = _round_step(most)
+    ticks = [(step * n, f"{step * n:g}") for n in range(int(most / step + 1e-9) + 1)]
+    return Scale(label, lambda value: value / most, ticks)
+
+
+def logarithmic(label: str, least: float, most: float) -> Scale:
+    """Return an axis of powers of ten that has room for values from `least` to `most`."""
+    low = math.floor(math.log10(least) + 1e-9)
+    high = max(low + 1, math.ceil(math.log10(most) - 1e-9))
+    factors = (1, 2, 5) if high - low < _FEW_POWERS else (1,)
+    values = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
+    return Scale(
+        label,
+        lambda value: (math.log10(max(value, 10.0**low)) - low) / (high - low),
+        [(value, f"{value:,g}") for value in values if value <= 10.0**high],
+    )
+
+
+def nines(label: str, most: int) -> Scale:
+    """Return an axis of percentiles on which 90, 99, 99.9 and so on are equally far apart."""
+    ticks = [(0.0, "0")] + [
+        (100 - 10.0 ** (2 - number), f"{100 - 10.0 ** (2 - number):.10g} %")
+        for number in range(1, most + 1)
+    ]
+    return Scale(label, lambda percent: (2 - math.log10(max(100 - percent, 1e-9))) / most, ticks)
+
+
+def chart(title: str, across: Scale, up: Scale, lines: Sequence[Line]) -> str:
+    """Draw lines; return the SVG element."""
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{escape(title)}">',
+        *_grid(across, up),
+        *(_path(line, across, up) for line in lines),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _grid(across: Scale, up: Scale) -> list[str]:
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts: list[str] = []
+    for value, words in up.ticks:
+        y = _y(up.place(value))
+        parts.append(f'<line class="grid" x1="{_LEFT:g}" x2="{right:g}" y1="{y}" y2="{y}"/>')
+        parts.append(_text(_LEFT - 5, float(y) + 4, words, "end"))
+    for value, words in across.ticks:
+        x = _x(across.place(value))
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{_TOP:g}" y2="{bottom:g}"/>')
+        parts.append(_text(float(x), bottom + 14, words, "middle"))
+    parts.append(_text((_LEFT + right) / 2, _HEIGHT - 4, across.label, "middle"))
+    middle = (_TOP + bottom) / 2
+    turned = f' transform="rotate(-90 10 {middle:g})"'
+    parts.append(_text(10, middle, up.label, "middle", more=turned))
+    return parts
+
+
+def _text(x: float, y: float, words: str, anchor: str, *, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'
+
+
+def _path(line: Line, across: Scale, up: Scale) -> str:
+    places = [f"{_x(across.place(x))} {_y(up.place(y))}" for x, y in line.points]
+    if not places:
+        return ""
+    # Of a single point nothing would be seen.
+    drawn = " L".join(places if len(places) > 1 else places * 2)
+    dashed = " dashed" if line.dashed else ""
+    name = escape(line.label)
+    return f'<path class="line c{line.color}{dashed}" d="M{drawn}"><title>{name}</title></path>'
+
+
+def _x(place: float) -> str:
+    return f"{_LEFT + min(max(place, 0.0), 1.0) * (_WIDTH - _LEFT - _RIGHT):.1f}"
+
+
+def _y(place: float) -> str:
+    return f"{_HEIGHT - _BOTTOM - min(max(place, 0.0), 1.0) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
+
+
+def _round_step(most: float) -> float:
+    """Return 1, 2 or 5 times a power of ten of which few reach up to `most`."""
+    power = 10.0 ** math.floor(math.log10(most / _FEW_TICKS))
+    return next(
+        step * power for step in (1, 2, 5, 10) if step * power * _FEW_TICKS >= most * (1 - 1e-9)
+    )

@@ -1,0 +1,274 @@
+"""The page with what a load test found: one file that needs no other, and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Final
+
+from gradwire.bench.charts import Line, Scale, chart, linear, logarithmic, nines, seconds
+from gradwire.bench.document import Document, FlowResult, Latency, ScenarioResult, Second
+from gradwire.bench.histogram import Histogram
+
+_COLORS: Final = 4
+# Percentiles at which a curve is drawn, beside each nine.
+_BETWEEN: Final = 12
+_MOST_NINES: Final = 5
+
+# Nothing but what stands in the page.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def to_html(document: Document) -> str:
+    """Return the page."""
+    title = f"Load test of {document.when}"
+    style = files("gradwire.bench").joinpath("report.css").read_text(encoding="utf-8")
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        _verdict(document),
+        _facts(document),
+        _overview(document.scenarios),
+        *(_section(scenario) for scenario in document.scenarios),
+        _READING,
+    ]
+    return "\n".join(
+        (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"/>',
+            f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
+            *body,
+            "</body>\n</html>\n",
+        )
+    )
+
+
+def _verdict(document: Document) -> str:
+    flows = [flow for scenario in document.scenarios for flow in scenario.flows]
+    right, wrong = (sum(getattr(flow, name) for flow in flows) for name in ("ok", "wrong"))
+    failed = sum(_failed(flow) for flow in flows)
+    words = [f"{right:,} results, every bit compared: "]
+    words.append("none was wrong" if not wrong else f"and {wrong:,} that were WRONG")
+    words.append(
+        ", no call failed that should not have."
+        if failed == wrong
+        else f"; {failed - wrong:,} calls failed that should not have."
+    )
+    ended = " The user ended the test early." if document.interrupted else ""
+    kind = "bad" if failed else "good"
+    return f'<p class="verdict {kind}">{escape("".join(words))}</p>\n<p>{ended}</p>'
+
+
+def _facts(document: Document) -> str:
+    server, machine, settings = document.server, document.machine, document.settings
+    where = "started for the test, on the same machine" if server.own else server.target
+    asked = f"{settings.duration_s:g} s each, after {settings.warm_up_s:g} s of warm-up"
+    facts = {
+        "Server": f"gradwire {server.version or '?'}, backend {server.backend or '?'}, {where}",
+        "Backend": server.backend_reason or "not told",
+        "Calls from": f"{settings.processes} processes, {settings.connections} connections each",
+        "Machine": f"{machine.cpu}, {machine.cores} cores, {machine.memory_mib / 1024:.0f} GiB",
+        "Software": f"{machine.system}, Python {machine.python}, "
+        + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+        "Load before": f"{machine.load:g}",
+        "Duration": asked,
+        "Command": document.command,
+    }
+    rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
+    return f"<dl>{''.join(rows)}</dl>"
+
+
+def _overview(scenarios: Sequence[ScenarioResult]) -> str:
+    rows = [
+        (
+            scenario.name if flow is scenario.flows[0] else "",
+            flow.name,
+            _loop(flow),
+            f"{flow.calls_per_s:,.1f}",
+            f"{flow.megabytes_per_s:,.1f}",
+            *_times(flow.corrected),
+            f"{flow.uncorrected.p99_ms:,.2f}",
+            f"{_failed(flow):,}",
+        )
+        for scenario in scenarios
+        for flow in scenario.flows
+    ]
+    titles = ("scenario", "flow", "loop", "right/s", "MB/s", *_TIMES, "uncorrected p99", "failed")
+    caption = (
+        "Latencies in milliseconds, of right results, corrected for coordinated omission. "
+        "Failed are calls that ended in a way the scenario is not about."
+    )
+    return _table(titles, rows, caption=caption, left=3)
+
+
+_TIMES: Final = ("p50", "p90", "p99", "p99.9", "max")
+
+
+def _times(latency: Latency) -> tuple[str, ...]:
+    times = (latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.p999_ms, latency.max_ms)
+    return tuple(f"{time:,.2f}" for time in times)
+
+
+def _loop(flow: FlowResult) -> str:
+    if flow.rate is not None:
+        return f"open, {flow.rate:,.4g}/s"
+    return f"closed, {flow.callers} caller{'s' if flow.callers != 1 else ''}"
+
+
+def _section(scenario: ScenarioResult) -> str:
+    peak = scenario.peak_per_s
+    found = "" if peak is None else f" In a closed loop it served {peak:,.1f} calls/s."
+    parts = [
+        f"<h2>{escape(scenario.name)}</h2>",
+        f'<p class="soft">{escape(scenario.summary)}.{escape(found)}</p>',
+        *(f'<p class="note">{escape(warning)}.</p>' for warning in scenario.warnings),
+        '<div class="charts">',
+        _percentiles(scenario.flows),
+        _over_time(scenario),
+        _slowest(scenario),
+        *_server(scenario),
+        "</div>",
+        _outcomes(scenario),
+    ]
+    return "\n".join(parts)
+
+
+def _percentiles(flows: Sequence[FlowResult]) -> str:
+    lines: list[Line] = []
+    for number, flow in enumerate(flows):
+        for name, latency in (("corrected", flow.corrected), ("uncorrected", flow.uncorrected)):
+            points = _curve(latency)
+            label = f"{flow.name}, {name}"
+            lines.append(Line(label, points, number % _COLORS, dashed=name == "uncorrected"))
+    across = nines("percentile", max([*(_nines(flow.corrected.count) for flow in flows), 2]))
+    return _figure("Latency by percentile", across, _logarithmic("ms", lines), lines)
+
+
+def _curve(latency: Latency) -> list[tuple[float, float]]:
+    histogram = Histogram.decode(latency.histogram)
+    if not histogram.total:
+        return []
+    last = _nines(latency.count)
+    exponents = [number / _BETWEEN for number in range(last * _BETWEEN + 1)]
+    percents = [100 * (1 - 10.0**-exponent) for exponent in exponents]
+    return [(percent, histogram.percentile(percent) / 1e3) for percent in percents]
+
+
+def _nines(count: int) -> int:
+    """Return how many nines of a percentile so many calls can tell."""
+    return max(1, min(_MOST_NINES, len(str(count)) - 1))
+
+
+def _over_time(scenario: ScenarioResult) -> str:
+    lines: list[Line] = []
+    for number, flow in enumerate(scenario.flows):
+        whole = _whole(flow, scenario)
+        points = [(one.second + 0.5, float(one.ok)) for one in whole]
+        lines.append(Line(f"{flow.name}, right", points, number % _COLORS))
+        if any(one.errors for one in whole):
+            points = [(one.second + 0.5, float(one.errors)) for one in whole]
+            lines.append(Line(f"{flow.name}, other ends", points, number % _COLORS, dashed=True))
+    across = seconds("seconds", scenario.duration_s)
+    return _figure("Calls that ended in each second", across, _linear("calls/s", lines), lines)
+
+
+def _slowest(scenario: ScenarioResult) -> str:
+    lines: list[Line] = []
+    for number, flow in enumerate(scenario.flows):
+        told = [one for one in _whole(flow, scenario) if one.ok]
+        for name, dashed in (("p99", False), ("p50", True)):
+            points = [(one.second + 0.5, getattr(one, f"{name}_ms")) for one in told]
+            lines.append(Line(f"{flow.name}, {name}", points, number % _COLORS, dashed=dashed))
+    across = seconds("seconds", scenario.duration_s)
+    return _figure("Latency in each second", across, _logarithmic("ms", lines), lines)
+
+
+def _whole(flow: FlowResult, scenario: ScenarioResult) -> list[Second]:
+    """Return the seconds of a flow that were measured to their end."""
+    return [one for one in flow.seconds if one.second + 1 <= scenario.duration_s]
+
+
+def _server(scenario: ScenarioResult) -> Iterable[str]:
+    if not scenario.server:
+        return
+    across = seconds("seconds", scenario.duration_s)
+    told = [one for one in scenario.server if one.second <= scenario.duration_s]
+    cpu = Line("cores busy", [(one.second, one.cpu_cores) for one in told], 0)
+    yield _figure("The server's processor time", across, _linear("cores", [cpu]), [cpu])
+    rss = Line("resident memory", [(one.second, one.rss_mib) for one in told], 0)
+    yield _figure("The server's memory", across, _linear("MiB", [rss]), [rss])
+
+
+def _outcomes(scenario: ScenarioResult) -> str:
+    rows = [
+        (
+            flow.name if outcome is flow.outcomes[0] else "",
+            outcome.status,
+            outcome.reason or "-",
+            "yes" if outcome.retryable else "no",
+            "yes" if outcome.expected else "NO",
+            f"{outcome.count:,}",
+            f"{outcome.count / max(flow.sent, 1):.2%}",
+            f"{outcome.p50_ms:,.2f}",
+            f"{outcome.p99_ms:,.2f}",
+        )
+        for flow in scenario.flows
+        for outcome in flow.outcomes
+    ]
+    titles = ("flow", "status", "reason", "retryable", "expected", "calls", "share", "p50", "p99")
+    caption = "How calls ended; milliseconds from when each was made."
+    return _table(titles, rows, caption=caption, left=5)
+
+
+def _failed(flow: FlowResult) -> int:
+    return sum(outcome.count for outcome in flow.outcomes if not outcome.expected)
+
+
+def _logarithmic(label: str, lines: Sequence[Line]) -> Scale:
+    values = [y for line in lines for _, y in line.points if y > 0]
+    return logarithmic(label, min(values, default=1.0), max(values, default=10.0))
+
+
+def _linear(label: str, lines: Sequence[Line]) -> Scale:
+    return linear(label, max((y for line in lines for _, y in line.points), default=1.0))
+
+
+def _figure(title: str, across: Scale, up: Scale, lines: Sequence[Line]) -> str:
+    keys = "".join(
+        f'<li><svg viewBox="0 0 26 8" aria-hidden="true">'
+        f'<path class="line c{line.color}{" dashed" if line.dashed else ""}" d="M2 4 L24 4"/></svg>'
+        f"{escape(line.label)}</li>"
+        for line in lines
+    )
+    legend = f'<ul class="legend">{keys}</ul>'
+    return f"<figure><h3>{escape(title)}</h3>{legend}{chart(title, across, up, lines)}</figure>"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, left: int) -> str:
+    """Return a table whose first columns are aligned to the left."""
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        opened = [
+            f'<{tag} class="left">' if column < left else f"<{tag}>" for column in range(len(row))
+        ]
+        words = (f"{start}{escape(cell)}</{tag}>" for start, cell in zip(opened, row, strict=True))
+        return f"<tr>{''.join(words)}</tr>"
+
+    body = "".join(cells("td", row) for row in rows)
+    return (
+        f'<div class="wide"><table><caption>{escape(caption)}</caption>'
+        f"<thead>{cells('th', titles)}</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+_READING: Final = """\
+<details><summary>How to read this</summary>
+<p>In an <em>open</em> loop calls are due at a fixed rate, whether or not those before them have
+ended; a corrected latency counts from when its call was due. In a <em>closed</em> loop each caller
+waits for its result; a server that stops then delays few calls where it would delay many in
+reality. There the corrected latencies are those of HdrHistogram, with the median as the expected
+interval: they hold the calls that would have been made meanwhile. Uncorrected latencies count from
+when a call was made, and flatter a server that stops.</p>
+<p>A share of 99.9 % is told only where more than a thousand calls stand behind it.</p>
+</details>"""

@@ -1,0 +1,144 @@
+"""What the server's processes take while they are under load: processor time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from gradwire.bench.calls import now
+from gradwire.bench.document import ServerSecond
+
+INTERVAL_S: Final = 1.0
+_PROC: Final = Path("/proc")
+# Of what follows the name in /proc/PID/stat: parent, ticks of user and system time, pages.
+_PARENT, _USER, _SYSTEM, _PAGES = 1, 11, 12, 21
+_MIB: Final = 1 << 20
+_ANSWER_S: Final = 2.0
+_SAMPLE: Final = re.compile(
+    r"^(process_cpu_seconds_total|process_resident_memory_bytes)(?:\{[^}]*\})? (\S+)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What processes have taken so far, and hold now."""
+
+    cpu_s: float
+    rss_bytes: float
+    processes: int
+
+
+# Looks; None where there is nothing to see.
+Probe = Callable[[], Usage | None]
+
+
+class ProcessTree:
+    """A process of this machine and those it has started, as Linux tells of them."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._cpu_s: dict[int, float] = {}
+
+    def __call__(self) -> Usage | None:
+        """Return what they have taken, those that have ended included."""
+        stats = _stats()
+        alive = {self._root} & stats.keys()
+        while more := {pid for pid, stat in stats.items() if int(stat[_PARENT]) in alive} - alive:
+            alive |= more
+        tick = os.sysconf("SC_CLK_TCK")
+        for pid in alive:
+            self._cpu_s[pid] = (int(stats[pid][_USER]) + int(stats[pid][_SYSTEM])) / tick
+        pages = sum(int(stats[pid][_PAGES]) for pid in alive)
+        rss = pages * os.sysconf("SC_PAGE_SIZE")
+        return Usage(sum(self._cpu_s.values()), rss, len(alive)) if alive else None
+
+
+class MetricsEndpoint:
+    """A server's Prometheus endpoint.
+
+    headers  of the request
+    """
+
+    def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
+        self._request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - checked
+
+    def __call__(self) -> Usage | None:
+        """Return what the server tells; None where it does not answer."""
+        try:
+            with urllib.request.urlopen(self._request, timeout=_ANSWER_S) as answer:  # noqa: S310
+                text = answer.read().decode(errors="replace")
+        except OSError:
+            return None
+        cpu_s, rss, processes = 0.0, 0.0, 0
+        for name, value in _SAMPLE.findall(text):
+            if name.startswith("process_cpu"):
+                cpu_s += float(value)
+                processes += 1
+            else:
+                rss += float(value)
+        return Usage(cpu_s, rss, processes) if processes else None
+
+
+class Sampler:
+    """Looks once a second, in a thread of its own, until the block ends."""
+
+    def __init__(self, probe: Probe | None) -> None:
+        self._probe = probe
+        self._over = threading.Event()
+        self._seen: list[tuple[float, Usage]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def seconds(self, begin: float) -> list[ServerSecond]:
+        """Return what was seen from a time on, each interval at its end."""
+        told: list[ServerSecond] = []
+        for (before, was), (time, usage) in zip(self._seen, self._seen[1:], strict=False):
+            if time > begin:
+                told.append(
+                    ServerSecond(
+                        second=round(time - begin, 2),
+                        cpu_cores=round((usage.cpu_s - was.cpu_s) / (time - before), 3),
+                        rss_mib=round(usage.rss_bytes / _MIB, 1),
+                        processes=usage.processes,
+                    )
+                )
+        return told
+
+    def _run(self) -> None:
+        while self._probe is not None:
+            if (usage := self._probe()) is not None:
+                self._seen.append((now(), usage))
+            if self._over.wait(INTERVAL_S):
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _stats() -> dict[int, list[str]]:
+    """Return what follows the name in /proc/PID/stat, of every process."""
+    stats: dict[int, list[str]] = {}
+    for entry in _PROC.iterdir() if _PROC.exists() else ():
+        if entry.name.isdecimal():
+            # Processes end while one looks.
+            with contextlib.suppress(OSError):
+                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                stats[int(entry.name)] = text.rpartition(")")[2].split()
+    return stats

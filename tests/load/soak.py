@@ -1,0 +1,270 @@
+"""A server under mixed load for long: what it keeps of memory, threads, files, processes.
+
+    PYTHONPATH=tests python -m load.soak [--duration 1200] [--warm-up 60] [--json FILE]
+
+A server with two workers serves every kind of call at once: tiny and medium ones, streams, many in
+one stream, calls and streams that their callers cancel or give too little time. What its
+processes hold is counted when they rest: after the warm-up, and after the load. Ends with status 1
+
+- if a result was wrong, or a call failed that should not have
+- if threads, file descriptors, sockets, shared memory or processes are more than before, still a
+  minute after the load. Fewer are none of its business: pools shrink
+- if memory grows: see growth()
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench import machine
+from gradwire import AsyncClient, RetryPolicy
+from gradwire.bench.document import ScenarioResult
+from gradwire.bench.fleet import Fleet
+from gradwire.bench.running import Pace, Runner, failures
+from gradwire.bench.sampling import ProcessTree, Usage
+from gradwire.bench.scenarios import Flow, Scenario
+from processes import Command, running_command
+
+MIXED = Scenario(
+    name="soak",
+    summary="every kind of call at once",
+    flows=(
+        Flow(name="tiny", problem="tiny", callers=2),
+        Flow(name="medium", problem="medium", callers=1),
+        Flow(name="large", problem="large", callers=1),
+        Flow(name="many", problem="tiny", manner="many", items=64, callers=1),
+        Flow(
+            name="cancelled streams",
+            problem="large",
+            manner="cancelled",
+            callers=1,
+            within_s=0.3,
+            expected=("CANCELLED",),
+        ),
+        Flow(
+            name="hurried",
+            problem="work",
+            manner="hurried",
+            rate=16.0,
+            burst=8,
+            within_s=0.03,
+            expected=("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
+        ),
+    ),
+)
+
+_FLAGS: Final = ("--workers", "2", "--metrics-address", "127.0.0.1:0")
+_REST_S: Final = 60.0
+_MIB: Final = 1 << 20
+# Of the memory in use: what its growth over the run may be where that is less than the noise.
+_PART: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the processes of a server hold.
+
+    threads        by name
+    files          descriptors by kind: socket, pipe, memory that is shared, and so on
+    shared_bytes   of mappings that processes share and that are no file of a disk
+    anonymous_mib  memory
+    """
+
+    processes: int
+    threads: dict[str, int]
+    files: dict[str, int]
+    shared_bytes: int
+    anonymous_mib: float
+
+    def more_than(self, before: Held) -> list[str]:
+        """Say what there is more of than before."""
+        pairs = {
+            "processes": (before.processes, self.processes),
+            "threads": (sum(before.threads.values()), sum(self.threads.values())),
+            "shared_bytes": (before.shared_bytes, self.shared_bytes),
+        }
+        for kind in before.files.keys() | self.files.keys():
+            pairs[f"files: {kind}"] = (before.files.get(kind, 0), self.files.get(kind, 0))
+        more = {name: pair for name, pair in pairs.items() if pair[1] > pair[0]}
+        return [f"{name}: {was} before, {now} after" for name, (was, now) in more.items()]
+
+
+def held(pids: set[int]) -> Held:
+    """Count what processes hold."""
+    files: Counter[str] = Counter()
+    threads: Counter[str] = Counter()
+    shared = 0
+    for pid in pids:
+        proc = Path(f"/proc/{pid}")
+        threads.update(path.read_text().strip() for path in proc.glob("task/*/comm"))
+        files.update(_kind(descriptor) for descriptor in (proc / "fd").iterdir())
+        shared += _shared_bytes((proc / "maps").read_text())
+    return Held(len(pids), dict(threads), dict(files), shared, round(anonymous(pids) / _MIB, 1))
+
+
+def _kind(descriptor: Path) -> str:
+    try:
+        target = str(descriptor.readlink())
+    except FileNotFoundError:
+        return "gone"
+    if target.startswith(("/dev/shm", "/memfd:")):  # noqa: S108 - looked at only
+        return "shared memory"
+    return target.partition(":")[0] if ":" in target else "file"
+
+
+def _shared_bytes(maps: str) -> int:
+    ranges = re.findall(r"^(\w+)-(\w+) ...s .*(?:/dev/shm|/memfd:|/dev/zero)", maps, re.MULTILINE)
+    return sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
+
+
+def anonymous(pids: set[int]) -> int:
+    """Return the memory of processes that is no file of a disk, in bytes."""
+    found = 0
+    for pid in pids:
+        status = Path(f"/proc/{pid}/status").read_text()
+        for name in ("RssAnon", "RssShmem"):
+            match = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+            found += 1024 * int(match[1]) if match else 0
+    return found
+
+
+def family(root: int) -> set[int]:
+    """Return a process and those that descend from it."""
+    parents = {
+        int(path.parent.name): int(path.read_text().rpartition(")")[2].split()[1])
+        for path in Path("/proc").glob("[0-9]*/stat")
+    }
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def growth(seconds: list[float], memory: list[float]) -> tuple[float, float]:
+    """Return by how much memory grew over the run, and by how much it may seem to.
+
+    The growth is that of the line fitted by least squares. Memory goes up and down with the streams
+    under way, so that the line has a slope by chance: three standard errors of it are noise, with
+    as many independent samples as the autocorrelation r of the residuals leaves of n, n (1 - r) /
+    (1 + r). Where that is little, a twentieth of the memory in use is let pass: the pools of the C
+    library and of grpc fill for long. A kilobyte lost with every call of 20 minutes would be some
+    thirty times as much.
+    """
+    time_s, size = np.array(seconds), np.array(memory)
+    slope, offset = np.polyfit(time_s, size, 1)
+    rest = size - (slope * time_s + offset)
+    lag = float(np.clip(np.corrcoef(rest[:-1], rest[1:])[0, 1], 0, 0.99)) if rest.any() else 0.0
+    independent = max(3.0, len(rest) * (1 - lag) / (1 + lag))
+    error = float(rest.std() / (time_s.std() * np.sqrt(independent)))
+    span = float(time_s[-1] - time_s[0])
+    return float(slope) * span, max(3 * error * span, _PART * float(np.median(size)))
+
+
+def connect(target: str, *, connections: int, retry: RetryPolicy) -> AsyncClient:
+    """Make a client, in the process that calls."""
+    return AsyncClient(target, connections=connections, retry=retry)
+
+
+class _Probe:
+    """Looks at memory that is no file of a disk."""
+
+    def __init__(self, pid: int) -> None:
+        self._tree = ProcessTree(pid)
+        self._pid = pid
+
+    def __call__(self) -> Usage | None:
+        usage = self._tree()
+        size = anonymous(family(self._pid))
+        return None if usage is None else Usage(usage.cpu_s, size, usage.processes)
+
+
+def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResult:
+    """Put the server under load; every connection is closed when this returns."""
+
+    def show(line: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{line[:110]:110}")
+
+    pace = Pace(duration_s=duration_s, warm_up_s=warm_up_s, timeout_s=30.0)
+    with Fleet(partial(connect, command.address), processes=1, connections=2) as fleet:
+        return Runner(fleet, pace, probe=_Probe(command.pid), cores=None, show=show).run(MIXED)
+
+
+def _at_rest(pid: int, before: Held | None) -> Held:
+    """Wait until a server holds no more than before, or long enough; return what it holds."""
+    until = time.monotonic() + _REST_S
+    time.sleep(2)
+    found = held(family(pid))
+    while before is not None and found.more_than(before) and time.monotonic() < until:
+        time.sleep(1)
+        found = held(family(pid))
+    return found
+
+
+def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
+    """Run it all; return the facts, `failed` among them."""
+    with running_command(*_FLAGS, log=folder / "log") as command:
+        command.wait_for_log(" worker serves ", times=2)
+        _load(command, warm_up_s, 0.0)
+        before = _at_rest(command.pid, None)
+        result = _load(command, duration_s, min(10.0, duration_s / 6))
+        after = _at_rest(command.pid, before)
+    grown, noise = growth(
+        [one.second for one in result.server], [one.rss_mib for one in result.server]
+    )
+    failed = after.more_than(before)
+    if grown > noise:
+        failed.append(f"memory grew by {grown:.1f} MiB; {noise:.1f} would be noise")
+    if bad := failures(result):
+        failed.append(f"{bad} calls failed, or were wrong")
+    return {
+        "machine": machine.facts(),
+        "duration_s": duration_s,
+        "calls": {flow.name: flow.sent for flow in result.flows},
+        "right": {flow.name: flow.ok for flow in result.flows},
+        "wrong": sum(flow.wrong for flow in result.flows),
+        "p99_ms": {flow.name: flow.corrected.p99_ms for flow in result.flows},
+        "outcomes": {flow.name: [asdict(one) for one in flow.outcomes] for flow in result.flows},
+        "memory_mib": [one.rss_mib for one in result.server],
+        "grown_mib": round(grown, 2),
+        "noise_mib": round(noise, 2),
+        "before": asdict(before),
+        "after": asdict(after),
+        "failed": failed,
+    }
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--duration", type=float, default=1200.0)
+    parser.add_argument("--warm-up", type=float, default=60.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(Path(folder), duration_s=arguments.duration, warm_up_s=arguments.warm_up)
+    text = json.dumps(report, indent=1)
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    del report["memory_mib"], report["outcomes"]
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    if report["failed"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
