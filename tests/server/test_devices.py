@@ -195,7 +195,10 @@ def test_a_rolling_restart_renews_devices_without_a_word_to_callers(crew: Comman
     assert not any(map(is_alive, before))
 
 
-def test_metrics_tell_memory_and_restarts_of_each_device(crew: Command) -> None:
+def test_metrics_tell_memory_and_restarts_of_each_device(crew: Command, folder: Path) -> None:
+    served = crew.log.count(" device serves ")
+    kill(crew, folder)
+    crew.wait_for_log(" device serves ", times=served + 1)
     (address,) = re.findall(r" http address=(\S+)", crew.log)
     seen = scrape(address)
     assert seen.labels("gradwire_device_memory_bytes", "device") == {"0", "1"}
