@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
+from gradwire_server.plans.interruption import AbandonedError
 from gradwire_server.pool import submit
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.refusals import QuickRefusals
@@ -85,7 +87,20 @@ class Workshop:
         if self.preparer.is_quick(request):
             return self.preparer.prepare(request)
         async with self.building:
-            return await self.off_loop(lambda: self.preparer.prepare(request))
+            return await self._build(request)
+
+    async def _build(self, request: EvaluationRequest) -> Evaluation:
+        """Have a thread lower a request; it gives up where the call ends before."""
+        ended = threading.Event()
+
+        def check() -> None:
+            if ended.is_set():
+                raise AbandonedError
+
+        try:
+            return await self.off_loop(lambda: self.preparer.prepare(request, check=check))
+        finally:
+            ended.set()
 
     async def recipe(self, header: bytes, request: EvaluationRequest) -> Recipe:
         """Lower a request likewise, and keep what that gave for others with this header."""

@@ -27,6 +27,7 @@ from gradwire_server.errors import (
     TableTooLargeError,
     UnknownOperatorError,
 )
+from gradwire_server.plans.interruption import ask
 from gradwire_server.plans.plan import Plan
 from gradwire_server.words import counted
 
@@ -113,7 +114,10 @@ def lower(
     tables = {axis: axis.build() for axis in set(told.axes) if axis is not None}
     maps = [None if axis is None else tables[axis] for axis in told.axes]
     plan = Plan.build(maps, told.call.source, fill=told.fill)
-    return plan.adjoint() if told.call.gradient else plan
+    if not told.call.gradient:
+        return plan
+    ask()
+    return plan.adjoint()
 
 
 def forward(

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.banded_map import BandedMap
+from gradwire_server.plans.interruption import ask
 from gradwire_server.plans.sampling import Taps
 
 Shape = tuple[int, ...]
@@ -73,7 +74,8 @@ class Axis:
         return self.outputs * (self.most_taps + 1) + self.inputs
 
     def build(self) -> BandedMap:
-        """Build the forward's table."""
+        """Build the forward's table, unless nobody waits for it any more."""
+        ask()
         return self.map_of(self.sample(*self.arguments))
 
     def map_of(self, taps: Taps) -> BandedMap:

@@ -87,8 +87,9 @@ def _lanczos(radius: int) -> Kernel:
         kind = x.dtype.type
         turn = kind(math.pi) * x
         # What is outside is left out below, and reaches no more than some elements too far.
-        first, second = (sines.sin(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
-        product = kind(radius) * first.astype(kind) * second.astype(kind)
+        sine = sines.sin_as_float32 if kind is np.float32 else sines.sin
+        first, second = (sine(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
+        product = kind(radius) * first * second
         flat = x <= kind(FLAT)
         square = np.where(flat, kind(1), kind(math.pi**2) * (x * x))
         weight = np.where(flat, kind(1), product / square)
