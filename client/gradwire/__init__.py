@@ -13,6 +13,7 @@ from gradwire._version import VERSION
 from gradwire.async_client import AsyncClient
 from gradwire.client import Client
 from gradwire.errors import (
+    AuthenticationError,
     CallCancelledError,
     DeadlineExceededError,
     EvaluationChangedError,
@@ -21,6 +22,7 @@ from gradwire.errors import (
     LimitExceededError,
     OutOfMemoryError,
     OverloadedError,
+    PermissionDeniedError,
     ServerError,
     UnavailableError,
     UnsupportedOperatorError,
@@ -34,6 +36,7 @@ __version__ = VERSION
 __all__ = [
     "AsyncClient",
     "AsyncResults",
+    "AuthenticationError",
     "CallCancelledError",
     "Client",
     "DeadlineExceededError",
@@ -44,6 +47,7 @@ __all__ = [
     "LimitExceededError",
     "OutOfMemoryError",
     "OverloadedError",
+    "PermissionDeniedError",
     "Results",
     "RetryPolicy",
     "ServerError",

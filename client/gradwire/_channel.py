@@ -18,7 +18,7 @@ from gradwire import v1
 from gradwire._options import Options
 from gradwire._pool import Pool
 from gradwire._statuses import STATUS_DETAILS_KEY, from_status
-from gradwire._targets import channel_targets, goes_round
+from gradwire._targets import channel_targets, goes_round, is_local
 from gradwire._version import VERSION
 from gradwire.errors import GradwireError
 from gradwire.retries import RetryBudget
@@ -63,6 +63,9 @@ def channel_options(target: str) -> list[tuple[str, Any]]:
         # Without this one it is a minute, whatever that one says: measured with grpcio 1.85.
         ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ]
+    if is_local(target):
+        # A token would be shown to a proxy, and none leads to this machine itself.
+        options.append(("grpc.enable_http_proxy", 0))
     if goes_round(target):
         options.append(("grpc.lb_policy_name", "round_robin"))
     scheme, _, several = target.partition(":")
@@ -132,11 +135,13 @@ class Link:
     target           the addresses, with commas between
     unary            for calls of one message each way
     streams          for streams: what is small need not wait behind what is large in one connection
+    bearer           shows a token, if there is one
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     """
 
     def __init__(self, options: Options) -> None:
         self.target = ",".join(options.target)
+        self.bearer = options.bearer
         self.unary: Pool[Line] = _pool(options, Line)
         self.streams = self.unary if options.connections == 1 else _pool(options, Line)
         self.budget = RetryBudget()

@@ -40,7 +40,9 @@ class ManyStream:
         self._seat, line = self._pool.take()
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = line.channel.stream_stream(_METHOD)
         self._tracing = contextlib.ExitStack()
-        self._span = self._tracing.enter_context(call_span("EvaluateMany", target=link.target))
+        self._span = self._tracing.enter_context(
+            call_span("EvaluateMany", target=link.target, bearer=link.bearer)
+        )
         self._received: SimpleQueue[bytes | GradwireError] | None = None
         try:
             self._call = method(iter(self._requests.get, None), metadata=self._span.metadata)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
 
+from gradwire._tokens import Bearer, read_bearer
 from gradwire.retries import RetryPolicy
 
 CONNECTIONS = 2
@@ -37,6 +37,9 @@ class Options:
     stream_threshold_bytes: int
     chunk_bytes: int
     retry: RetryPolicy
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    bearer: Bearer | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
@@ -52,6 +55,9 @@ class Options:
             raise ValueError(f"stream_threshold_bytes is {threshold!r}; give 0 or more bytes")
         if not _is_count(chunk) or not 1 <= chunk <= _MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes is {chunk!r}; give 1 to {_MAX_CHUNK_BYTES} bytes")
+        secure = self.credentials is not None
+        bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
+        object.__setattr__(self, "bearer", bearer)
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, for a copy of the client in another process."""
@@ -60,7 +66,7 @@ class Options:
                 "a client with credentials cannot be pickled, since grpc's credentials cannot; "
                 "make the client where it is used"
             )
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
 
 def is_timeout(value: object) -> bool:

@@ -26,8 +26,11 @@ class _ClientSpan:
 
 
 @contextmanager
-def client_span(method: str, *, target: str) -> Generator[_ClientSpan]:
-    """Start a span of kind CLIENT and end it after the block, with what was noted."""
+def client_span(method: str, *, target: str, sent: Context) -> Generator[_ClientSpan]:
+    """Start a span of kind CLIENT and end it after the block, with what was noted.
+
+    sent  metadata of the call beside the span's own
+    """
     conventions = Conventions.chosen(os.environ)
     attributes = conventions.of_method(method) | of_address("server", target)
     tracer = trace.get_tracer("gradwire", VERSION)
@@ -35,7 +38,7 @@ def client_span(method: str, *, target: str) -> Generator[_ClientSpan]:
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context=trace.set_span_in_context(span))
     # Keys of gRPC's metadata are lower case.
-    metadata = tuple((key.lower(), value) for key, value in carrier.items())
+    metadata = sent + tuple((key.lower(), value) for key, value in carrier.items())
     call = _ClientSpan(metadata or None)
     # As where the caller is interrupted.
     status = "CANCELLED"

@@ -18,6 +18,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradwire import v1
 from gradwire.errors import (
+    AuthenticationError,
     CallCancelledError,
     DeadlineExceededError,
     EvaluationChangedError,
@@ -26,6 +27,7 @@ from gradwire.errors import (
     LimitExceededError,
     OutOfMemoryError,
     OverloadedError,
+    PermissionDeniedError,
     ServerError,
     UnavailableError,
     UnsupportedOperatorError,
@@ -53,6 +55,8 @@ BY_REASON: dict[str, type[GradwireError]] = {
     "INTERNAL": ServerError,
     "STARTING": UnavailableError,
     "DEVICE_LOST": UnavailableError,
+    "UNAUTHENTICATED": AuthenticationError,
+    "PERMISSION_DENIED": PermissionDeniedError,
 }
 
 # A code that is not here means ServerError. RESOURCE_EXHAUSTED without our reason is what grpc
@@ -65,6 +69,8 @@ BY_CODE: dict[str, type[GradwireError]] = {
     "FAILED_PRECONDITION": LimitExceededError,
     "UNIMPLEMENTED": UnsupportedOperatorError,
     "UNAVAILABLE": UnavailableError,
+    "UNAUTHENTICATED": AuthenticationError,
+    "PERMISSION_DENIED": PermissionDeniedError,
 }
 
 

@@ -57,6 +57,27 @@ def goes_round(target: str) -> bool:
     return _version(target) is None and not target.startswith("unix")
 
 
+def is_local(address: str) -> bool:
+    """Whether an address is on this machine, so that what goes there is read by no other."""
+    scheme, _, rest = address.partition(":")
+    if scheme in {"unix", "unix-abstract"}:
+        return True
+    if scheme in {"ipv4", "ipv6"}:
+        return all(_is_loopback(each) for each in rest.split(","))
+    return _is_loopback(address.rpartition("/")[2] if scheme == "dns" else address)
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether HOST:PORT, or a HOST without, is this machine."""
+    host = address if address.count(":") > 1 and "[" not in address else address.partition(":")[0]
+    if "[" in address:
+        host = address.partition("[")[2].partition("]")[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _version(address: str) -> int | None:
     """Return the IP version of a numeric HOST:PORT, else None."""
     host = address.rpartition(":")[0]

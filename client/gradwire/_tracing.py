@@ -1,4 +1,4 @@
-"""A span for every call, and its context on the way to the server, where OpenTelemetry is in use.
+"""What goes with every call: its token, and where OpenTelemetry is in use a span and its context.
 
 A process that has not imported OpenTelemetry can have neither a tracer nor an active span, so that
 this package neither needs nor imports it.
@@ -10,9 +10,10 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from gradwire._tokens import Bearer, Sent
 from gradwire.errors import GradwireError
 
-Context = tuple[tuple[str, str], ...]
+Context = Sent
 
 
 class CallSpan(Protocol):
@@ -31,8 +32,8 @@ class CallSpan(Protocol):
 class _NoSpan:
     """Stands where nothing is traced."""
 
-    def __init__(self) -> None:
-        self.metadata: Context | None = None
+    def __init__(self, metadata: Context | None = None) -> None:
+        self.metadata = metadata
 
     def note(self, answer: object) -> None:
         """Do nothing."""
@@ -41,16 +42,21 @@ class _NoSpan:
 _NO_SPAN = nullcontext(_NoSpan())
 
 
-def call_span(method: str, *, target: str) -> AbstractContextManager[CallSpan]:
+def call_span(
+    method: str, *, target: str, bearer: Bearer | None
+) -> AbstractContextManager[CallSpan]:
     """Start the span of a try of a method, as a child of the span that is active here.
+
+    bearer  shows a token with the call, traced or not
 
     Nothing is traced of a call without a name, which goes to another service.
     """
+    sent = None if bearer is None else bearer.metadata()
     if not method or "opentelemetry.trace" not in sys.modules:
-        return _NO_SPAN
+        return _NO_SPAN if sent is None else nullcontext(_NoSpan(sent))
     from gradwire._spans import client_span  # noqa: PLC0415 - it imports OpenTelemetry
 
-    return client_span(method, target=target)
+    return client_span(method, target=target, sent=sent or ())
 
 
 def method_of(request: object) -> str:

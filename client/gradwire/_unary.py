@@ -10,6 +10,7 @@ import grpc
 
 from gradwire._channel import AsyncLine, Line, from_rpc_error
 from gradwire._pool import Pool
+from gradwire._tokens import Bearer
 from gradwire._tracing import Context, call_span
 from gradwire.errors import CallCancelledError, GradwireError
 from gradwire.retries import is_retryable
@@ -26,10 +27,14 @@ class Unary:
 
     target  what spans call it
     pool    gives its connections
+    bearer  shows a token, if there is one
     """
 
-    def __init__(self, target: str, pool: Callable[[], Pool[Line]]) -> None:
+    def __init__(
+        self, target: str, pool: Callable[[], Pool[Line]], *, bearer: Bearer | None
+    ) -> None:
         self._target = target
+        self._bearer = bearer
         self._pool = pool
 
     def ask(
@@ -48,7 +53,7 @@ class Unary:
         on_trailers  called with the trailing metadata of a reply
         name         of the method, for spans; empty for none
         """
-        with call_span(name, target=self._target) as span:
+        with call_span(name, target=self._target, bearer=self._bearer) as span:
             reply = self._send(
                 method,
                 request,
@@ -96,13 +101,20 @@ class AsyncUnary:
 
     target  what spans call it
     pool    gives its connections
+    bearer  shows a token, if there is one
     closed  tells whether the client is closed
     """
 
     def __init__(
-        self, target: str, pool: Callable[[], Pool[AsyncLine]], *, closed: Callable[[], bool]
+        self,
+        target: str,
+        pool: Callable[[], Pool[AsyncLine]],
+        *,
+        bearer: Bearer | None,
+        closed: Callable[[], bool],
     ) -> None:
         self._target = target
+        self._bearer = bearer
         self._pool = pool
         self._closed = closed
 
@@ -122,7 +134,7 @@ class AsyncUnary:
         on_trailers  called with the trailing metadata of a reply
         name         of the method, for spans; empty for none
         """
-        with call_span(name, target=self._target) as span:
+        with call_span(name, target=self._target, bearer=self._bearer) as span:
             reply = await self._send(
                 method,
                 request,

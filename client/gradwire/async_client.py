@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -50,6 +51,8 @@ class AsyncClient:
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         retry: RetryPolicy = RETRY,
+        token: str | None = None,
+        token_file: str | None = None,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -59,11 +62,16 @@ class AsyncClient:
             stream_threshold_bytes=stream_threshold_bytes,
             chunk_bytes=chunk_bytes,
             retry=retry,
+            token=token,
+            token_file=token_file,
         )
         self._links = PerProcess(lambda: AsyncLink(self._options))
-        target = ",".join(self._options.target)
+        self._target = ",".join(self._options.target)
         self._unary = AsyncUnary(
-            target, lambda: self._link().unary, closed=lambda: self._links.closed
+            self._target,
+            lambda: self._link().unary,
+            bearer=self._options.bearer,
+            closed=lambda: self._links.closed,
         )
 
     async def evaluate(
@@ -206,7 +214,7 @@ class AsyncClient:
         return None
 
     async def _try_stream(self, evaluation: Evaluation, link: AsyncLink) -> GradwireError | None:
-        with call_span("EvaluateStream", target=",".join(self._options.target)) as span:
+        with call_span("EvaluateStream", target=self._target, bearer=self._options.bearer) as span:
             error = await self._run_stream(evaluation, link, metadata=span.metadata)
             span.note(error)
         return error
@@ -257,9 +265,5 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def __reduce__(self) -> tuple[Callable[..., AsyncClient], tuple[Any, ...]]:
-        return _revive, (type(self), self._options.as_arguments())
-
-
-def _revive(kind: type[AsyncClient], arguments: dict[str, Any]) -> AsyncClient:
-    return kind(**arguments)
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        return partial(type(self), **self._options.as_arguments()), ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -36,9 +37,8 @@ class Client:
     """Connections to a gradwire server, or several alike; any number of threads may use it.
 
     It connects with the first call, which may be wait_ready(). In another process, pickled or
-    forked, it connects anew. A process with grpc in it can be forked while no call is in flight, of
-    this client or any other, unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc:
-    start processes by spawn then.
+    forked, it connects anew. A process with grpc in it can be forked while no call is in flight,
+    unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc: spawn processes then.
 
     target                  address of the server, such as "127.0.0.1:50051", or any gRPC target,
                             such as "dns:///name:50051" for all addresses of a name. Several, with
@@ -52,12 +52,14 @@ class Client:
     stream_threshold_bytes  largest input or result that still travels in one message
     chunk_bytes             most bytes of one message of a stream; the server may ask for less
     retry                   how often and how soon a failed call is tried again
+    token                   shown with every call, but never to another machine in plain text
+    token_file              file with a token, read anew when it changes. Without both, the
+                            variable GRADWIRE_TOKEN has one, or GRADWIRE_TOKEN_FILE names a file
 
     A server that vanishes without a word, as when its machine does, is noticed within 40 s by the
     calls in flight, which are tried again on a new connection.
 
-    Every method raises GradwireError or one of its kinds where the service fails, RuntimeError
-    after close().
+    Methods raise GradwireError where the service fails, RuntimeError after close().
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Client:
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         retry: RetryPolicy = RETRY,
+        token: str | None = None,
+        token_file: str | None = None,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -79,10 +83,13 @@ class Client:
             stream_threshold_bytes=stream_threshold_bytes,
             chunk_bytes=chunk_bytes,
             retry=retry,
+            token=token,
+            token_file=token_file,
         )
         self._link = PerProcess(lambda: Link(self._options))
-        target = ",".join(self._options.target)
-        self._unary = Unary(target, lambda: self._link.get().unary)
+        self._target = ",".join(self._options.target)
+        bearer = self._options.bearer
+        self._unary = Unary(self._target, lambda: self._link.get().unary, bearer=bearer)
 
     def evaluate(
         self,
@@ -245,7 +252,7 @@ class Client:
         return None
 
     def _try_stream(self, evaluation: Evaluation, link: Link) -> GradwireError | None:
-        with call_span("EvaluateStream", target=",".join(self._options.target)) as span:
+        with call_span("EvaluateStream", target=self._target, bearer=link.bearer) as span:
             error = self._run_stream(evaluation, link, metadata=span.metadata)
             span.note(error)
         return error
@@ -289,9 +296,5 @@ class Client:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[..., Client], tuple[Any, ...]]:
-        return _revive, (type(self), self._options.as_arguments())
-
-
-def _revive(kind: type[Client], arguments: dict[str, Any]) -> Client:
-    return kind(**arguments)
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        return partial(type(self), **self._options.as_arguments()), ()

@@ -11,6 +11,8 @@ GradwireError
 ├── CallCancelledError          the call was cancelled
 ├── UnavailableError            no server answers, or it starts, stops or lost its GPU (a
 │                               ConnectionError)
+├── AuthenticationError         the server takes no call without a token, or not this one
+├── PermissionDeniedError       the server does not do this for who calls
 ├── EvaluationChangedError      the stream to resume is not the one this server computes
 └── ServerError                 a fault of the server, or an answer that makes no sense
 
@@ -161,6 +163,18 @@ class EvaluationChangedError(GradwireError):
     """The stream to resume is not the one this server computes; a fresh one starts at byte 0."""
 
     default_reason = "EVALUATION_CHANGED"
+
+
+class AuthenticationError(GradwireError):
+    """A token is missing, is none of the server's, or has expired."""
+
+    default_reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(GradwireError):
+    """The token lacks the scope that the call needs, or the server does this for others only."""
+
+    default_reason = "PERMISSION_DENIED"
 
 
 class ServerError(GradwireError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -96,6 +97,20 @@ def _places(host: str, port: int) -> list[Place]:
     except socket.gaierror:
         return []
     return [(family, place) for family, _, _, _, place in found]
+
+
+def is_host_and_port(address: str) -> bool:
+    """Tell whether a text is of the form HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and int(port) < 1 << 16
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether the host of HOST:PORT is this machine's own, which no other one reaches."""
+    host = address.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def is_http_url(text: str) -> bool:

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2
 
 from gradwire_server import backends, service, transport
 from gradwire_server.addresses import check_free
+from gradwire_server.authorization import Authorizer
 from gradwire_server.backends import Backend, MayBeAway
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
@@ -40,6 +41,8 @@ class Server:
     cells         file descriptor of a supervisor's memory for the metrics; None where it has none
     devices       what is known of devices whose processes are this one's
     instruments   what measures it
+
+    Raises ValueError where the tokens file cannot be used.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Server:
         devices: Sequence[DeviceLedger] = (),
     ) -> None:
         self.settings = settings
+        self._authorizer = Authorizer(settings)
         self._shares_port = shares_port
         self._pool = compute_pool(settings.threads)
         self._health = health.aio.HealthServicer()
@@ -78,7 +82,7 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         options = transport.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        add_handlers(server, self._workshop, self._health)
+        add_handlers(server, self._workshop, self._health, self._authorizer)
         return server
 
     async def start(self) -> None:
@@ -132,6 +136,7 @@ class Server:
             "backend_reason": self._workshop.backend_reason,
             "compute_threads": self.settings.threads,
             "tls": bool(self.settings.tls_certificate),
+            "tokens": self._authorizer.wants_tokens,
             "warm_up_s": self._warm_up_s,
         }
         _log.info("serving", extra={"facts": facts})

@@ -18,7 +18,7 @@ import numpy as np
 
 from gradwire_server import logs
 from gradwire_server.engine import EvaluationRequest, TensorSpec
-from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import OverloadedError, PermissionDeniedError, UnauthenticatedError
 from gradwire_server.failures import Failure, failure
 from gradwire_server.phases import PHASES, Phase, Phases
 from gradwire_server.telemetry import Observer
@@ -37,7 +37,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 class Refusals:
-    """Tells of calls refused for want of room, at most once a second.
+    """Tells of calls refused for want of room, or of leave, at most once a second.
 
     A line for each would take a full server longer than the refusal itself.
     """
@@ -46,12 +46,12 @@ class Refusals:
         self._counts: Counter[str] = Counter()
         self._next = -math.inf
 
-    def note(self, limit: str) -> None:
-        """Count a refusal; limit names the setting in the way."""
-        self._counts[limit] += 1
+    def note(self, why: str, **facts: str) -> None:
+        """Count a refusal; why names the setting in the way. The facts are those of the latest."""
+        self._counts[why] += 1
         now = time.monotonic()
         if now >= self._next:
-            _log.warning("refused", extra={"facts": dict(self._counts)})
+            _log.warning("refused", extra={"facts": {**self._counts, **facts}})
             self._counts.clear()
             self._next = now + _REFUSALS_S
 
@@ -199,6 +199,9 @@ class Call:
         if isinstance(error, OverloadedError):
             level = logging.DEBUG
             self._active.refusals.note(failed.facts.get("limit", ""))
+        elif isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            level = logging.DEBUG
+            self._active.refusals.note(failed.reason_name.lower(), peer=self.peer)
         self.facts |= {"reason": failed.reason_name, "error": failed.message}
         self._finish(level, failed.code.name, error if fault else None, failed=failed)
         if in_band is not None:

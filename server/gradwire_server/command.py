@@ -16,12 +16,16 @@ from typing import Any
 
 import click
 
-from gradwire._targets import VARIABLE as CLIENTS_VARIABLE
+from gradwire._targets import VARIABLE as TARGET_VARIABLE
+from gradwire._tokens import FILE_VARIABLE, TOKEN_VARIABLE
 from gradwire_server import backends, supervisor
 from gradwire_server.settings import Settings
+from gradwire_server.token_command import token
 from gradwire_server.version import VERSION
 
 _PREFIX = "GRADWIRE"
+# Those of the SDK, which may be set where a server runs.
+_CLIENTS = {TARGET_VARIABLE, TOKEN_VARIABLE, FILE_VARIABLE}
 
 
 def _options(command: click.Command) -> click.Command:
@@ -46,7 +50,11 @@ def _options(command: click.Command) -> click.Command:
     return command
 
 
-@click.command(context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.group(
+    invoke_without_command=True,
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+    subcommand_metavar="[token ...]",
+)
 @click.version_option(VERSION, prog_name="gradwire-server")
 @click.option(
     "--print-config", is_flag=True, help="Print every setting as JSON, secrets masked, and stop."
@@ -56,13 +64,18 @@ def _options(command: click.Command) -> click.Command:
     is_flag=True,
     help="Fill the folder of compiled code and stop; starts that find it there are quick.",
 )
-def gradwire_server(*, print_config: bool, compile_only: bool, **values: Any) -> None:
+@click.pass_context
+def gradwire_server(
+    context: click.Context, /, *, print_config: bool, compile_only: bool, **values: Any
+) -> None:
     """Serve gradients of resampling operators over gRPC.
 
     Every flag can be given as an environment variable too; a flag wins. The server prints
     "gradwire-server listening on HOST:PORT" on stdout once it serves, and logs to stderr. SIGTERM
     or SIGINT stops it gracefully; SIGUSR2 renews several workers one by one.
     """
+    if context.invoked_subcommand is not None:
+        return
     try:
         settings = Settings(**values)
     except ValueError as error:
@@ -98,7 +111,7 @@ def _compile(settings: Settings) -> None:
 def _warn_of_unknown_variables() -> None:
     known = {f"{_PREFIX}_{one.name.upper()}" for one in fields(Settings)}
     for name in sorted(os.environ):
-        if name.startswith(f"{_PREFIX}_") and name not in {*known, CLIENTS_VARIABLE}:
+        if name.startswith(f"{_PREFIX}_") and name not in known | _CLIENTS:
             near = get_close_matches(name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             click.echo(f"Warning: {name} is no setting of this server{meant}", err=True)
@@ -122,6 +135,7 @@ def _serve(settings: Settings) -> None:
 
 
 _options(gradwire_server)
+gradwire_server.add_command(token)
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ EvaluationError
 │   └── DeviceAwayError             the device is lost; another one, or the same one later, computes
 ├── StalledError                no progress for the stall timeout
 ├── DrainingError               the server is shutting down
+├── UnauthenticatedError        a token is missing, or not taken
+├── PermissionDeniedError       who calls may not do this
 └── EvaluationChangedError      the evaluation to resume is another one
 """
 
@@ -101,3 +103,11 @@ class DrainingError(EvaluationError):
 
 class EvaluationChangedError(EvaluationError):
     """The evaluation to resume is not the one this server computes."""
+
+
+class UnauthenticatedError(EvaluationError):
+    """A token is missing, or not taken."""
+
+
+class PermissionDeniedError(EvaluationError):
+    """Who calls may not do this."""

@@ -58,6 +58,14 @@ STATUS: Table = {
         StatusCode.ABORTED,
         v1.ErrorReason.ERROR_REASON_EVALUATION_CHANGED,
     ),
+    errors.UnauthenticatedError: (
+        StatusCode.UNAUTHENTICATED,
+        v1.ErrorReason.ERROR_REASON_UNAUTHENTICATED,
+    ),
+    errors.PermissionDeniedError: (
+        StatusCode.PERMISSION_DENIED,
+        v1.ErrorReason.ERROR_REASON_PERMISSION_DENIED,
+    ),
     MemoryError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OUT_OF_MEMORY),
     TimeoutError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_DEADLINE_EXCEEDED),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from gradwire_server import encoding
+from gradwire_server.authorization import Authorizer
+from gradwire_server.guard import Guard
 from gradwire_server.many import ManyService
 from gradwire_server.service import NAME, GradientService, Workshop
 from gradwire_server.streams import StreamService
@@ -48,29 +51,37 @@ class Handlers(grpc.GenericRpcHandler):
         return self._others.get(handler_call_details.method)
 
 
-class _Generic:
-    """A server to which methods are added by handlers that find them, and not one by one.
+class _Finders:
+    """Takes handlers in the place of a server: those that find methods, not single methods.
 
     For each call of whatever method, grpc.aio waits anew for one of every method that was added by
     itself; with those of health and reflection, that is six instead of one.
     """
 
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+    def __init__(self, *finders: grpc.GenericRpcHandler) -> None:
+        self.all = list(finders)
+
+    def add_generic_rpc_handlers(self, finders: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Take them."""
+        self.all.extend(finders)
 
     def add_registered_method_handlers(self, *_given: object) -> None:
         """Leave them to the handlers that find them."""
 
 
 def add_handlers(
-    server: grpc.aio.Server, workshop: Workshop, health_servicer: health.aio.HealthServicer
+    server: grpc.aio.Server,
+    workshop: Workshop,
+    health_servicer: health.aio.HealthServicer,
+    authorizer: Authorizer,
 ) -> None:
-    """Have a server answer gradwire.v1.GradientService, health and reflection."""
-    server.add_generic_rpc_handlers((Handlers(workshop),))
-    generic = cast("grpc.aio.Server", _Generic(server))
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, generic)
+    """Have a server answer gradwire.v1.GradientService, health and reflection, to who may call."""
+    finders = _Finders(Handlers(workshop))
+    as_server = cast("grpc.aio.Server", finders)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, as_server)
     names = (NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
     untyped = cast("Any", reflection_pb2_grpc)
     untyped.add_ServerReflectionServicer_to_server(
-        reflection.aio.ReflectionServicer(names), generic
+        reflection.aio.ReflectionServicer(names), as_server
     )
+    server.add_generic_rpc_handlers((Guard(finders.all, authorizer, workshop.active),))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from gradwire_server import backends
-from gradwire_server.addresses import is_http_url
+from gradwire_server.addresses import is_host_and_port, is_http_url, is_loopback
 from gradwire_server.engine import Limits
 from gradwire_server.headers import MAX_HEADER_BYTES
+from gradwire_server.tokens import Scope, read_scopes
 
 _MASK = "***"
 
@@ -42,6 +41,17 @@ class Settings:
     tls_key: str = _setting("", "PEM file with the server's private key.", secret=True)
     tls_client_ca: str = _setting(
         "", "PEM file with the authorities whose clients are let in (mTLS)."
+    )
+    tokens: str = _setting(
+        "",
+        "File with the hashes of tokens, as `gradwire-server token` writes it; with one, "
+        "everything but health takes a token.",
+        secret=True,
+    )
+    anonymous_scopes: str = _setting(
+        "evaluate",
+        "What callers of other machines may do without a token or a certificate, where there is no "
+        "tokens file: evaluate, inspect, both with a comma between, or nothing.",
     )
     backend: str = _setting(
         "auto",
@@ -183,7 +193,7 @@ class Settings:
             most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, _MOST_INT)
             if value > most:
                 raise ValueError(f"{one.name} is {value}; at most {most} is possible")
-        if not self.address.startswith("unix:") and not _is_host_and_port(self.address):
+        if not self.address.startswith("unix:") and not is_host_and_port(self.address):
             raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
         if self.workers > 1 and self.address.startswith("unix:"):
             raise ValueError(
@@ -191,6 +201,7 @@ class Settings:
                 "worker; give HOST:PORT, or workers 1"
             )
         _ = self.cuda_numbers
+        _ = self.scopes_of_strangers
         self._check_exposure()
         self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -210,7 +221,7 @@ class Settings:
             raise ValueError("address is unix: without a path")
         if self.insecure or self.tls_certificate or self.address.startswith("unix:"):
             return
-        if not _is_loopback(self.address):
+        if not is_loopback(self.address):
             raise ValueError(
                 f"address is {self.address}, which is not loopback: give tls_certificate and "
                 "tls_key, or insecure to serve in the clear"
@@ -219,9 +230,9 @@ class Settings:
     def _check_telemetry(self) -> None:
         """Refuse addresses that are none, and to tell metrics to others unless told to."""
         address = self.metrics_address
-        if address and not _is_host_and_port(address):
+        if address and not is_host_and_port(address):
             raise ValueError(f"metrics_address is {address}; HOST:PORT is needed, or nothing")
-        if address and not (self.metrics_insecure or _is_loopback(address)):
+        if address and not (self.metrics_insecure or is_loopback(address)):
             raise ValueError(
                 f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
                 "let others read the metrics"
@@ -244,6 +255,14 @@ class Settings:
         return tuple(numbers)
 
     @property
+    def scopes_of_strangers(self) -> frozenset[Scope]:
+        """What anonymous_scopes says. ValueError where a word of it is no scope."""
+        try:
+            return read_scopes(self.anonymous_scopes)
+        except ValueError as error:
+            raise ValueError(f"anonymous_scopes is {self.anonymous_scopes}: {error}") from error
+
+    @property
     def limits(self) -> Limits:
         """What one evaluation may take."""
         return Limits(**{one.name: getattr(self, one.name) for one in fields(Limits)})
@@ -261,18 +280,6 @@ class Settings:
             else getattr(self, one.name)
             for one in fields(self)
         }
-
-
-def _is_host_and_port(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isascii() and port.isdecimal() and int(port) < 1 << 16
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 # What messages and grpc can carry, and what a machine can; in seconds some thirty years.

@@ -28,6 +28,8 @@ def test_every_error_of_the_sdk_has_the_code_that_help_documents(
         errors.OverloadedError: (5, "overloaded"),
         errors.DeadlineExceededError: (6, "deadline"),
         errors.UnavailableError: (7, "no server"),
+        errors.AuthenticationError: (8, "without a token"),
+        errors.PermissionDeniedError: (8, "does not open"),
     }
     code, words = documented.get(kind, (1, "any other failure"))
     assert exits.code_of(kind("")) == code

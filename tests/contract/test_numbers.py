@@ -47,6 +47,8 @@ ENUMS = {
         "INTERNAL",
         "STARTING",
         "DEVICE_LOST",
+        "UNAUTHENTICATED",
+        "PERMISSION_DENIED",
     ],
     **{name: values for table in TABLES.values() for name, values in table.enums.items()},
 }

@@ -15,6 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from gradwire import v1
 from gradwire._statuses import BY_CODE, BY_REASON, from_in_band, from_status
 from gradwire.errors import (
+    AuthenticationError,
     CallCancelledError,
     DeadlineExceededError,
     EvaluationChangedError,
@@ -23,6 +24,7 @@ from gradwire.errors import (
     LimitExceededError,
     OutOfMemoryError,
     OverloadedError,
+    PermissionDeniedError,
     ServerError,
     UnavailableError,
     UnsupportedOperatorError,
@@ -48,6 +50,8 @@ TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
     "INTERNAL": ("INTERNAL", ServerError, GradwireError),
     "STARTING": ("UNAVAILABLE", UnavailableError, ConnectionError),
     "DEVICE_LOST": ("UNAVAILABLE", UnavailableError, ConnectionError),
+    "UNAUTHENTICATED": ("UNAUTHENTICATED", AuthenticationError, GradwireError),
+    "PERMISSION_DENIED": ("PERMISSION_DENIED", PermissionDeniedError, GradwireError),
 }
 
 METADATA = {"limit": "max_elements", "request_id": "r-1"}
@@ -139,7 +143,7 @@ BY_CODE_ALONE: dict[str, type[GradwireError]] = {
     "DEADLINE_EXCEEDED": DeadlineExceededError,
     "NOT_FOUND": ServerError,
     "ALREADY_EXISTS": ServerError,
-    "PERMISSION_DENIED": ServerError,
+    "PERMISSION_DENIED": PermissionDeniedError,
     "RESOURCE_EXHAUSTED": LimitExceededError,
     "FAILED_PRECONDITION": LimitExceededError,
     "ABORTED": ServerError,
@@ -148,7 +152,7 @@ BY_CODE_ALONE: dict[str, type[GradwireError]] = {
     "INTERNAL": ServerError,
     "UNAVAILABLE": UnavailableError,
     "DATA_LOSS": ServerError,
-    "UNAUTHENTICATED": ServerError,
+    "UNAUTHENTICATED": AuthenticationError,
 }
 FOREIGN_DETAILS = [
     None,

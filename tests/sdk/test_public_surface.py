@@ -16,6 +16,7 @@ def test_the_package_exports_these_names() -> None:
     assert sorted(gradwire.__all__) == [
         "AsyncClient",
         "AsyncResults",
+        "AuthenticationError",
         "CallCancelledError",
         "Client",
         "DeadlineExceededError",
@@ -26,6 +27,7 @@ def test_the_package_exports_these_names() -> None:
         "LimitExceededError",
         "OutOfMemoryError",
         "OverloadedError",
+        "PermissionDeniedError",
         "Results",
         "RetryPolicy",
         "ServerError",

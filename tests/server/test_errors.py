@@ -30,6 +30,8 @@ SAMPLES: list[errors.EvaluationError] = [
     errors.OverloadedError("full", retry_after_s=0.25),
     errors.StartingError("not yet", retry_after_s=0.25),
     errors.DeviceAwayError("lost", retry_after_s=0.25),
+    errors.UnauthenticatedError("none"),
+    errors.PermissionDeniedError("not this"),
     errors.StalledError("still"),
     errors.DrainingError("going"),
     errors.EvaluationChangedError("other"),
@@ -66,6 +68,8 @@ STATUSES = {
     "EVALUATION_CHANGED": StatusCode.ABORTED,
     "STARTING": StatusCode.UNAVAILABLE,
     "DEVICE_LOST": StatusCode.UNAVAILABLE,
+    "UNAUTHENTICATED": StatusCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": StatusCode.PERMISSION_DENIED,
     "INTERNAL": StatusCode.INTERNAL,
 }
 

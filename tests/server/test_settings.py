@@ -31,6 +31,8 @@ OTHERS: dict[str, tuple[str, object]] = {
     "tls_certificate": ("chain.pem", "chain.pem"),
     "tls_key": ("key.pem", "***"),
     "tls_client_ca": ("ca.pem", "ca.pem"),
+    "tokens": ("tokens", "***"),
+    "anonymous_scopes": ("evaluate,inspect", "evaluate,inspect"),
     "backend": ("numpy_cpu", "numpy_cpu"),
     "cuda_devices": ("0,2", "0,2"),
     "retry_after_s": ("0.5", 0.5),

@@ -1,4 +1,4 @@
-"""Which server a command calls, and how: --target and --tls-*, or a server of its own."""
+"""Which server a command calls, and how: --target, --tls-*, --token-file, or its own."""
 
 from __future__ import annotations
 
@@ -24,16 +24,21 @@ class Connection:
     tls_certificate, tls_key
             PEM files that tell who calls, for a server that lets in certain clients only; None for
             any other
+    token_file
+            file with a token to show; None for what the environment says
     """
 
     target: str | None
     tls_ca: Path | None
     tls_certificate: Path | None
     tls_key: Path | None
+    token_file: Path | None
 
     def __post_init__(self) -> None:
         if self.tls_ca is not None and self.target is None:
             raise CommandError("--tls-ca is for a --target; give that too", code=INVALID)
+        if self.token_file is not None and self.target is None:
+            raise CommandError("--token-file is for a --target; give that too", code=INVALID)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise CommandError(
                 "--tls-certificate and --tls-key are needed together; give both", code=INVALID
@@ -50,7 +55,9 @@ class Connection:
         backend  that server's; the bits do not depend on it, "numpy_cpu" starts soonest
         """
         if self.target is not None:
-            with Client(self.target, credentials=self._credentials()) as client:
+            token_file = None if self.token_file is None else str(self.token_file)
+            credentials = self._credentials()
+            with Client(self.target, credentials=credentials, token_file=token_file) as client:
                 yield client
             return
         with local_server(backend=backend) as target, Client(target) as client:

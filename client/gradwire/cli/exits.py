@@ -7,11 +7,13 @@ import sys
 import click
 
 from gradwire.errors import (
+    AuthenticationError,
     DeadlineExceededError,
     GradwireError,
     InvalidRequestError,
     LimitExceededError,
     OverloadedError,
+    PermissionDeniedError,
     UnavailableError,
     UnsupportedOperatorError,
 )
@@ -27,6 +29,8 @@ CODES: dict[type[GradwireError], int] = {
     OverloadedError: 5,
     DeadlineExceededError: 6,
     UnavailableError: 7,
+    AuthenticationError: 8,
+    PermissionDeniedError: 8,
 }
 
 HELP = """\b
@@ -39,6 +43,7 @@ Exit codes:
   5    the server is overloaded; a retry does help
   6    the deadline has passed
   7    no server answers, or it is shutting down
+  8    the server takes no call without a token, or the token does not open this
   130  interrupted
 """
 

@@ -56,12 +56,14 @@ def local_process(*, backend: str = "auto") -> Generator[LocalServer]:
 def _running(log: IO[bytes], backend: str) -> Generator[subprocess.Popen[bytes]]:
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.
+    # It is for this command alone, and asks it for nothing.
+    inherited = {name: text for name, text in os.environ.items() if name != "GRADWIRE_TOKENS"}
     with subprocess.Popen(  # noqa: S603 (our own server)
         [sys.executable, "-m", "gradwire.cli.tethered", MODULE, "--address", "127.0.0.1:0"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
-        env={"GRADWIRE_BACKEND": backend, **os.environ},
+        env={"GRADWIRE_BACKEND": backend, **inherited},
         start_new_session=True,
     ) as child:
         try:

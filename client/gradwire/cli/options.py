@@ -94,15 +94,17 @@ def check_target(
     return value
 
 
-_TLS_FILES = {
+_FILES = {
     "--tls-ca": "Call --target with TLS, trusting the authorities in FILE, as PEM.",
     "--tls-certificate": "Show the server this client's certificate chain, as PEM.",
     "--tls-key": "The private key of that certificate, as PEM.",
+    "--token-file": "Show --target the token in FILE; by default GRADWIRE_TOKEN or the file that "
+    "GRADWIRE_TOKEN_FILE names.",
 }
 
 
 def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
-    """Add --target and --tls-*, which reach the command as `server`, a Connection."""
+    """Add --target, --tls-* and --token-file, which reach the command as `server`, a Connection."""
 
     def decorate(command: Decorated) -> Decorated:
         @functools.wraps(command)
@@ -110,9 +112,9 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
             told = {field.name: options.pop(field.name) for field in fields(Connection)}
             return command(server=Connection(**told), **options)
 
-        with_tls: Decorated = connected
-        for name, text in reversed(_TLS_FILES.items()):
-            with_tls = click.option(name, type=INPUT_FILE, metavar="FILE", help=text)(with_tls)
+        with_files: Decorated = connected
+        for name, text in reversed(_FILES.items()):
+            with_files = click.option(name, type=INPUT_FILE, metavar="FILE", help=text)(with_files)
 
         of_its_own = "" if default else " Without it a server is started for this command."
         return click.option(
@@ -124,7 +126,7 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
             envvar=VARIABLE,
             show_envvar=True,
             help=f"Server to call, or several with commas between.{of_its_own}",
-        )(with_tls)
+        )(with_files)
 
     return decorate
 

@@ -60,6 +60,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The GPU that computed, or was to, is lost. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps: it is being
     opened anew, or another one computes.
     """
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 18
+    """The server wants a token: none came, or one that it does not take. UNAUTHENTICATED."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 19
+    """The caller may not do this: its token lacks the scope, or it calls from another machine. PERMISSION_DENIED."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names the cause of an error for programs; it is the `reason` of the `google.rpc.ErrorInfo` that every
@@ -104,4 +108,8 @@ ERROR_REASON_DEVICE_LOST: ErrorReason.ValueType  # 17
 """The GPU that computed, or was to, is lost. UNAVAILABLE with `google.rpc.RetryInfo`; a retry helps: it is being
 opened anew, or another one computes.
 """
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 18
+"""The server wants a token: none came, or one that it does not take. UNAUTHENTICATED."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 19
+"""The caller may not do this: its token lacks the scope, or it calls from another machine. PERMISSION_DENIED."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

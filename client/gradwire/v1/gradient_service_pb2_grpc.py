@@ -36,6 +36,11 @@ class GradientServiceStub(object):
     Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
     Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
     compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
+
+    A server with tokens takes one of them with every call, as metadata `authorization: Bearer TOKEN`. A call without a
+    token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
+    of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
+    answer callers of other machines with `PERMISSION_DENIED` likewise.
     """
 
     def __init__(self, channel):
@@ -82,6 +87,11 @@ class GradientServiceServicer(object):
     Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
     Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
     compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
+
+    A server with tokens takes one of them with every call, as metadata `authorization: Bearer TOKEN`. A call without a
+    token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
+    of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
+    answer callers of other machines with `PERMISSION_DENIED` likewise.
     """
 
     def Evaluate(self, request, context):
@@ -218,6 +228,11 @@ class GradientService(object):
     Every reply also returns `gradwire-timing`, which tells in the syntax of the HTTP header
     Server-Timing where the time of an evaluation went, in milliseconds: `receive;dur=0.042, queue;dur=0.003,
     compute;dur=0.310, send;dur=0.000`. Phases of a stream overlap. More phases may come.
+
+    A server with tokens takes one of them with every call, as metadata `authorization: Bearer TOKEN`. A call without a
+    token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
+    of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
+    answer callers of other machines with `PERMISSION_DENIED` likewise.
     """
 
     @staticmethod

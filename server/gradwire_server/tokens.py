@@ -1,0 +1,174 @@
+"""The tokens file: who may call, by the SHA-256 of what they show. No token is ever in it.
+
+    # name  sha256  scopes  last day (UTC), if there is one
+    trainer 5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 evaluate 2027-06-30
+
+A token is 32 random bytes, so its plain hash tells nothing about it. A changed file is written
+beside the one there is and takes its place at once: servers read it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from datetime import date
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+
+_HEADER = "# name sha256 scopes [last day, UTC]: written by gradwire-server token\n"
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAMES = "up to 64 letters, digits, '.', '_' and '-' are one"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TOKEN_BYTES = 32
+
+
+class Scope(StrEnum):
+    """What a caller may do: have operators evaluated, or look into the server."""
+
+    EVALUATE = "evaluate"
+    INSPECT = "inspect"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One line of the file.
+
+    digest   SHA-256 of the token, 32 bytes
+    expires  the last day on which it is taken, UTC; None for no end
+    """
+
+    name: str
+    digest: bytes
+    scopes: frozenset[Scope]
+    expires: date | None = None
+
+    @property
+    def line(self) -> str:
+        """The token as the file has it."""
+        words = [self.name, self.digest.hex(), ",".join(sorted(self.scopes))]
+        return " ".join([*words, *([] if self.expires is None else [self.expires.isoformat()])])
+
+
+def digest_of(token: str) -> bytes:
+    """Return the SHA-256 of a token."""
+    return sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_scopes(text: str) -> frozenset[Scope]:
+    """Read "evaluate,inspect"; the empty text is none. ValueError where a word is no scope."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    known = {scope.value: scope for scope in Scope}
+    for word in words:
+        if word not in known:
+            raise ValueError(f"{word!r} is no scope; give some of {', '.join(known)}")
+    return frozenset(known[word] for word in words)
+
+
+def read_tokens(content: bytes) -> tuple[Token, ...]:
+    """Read a file's content; ValueError names the line at fault, but nothing that is in it."""
+    if not content.strip():
+        raise ValueError("the file is empty; one that lets nobody in has a comment at least")
+    tokens: dict[str, Token] = {}
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            token = _read_line(words)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        if token.name in tokens:
+            raise ValueError(f"line {number}: the name {token.name} is there already")
+        tokens[token.name] = token
+    return tuple(tokens.values())
+
+
+def _read_line(words: list[str]) -> Token:
+    if not 3 <= len(words) <= 4:  # noqa: PLR2004 - the last one may be left out
+        raise ValueError(f"{len(words)} words; name, sha256, scopes and maybe a date are needed")
+    name, digest, scopes = words[:3]
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"the first word is no name: {_NAMES}")
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError("the second word is no SHA-256: 64 hexadecimal digits, lower case")
+    expires = None
+    if words[3:]:
+        try:
+            expires = date.fromisoformat(words[3])
+        except ValueError:
+            raise ValueError("the fourth word is no date such as 2027-06-30") from None
+    return Token(name, bytes.fromhex(digest), read_scopes(scopes), expires)
+
+
+def add_token(
+    path: Path, *, name: str, scopes: Iterable[Scope], expires: date | None = None
+) -> str:
+    """Make a token, put its line into the file, and return it: nothing else has it.
+
+    The file is made where there is none, for its user alone. Raises ValueError where the name is
+    there already or no name, or the file cannot be read as one of tokens; OSError as files do.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name: {_NAMES}")
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    line = Token(name, digest_of(token), frozenset(scopes), expires).line
+    with _changing(path) as lines:
+        lines.append(line)
+        read_tokens("\n".join(lines).encode())
+    return token
+
+
+def revoke_token(path: Path, name: str) -> None:
+    """Take a token's line out of the file; ValueError where there is none of the name."""
+    with _changing(path) as lines:
+        kept = [line for line in lines if line.partition("#")[0].split()[:1] != [name]]
+        if len(kept) == len(lines):
+            raise ValueError(f"no token is named {name}")
+        lines[:] = kept
+
+
+@contextlib.contextmanager
+def _changing(path: Path) -> Generator[list[str]]:
+    """Yield the lines of a file, and put them in its place as they are afterwards."""
+    path = path.resolve()
+    # Those who change the file at once take turns; the folder is locked, for the file is replaced.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = _HEADER.encode()
+        read_tokens(content)
+        lines = content.decode("utf-8", "surrogateescape").splitlines()
+        yield lines
+        _replace(path, "".join(f"{line}\n" for line in lines))
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            with contextlib.suppress(FileNotFoundError):
+                # A server of another user that could read the file still can.
+                known = path.stat()
+                os.fchmod(descriptor, known.st_mode & 0o644)
+                with contextlib.suppress(PermissionError):
+                    os.fchown(descriptor, known.st_uid, known.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,165 @@
+"""`gradwire-server token` makes tokens that a running server takes, and takes them back."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from hashlib import sha256
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from every_method import EVERY, SERVICE, bearer, call
+from gradwire_server.command import gradwire_server
+from gradwire_server.tokens import Scope, add_token, read_tokens, revoke_token
+from processes import run_command, running_command
+from raw_calls import RawClient, wait_until
+
+LIST = f"{SERVICE}/ListOperators"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens"
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(gradwire_server, ["token", *map(str, arguments)])
+
+
+def test_a_token_is_printed_once_and_its_hash_kept(path: Path) -> None:
+    done = command("--file", path, "--name", "ci", "--scopes", "inspect,evaluate")
+    assert done.exit_code == 0, done.output
+    token = done.stdout.removesuffix("\n")
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}", token)  # 32 bytes
+    assert token not in path.read_text()
+    assert token not in done.stderr
+    (kept,) = read_tokens(path.read_bytes())
+    assert (kept.name, kept.digest) == ("ci", sha256(token.encode()).digest())
+    assert kept.scopes == set(Scope)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
+    there = "# ours\n\nold " + "0" * 64 + " evaluate 2026-01-31 # kept\n"
+    path.write_text(there)
+    path.chmod(0o640)
+    assert command("--file", path, "--name", "new", "--expires", "2027-06-30").exit_code == 0
+    assert path.read_text().startswith(there)
+    assert [token.expires for token in read_tokens(path.read_bytes())] == [
+        date(2026, 1, 31),
+        date(2027, 6, 30),
+    ]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert command("--file", path, "--revoke", "old").exit_code == 0
+    assert [token.name for token in read_tokens(path.read_bytes())] == ["new"]
+    assert command("--file", path, "--revoke", "new").exit_code == 0
+    assert read_tokens(path.read_bytes()) == ()
+    assert [each.name for each in path.parent.iterdir()] == ["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--name", "there"), "there already"),
+        (("--name", "a b"), "name"),
+        (("--revoke", "nobody"), "no token is named nobody"),
+        (("--scopes", "all"), "'all' is no scope"),
+        (("--scopes", ""), "opens nothing"),
+        (("--expires", "soon"), "soon"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_leaves_the_file_as_it_was(
+    path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    add_token(path, name="there", scopes=[Scope.EVALUATE])
+    before = path.read_bytes()
+    done = command("--file", path, *arguments)
+    assert done.exit_code != 0
+    assert words in done.stderr
+    assert not done.stdout
+    assert path.read_bytes() == before
+
+
+def test_those_who_add_at_once_take_turns(path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(
+            threads.map(
+                lambda number: add_token(path, name=f"t{number}", scopes=[Scope.EVALUATE]),
+                range(40),
+            )
+        )
+    assert len(read_tokens(path.read_bytes())) == 40
+
+
+def test_a_server_without_a_usable_file_does_not_start(path: Path) -> None:
+    for content in (None, b"", b"not of tokens\n"):
+        if content is not None:
+            path.write_bytes(content)
+        done = run_command("--address", "127.0.0.1:0", "--no-warm-up", "--tokens", str(path))
+        assert done.returncode == 1
+        assert "tokens is " in done.stderr
+
+
+def test_the_command_needs_none_of_the_servers_settings(path: Path) -> None:
+    done = run_command("token", env={"GRADWIRE_TOKENS": str(path), "GRADWIRE_MAX_RANK": "0"})
+    assert (done.returncode, len(done.stdout)) == (0, 44)
+    (token,) = read_tokens(path.read_bytes())
+    assert token.name.startswith("token-")
+    config = run_command("--print-config", "--tokens", str(path))
+    assert json.loads(config.stdout)["tokens"] == "***"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokens_are_rotated_under_load_without_a_lost_call(
+    path: Path, tmp_path: Path, workers: int
+) -> None:
+    first = add_token(path, name="first", scopes=list(Scope))
+    flags = ["--address", "127.0.0.1:0", "--no-warm-up", "--tokens", str(path)]
+    flags += ["--backend", "numpy_cpu", "--workers", str(workers)]
+    with running_command(*flags, log=tmp_path / "log") as server:
+        shown, failures, calls = [first], list[object](), [0]
+        stop = threading.Event()
+
+        def load() -> None:
+            while not stop.is_set():
+                with RawClient(server.address) as client:
+                    for method in EVERY:
+                        _, refusal = call(client.channel, method, EVERY[method], bearer(shown[-1]))
+                        calls[0] += 1
+                        if refusal is not None:
+                            failures.append(refusal)
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(3):
+                # Taken at once by each worker; then the old one is revoked, and none takes it.
+                shown.append(add_token(path, name=f"next-{number}", scopes=list(Scope)))
+                done = calls[0]
+                wait_until(lambda done=done: calls[0] >= done + 3 * len(EVERY) + 3)  # type: ignore[misc]
+                revoke_token(path, "first" if number == 0 else f"next-{number - 1}")
+                wait_until(lambda: all(is_refused(server.address, shown[-2]) for _ in range(8)))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not failures
+        for token in shown:
+            assert token not in server.log
+
+
+def is_refused(address: str, token: str) -> bool:
+    """Ask on a connection of its own, which any worker may take."""
+    with RawClient(address) as client:
+        _, refusal = call(client.channel, LIST, EVERY[LIST], bearer(token))
+    assert refusal is None or refusal.code is grpc.StatusCode.UNAUTHENTICATED
+    return refusal is not None
