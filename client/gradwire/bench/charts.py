@@ -15,11 +15,14 @@ from typing import Final
 Point = tuple[float, float]
 
 # In units of the picture, which is drawn as wide as its column: type is legible on a phone.
-_WIDTH, _HEIGHT = 420.0, 240.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 10.0, 10.0, 34.0
+HEIGHT: Final = 240.0
+_WIDTH: Final = 420.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 10.0, 10.0, 34.0
+# Characters of a tick that stand in the margin.
+_NARROW: Final = 3
 _FEW_TICKS: Final = 5
-# A logarithmic axis with fewer powers of ten has ticks between them.
-_FEW_POWERS: Final = 3
+# Ticks of a logarithmic axis up to which each 1, 2 and 5 has one.
+_MOST_STEPS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,19 @@ def seconds(label: str, most: float) -> Scale:
 
 
 def logarithmic(label: str, least: float, most: float) -> Scale:
-    """Return an axis of powers of ten that has room for values from `least` to `most`."""
-    low = math.floor(math.log10(least) + 1e-9)
-    high = max(low + 1, math.ceil(math.log10(most) - 1e-9))
-    factors = (1, 2, 5) if high - low < _FEW_POWERS else (1,)
-    values = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
+    """Return a logarithmic axis with room for values from `least` to `most`, between 1, 2 or 5."""
+    powers = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(most)) + 2)
+    steps = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    low = max(step for step in steps if step <= least)
+    high = min(step for step in steps if step >= most and step > low)
+    inside = [step for step in steps if low <= step <= high]
+    if len(inside) > _MOST_STEPS:
+        inside = inside[:: 3 if len(inside) > 2 * _MOST_STEPS else 2]
+    span = math.log10(high / low)
     return Scale(
         label,
-        lambda value: (math.log10(max(value, 10.0**low)) - low) / (high - low),
-        [(value, f"{value:,g}") for value in values if value <= 10.0**high],
+        lambda value: math.log10(max(value, low) / low) / span,
+        [(step, f"{step:,g}") for step in inside],
     )
 
 
@@ -85,29 +92,54 @@ def nines(label: str, most: int) -> Scale:
     return Scale(label, lambda percent: (2 - math.log10(max(100 - percent, 1e-9))) / most, ticks)
 
 
-def chart(title: str, across: Scale, up: Scale, lines: Sequence[Line]) -> str:
+def chart(
+    title: str, across: Scale, up: Scale, lines: Sequence[Line], *, height: float = HEIGHT
+) -> str:
     """Draw lines; return the SVG element."""
+    frame = _Frame(height)
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{escape(title)}">',
-        *_grid(across, up),
-        *(_path(line, across, up) for line in lines),
+        f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" aria-label="{escape(title)}">',
+        *_grid(frame, across, up),
+        *(_path(frame, line, across, up) for line in lines),
         "</svg>",
     ]
     return "".join(parts)
 
 
-def _grid(across: Scale, up: Scale) -> list[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where things are in a picture of this height."""
+
+    height: float
+
+    @property
+    def bottom(self) -> float:
+        """Where the axis across is."""
+        return self.height - _BOTTOM
+
+    def x(self, place: float) -> float:
+        """Return where a place from 0 to 1 is, from the left."""
+        return round(_LEFT + min(max(place, 0.0), 1.0) * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    def y(self, place: float) -> float:
+        """Return where a place from 0 to 1 is, from the top."""
+        return round(self.bottom - min(max(place, 0.0), 1.0) * (self.bottom - _TOP), 1)
+
+
+def _grid(frame: _Frame, across: Scale, up: Scale) -> list[str]:
+    bottom, right = frame.bottom, _WIDTH - _RIGHT
     parts: list[str] = []
     for value, words in up.ticks:
-        y = _y(up.place(value))
+        y = frame.y(up.place(value))
         parts.append(f'<line class="grid" x1="{_LEFT:g}" x2="{right:g}" y1="{y}" y2="{y}"/>')
-        parts.append(_text(_LEFT - 5, float(y) + 4, words, "end"))
+        parts.append(_text(_LEFT - 5, y + 4, words, "end"))
     for value, words in across.ticks:
-        x = _x(across.place(value))
+        x = frame.x(across.place(value))
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{_TOP:g}" y2="{bottom:g}"/>')
-        parts.append(_text(float(x), bottom + 14, words, "middle"))
-    parts.append(_text((_LEFT + right) / 2, _HEIGHT - 4, across.label, "middle"))
+        # Words at the edge stay in the picture.
+        anchor = "end" if len(words) > _NARROW and x > right - 1 else "middle"
+        parts.append(_text(x, bottom + 14, words, anchor))
+    parts.append(_text((_LEFT + right) / 2, frame.height - 4, across.label, "middle"))
     middle = (_TOP + bottom) / 2
     turned = f' transform="rotate(-90 10 {middle:g})"'
     parts.append(_text(10, middle, up.label, "middle", more=turned))
@@ -118,8 +150,8 @@ def _text(x: float, y: float, words: str, anchor: str, *, more: str = "") -> str
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'
 
 
-def _path(line: Line, across: Scale, up: Scale) -> str:
-    places = [f"{_x(across.place(x))} {_y(up.place(y))}" for x, y in line.points]
+def _path(frame: _Frame, line: Line, across: Scale, up: Scale) -> str:
+    places = [f"{frame.x(across.place(x))} {frame.y(up.place(y))}" for x, y in line.points]
     if not places:
         return ""
     # Of a single point nothing would be seen.
@@ -127,14 +159,6 @@ def _path(line: Line, across: Scale, up: Scale) -> str:
     dashed = " dashed" if line.dashed else ""
     name = escape(line.label)
     return f'<path class="line c{line.color}{dashed}" d="M{drawn}"><title>{name}</title></path>'
-
-
-def _x(place: float) -> str:
-    return f"{_LEFT + min(max(place, 0.0), 1.0) * (_WIDTH - _LEFT - _RIGHT):.1f}"
-
-
-def _y(place: float) -> str:
-    return f"{_HEIGHT - _BOTTOM - min(max(place, 0.0), 1.0) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
 
 
 def _round_step(most: float) -> float:

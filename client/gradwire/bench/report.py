@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Final
 
-from gradwire.bench.charts import Line, Scale, chart, linear, logarithmic, nines, seconds
+from gradwire.bench.charts import HEIGHT, Line, Scale, chart, linear, logarithmic, nines, seconds
 from gradwire.bench.document import Document, FlowResult, Latency, ScenarioResult, Second
 from gradwire.bench.histogram import Histogram
 
@@ -15,6 +15,8 @@ _COLORS: Final = 4
 # Percentiles at which a curve is drawn, beside each nine.
 _BETWEEN: Final = 12
 _MOST_NINES: Final = 5
+# Of a plot that shares its frame with another one.
+_HALF: Final = HEIGHT / 2 + 10
 
 # Nothing but what stands in the page.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -55,9 +57,9 @@ def _verdict(document: Document) -> str:
         if failed == wrong
         else f"; {failed - wrong:,} calls failed that should not have."
     )
-    ended = " The user ended the test early." if document.interrupted else ""
+    ended = "<p>The user ended the test early.</p>" if document.interrupted else ""
     kind = "bad" if failed else "good"
-    return f'<p class="verdict {kind}">{escape("".join(words))}</p>\n<p>{ended}</p>'
+    return f'<p class="verdict {kind}">{escape("".join(words))}</p>{ended}'
 
 
 def _facts(document: Document) -> str:
@@ -67,7 +69,8 @@ def _facts(document: Document) -> str:
     facts = {
         "Server": f"gradwire {server.version or '?'}, backend {server.backend or '?'}, {where}",
         "Backend": server.backend_reason or "not told",
-        "Calls from": f"{settings.processes} processes, {settings.connections} connections each",
+        "Calls from": _many(settings.processes, "process")
+        + f", {_many(settings.connections, 'connection')} for calls and as many for streams each",
         "Machine": f"{machine.cpu}, {machine.cores} cores, {machine.memory_mib / 1024:.0f} GiB",
         "Software": f"{machine.system}, Python {machine.python}, "
         + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
@@ -77,6 +80,11 @@ def _facts(document: Document) -> str:
     }
     rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
     return f"<dl>{''.join(rows)}</dl>"
+
+
+def _many(count: int, word: str) -> str:
+    ending = "" if count == 1 else "es" if word.endswith("s") else "s"
+    return f"{count} {word}{ending}"
 
 
 def _overview(scenarios: Sequence[ScenarioResult]) -> str:
@@ -94,7 +102,7 @@ def _overview(scenarios: Sequence[ScenarioResult]) -> str:
         for scenario in scenarios
         for flow in scenario.flows
     ]
-    titles = ("scenario", "flow", "loop", "right/s", "MB/s", *_TIMES, "uncorrected p99", "failed")
+    titles = ("scenario", "flow", "loop", "right/s", "MB/s", *_TIMES, "p99 uncorrected", "failed")
     caption = (
         "Latencies in milliseconds, of right results, corrected for coordinated omission. "
         "Failed are calls that ended in a way the scenario is not about."
@@ -113,7 +121,7 @@ def _times(latency: Latency) -> tuple[str, ...]:
 def _loop(flow: FlowResult) -> str:
     if flow.rate is not None:
         return f"open, {flow.rate:,.4g}/s"
-    return f"closed, {flow.callers} caller{'s' if flow.callers != 1 else ''}"
+    return f"closed, {_many(flow.callers or 0, 'caller')}"
 
 
 def _section(scenario: ScenarioResult) -> str:
@@ -195,9 +203,13 @@ def _server(scenario: ScenarioResult) -> Iterable[str]:
     across = seconds("seconds", scenario.duration_s)
     told = [one for one in scenario.server if one.second <= scenario.duration_s]
     cpu = Line("cores busy", [(one.second, one.cpu_cores) for one in told], 0)
-    yield _figure("The server's processor time", across, _linear("cores", [cpu]), [cpu])
-    rss = Line("resident memory", [(one.second, one.rss_mib) for one in told], 0)
-    yield _figure("The server's memory", across, _linear("MiB", [rss]), [rss])
+    rss = Line("MiB resident", [(one.second, one.rss_mib) for one in told], 0)
+    plots = (
+        chart(f"Server: {line.label}", across, _linear(line.label, [line]), [line], height=_HALF)
+        for line in (cpu, rss)
+    )
+    title = "What the server takes: processor and memory"
+    yield f"<figure><h3>{title}</h3>{''.join(plots)}</figure>"
 
 
 def _outcomes(scenario: ScenarioResult) -> str:
