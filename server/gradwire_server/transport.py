@@ -15,6 +15,9 @@ _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 # Clients may ask so often whether the server is there while they wait for it.
 _LEAST_PING_INTERVAL_MS = 10_000
+# Calls that run when a connection is of age have so long: without an end, what a caller never reads
+# would be kept for as long as he keeps the connection.
+_GRACE_MS = 3_600_000
 
 
 def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
@@ -37,9 +40,11 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
     ]
     if max_age_s:
-        # Calls that run then may take any time: by default the grace has no end.
         age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
-        told.append(("grpc.max_connection_age_ms", age_ms))
+        told += [
+            ("grpc.max_connection_age_ms", age_ms),
+            ("grpc.max_connection_age_grace_ms", _GRACE_MS),
+        ]
     return told
 
 
