@@ -18,6 +18,9 @@ JOBS ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
+# Where it is set, every server that tests start compiles the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
