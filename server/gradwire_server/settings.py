@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from gradwire_server import backends
-from gradwire_server.addresses import is_http_url
+from gradwire_server.addresses import is_host_and_port, is_http_url, is_loopback
 from gradwire_server.engine import Limits
 from gradwire_server.headers import MAX_HEADER_BYTES
 
@@ -50,6 +48,11 @@ class Settings:
     )
     compute_threads: int = _setting(
         0, "Threads that compute in each worker; 0 means cores / workers, at least 1."
+    )
+    compute_niceness: int = _setting(
+        10,
+        "Niceness of the threads that compute, above that of the rest of the server, which answers "
+        "in time so; 0 makes them alike. Only on Linux.",
     )
     workers: int = _setting(
         1, "Processes that serve; of more than one, those that die are replaced."
@@ -183,14 +186,14 @@ class Settings:
             most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, _MOST_INT)
             if value > most:
                 raise ValueError(f"{one.name} is {value}; at most {most} is possible")
-        if not self.address.startswith("unix:") and not _is_host_and_port(self.address):
+        if not self.address.startswith("unix:") and not is_host_and_port(self.address):
             raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
         if self.workers > 1 and self.address.startswith("unix:"):
             raise ValueError(
                 f"workers is {self.workers} and address {self.address}: a unix socket takes one "
                 "worker; give HOST:PORT, or workers 1"
             )
-        _ = self.cuda_numbers
+        self._check_devices()
         self._check_exposure()
         self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -204,13 +207,21 @@ class Settings:
                 "max_unary_bytes and max_chunk_bytes is needed"
             )
 
+    def _check_devices(self) -> None:
+        """Refuse numbers that are none, and those of GPUs that would not be asked."""
+        if self.cuda_numbers and self.backend != "cuda":
+            raise ValueError(
+                f"cuda_devices is {self.cuda_devices} and backend {self.backend}, which takes no "
+                "GPU; give backend cuda, or leave cuda_devices out"
+            )
+
     def _check_exposure(self) -> None:
         """Refuse to serve in the clear beyond this machine unless told to."""
         if self.address == "unix:":
             raise ValueError("address is unix: without a path")
         if self.insecure or self.tls_certificate or self.address.startswith("unix:"):
             return
-        if not _is_loopback(self.address):
+        if not is_loopback(self.address):
             raise ValueError(
                 f"address is {self.address}, which is not loopback: give tls_certificate and "
                 "tls_key, or insecure to serve in the clear"
@@ -219,9 +230,9 @@ class Settings:
     def _check_telemetry(self) -> None:
         """Refuse addresses that are none, and to tell metrics to others unless told to."""
         address = self.metrics_address
-        if address and not _is_host_and_port(address):
+        if address and not is_host_and_port(address):
             raise ValueError(f"metrics_address is {address}; HOST:PORT is needed, or nothing")
-        if address and not (self.metrics_insecure or _is_loopback(address)):
+        if address and not (self.metrics_insecure or is_loopback(address)):
             raise ValueError(
                 f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
                 "let others read the metrics"
@@ -235,13 +246,10 @@ class Settings:
     @property
     def cuda_numbers(self) -> tuple[int, ...]:
         """Numbers of the GPUs that compute; empty for all. ValueError where they are none."""
-        words = self.cuda_devices.split(",") if self.cuda_devices else []
-        numbers = [int(one) for one in words if one.isascii() and one.isdecimal()]
-        if len(set(numbers)) < len(words):
-            raise ValueError(
-                f"cuda_devices is {self.cuda_devices}; numbers such as 0,2 are needed, or nothing"
-            )
-        return tuple(numbers)
+        try:
+            return backends.device_numbers(self.cuda_devices)
+        except ValueError as error:
+            raise ValueError(f"cuda_devices is {self.cuda_devices}{error}") from None
 
     @property
     def limits(self) -> Limits:
@@ -263,20 +271,10 @@ class Settings:
         }
 
 
-def _is_host_and_port(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isascii() and port.isdecimal() and int(port) < 1 << 16
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
 # What messages and grpc can carry, and what a machine can; in seconds some thirty years.
 _MOST = {
+    # From 0, the least that a niceness may be made without rights, to the greatest there is.
+    "compute_niceness": 19,
     "max_rank": _LIMITS.max_rank,
     "max_message_bytes": 2**31 - 1,
     "max_connection_calls": 2**31 - 1,
@@ -287,6 +285,7 @@ _MOST = {
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
 _MAY_BE_ZERO = {
+    "compute_niceness",
     "compute_threads",
     "drain_delay_s",
     "grace_s",
