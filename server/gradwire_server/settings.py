@@ -61,6 +61,11 @@ class Settings:
     compute_threads: int = _setting(
         0, "Threads that compute in each worker; 0 means cores / workers, at least 1."
     )
+    compute_niceness: int = _setting(
+        10,
+        "Niceness of the threads that compute, above that of the rest of the server, which answers "
+        "in time so; 0 makes them alike. Only on Linux.",
+    )
     workers: int = _setting(
         1, "Processes that serve; of more than one, those that die are replaced."
     )
@@ -206,8 +211,8 @@ class Settings:
                 f"workers is {self.workers} and address {self.address}: a unix socket takes one "
                 "worker; give HOST:PORT, or workers 1"
             )
-        _ = self.cuda_numbers
         _ = self.scopes_of_strangers
+        self._check_devices()
         self._check_exposure()
         self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -219,6 +224,14 @@ class Settings:
             raise ValueError(
                 f"max_message_bytes is {self.max_message_bytes}; {MAX_HEADER_BYTES} more than "
                 "max_unary_bytes and max_chunk_bytes is needed"
+            )
+
+    def _check_devices(self) -> None:
+        """Refuse numbers that are none, and those of GPUs that would not be asked."""
+        if self.cuda_numbers and self.backend != "cuda":
+            raise ValueError(
+                f"cuda_devices is {self.cuda_devices} and backend {self.backend}, which takes no "
+                "GPU; give backend cuda, or leave cuda_devices out"
             )
 
     def _check_exposure(self) -> None:
@@ -267,13 +280,10 @@ class Settings:
     @property
     def cuda_numbers(self) -> tuple[int, ...]:
         """Numbers of the GPUs that compute; empty for all. ValueError where they are none."""
-        words = self.cuda_devices.split(",") if self.cuda_devices else []
-        numbers = [int(one) for one in words if one.isascii() and one.isdecimal()]
-        if len(set(numbers)) < len(words):
-            raise ValueError(
-                f"cuda_devices is {self.cuda_devices}; numbers such as 0,2 are needed, or nothing"
-            )
-        return tuple(numbers)
+        try:
+            return backends.device_numbers(self.cuda_devices)
+        except ValueError as error:
+            raise ValueError(f"cuda_devices is {self.cuda_devices}{error}") from None
 
     @property
     def scopes_of_strangers(self) -> frozenset[Scope]:
@@ -305,6 +315,8 @@ class Settings:
 
 # What messages and grpc can carry, and what a machine can; in seconds some thirty years.
 _MOST = {
+    # From 0, the least that a niceness may be made without rights, to the greatest there is.
+    "compute_niceness": 19,
     "max_rank": _LIMITS.max_rank,
     "max_message_bytes": 2**31 - 1,
     "max_connection_calls": 2**31 - 1,
@@ -315,6 +327,7 @@ _MOST = {
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
 _MAY_BE_ZERO = {
+    "compute_niceness",
     "compute_threads",
     "drain_delay_s",
     "grace_s",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import socket
+import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ OTHERS: dict[str, tuple[str, object]] = {
     "tls_client_ca": ("ca.pem", "ca.pem"),
     "tokens": ("tokens", "***"),
     "anonymous_scopes": ("evaluate,inspect", "evaluate,inspect"),
-    "backend": ("numpy_cpu", "numpy_cpu"),
+    "backend": ("cuda", "cuda"),
     "cuda_devices": ("0,2", "0,2"),
     "retry_after_s": ("0.5", 0.5),
     "stall_timeout_s": ("7.5", 7.5),
@@ -143,6 +146,20 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("--workers", "2", "--address", "unix:/tmp/gradwire"),
         "workers is 2 and address unix:/tmp/gradwire",
     ),
+    "niceness beyond Linux's": (("--compute-niceness", "20"), "compute_niceness is 20; at most 19"),
+    "GPUs by words": (
+        ("--backend", "cuda", "--cuda-devices", "all"),
+        "cuda_devices is all; numbers such as 0,2 are needed, or nothing",
+    ),
+    "a GPU twice": (
+        ("--backend", "cuda", "--cuda-devices", "0,1,0"),
+        "cuda_devices is 0,1,0, which names device 0 more than once; name each once",
+    ),
+    "GPUs for a CPU": (
+        ("--backend", "numpy_cpu", "--cuda-devices", "0"),
+        "cuda_devices is 0 and backend numpy_cpu, which takes no GPU; give backend cuda, or leave",
+    ),
+    "GPUs for no backend": (("--cuda-devices", "0"), "cuda_devices is 0 and backend auto, which"),
     "unknown backend": (("--backend", "abacus"), "abacus"),
     "unknown level": (("--log-level", "loud"), "loud"),
     "unknown flag": (("--nonsense",), "--nonsense"),
@@ -177,6 +194,16 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(
     assert done.exit_code == 2
     assert word in done.stderr
     assert not done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is that of a thread on Linux alone")
+@pytest.mark.parametrize("niceness", [0, 3])
+def test_threads_that_compute_are_as_nice_as_asked(niceness: int) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with serving(compute_niceness=niceness) as server:
+        pool = server.server.workshop.pool
+        theirs = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert theirs.result() == min(own + niceness, 19)
 
 
 def refused_in_one_line(*flags: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Self
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import is_default, rule_of, shown, unknown_name
+from gradwire.ops._attributes import is_default, rule_of, told, unknown_name
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +63,7 @@ class Operator:
 
     def __repr__(self) -> str:
         given = [
-            f"{field.name}={shown(field, value)!r}"
+            f"{field.name}={told(field, value)!r}"
             for field in dataclasses.fields(self)
             if not is_default(field, value := getattr(self, field.name))
         ]
@@ -90,7 +90,7 @@ class Operator:
     def shown(self) -> dict[str, Any]:
         """Return the attributes for people: floats with no more digits than tell them apart."""
         fields = dataclasses.fields(self)
-        return {field.name: shown(field, getattr(self, field.name)) for field in fields}
+        return {field.name: told(field, getattr(self, field.name)) for field in fields}
 
     def linear(self) -> Operator:
         """Return the operator without what it adds whatever its input is: 0 goes to 0."""

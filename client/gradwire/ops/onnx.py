@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, Flag, Floats, Integers, Number, attribute
+from gradwire.ops._attributes import (
+    SLOPE_BITS,
+    Choice,
+    Flag,
+    Floats,
+    Integers,
+    Number,
+    attribute,
+)
 from gradwire.ops._operator import Operator
 from gradwire.tensors import MAX_RANK
 
@@ -68,7 +76,11 @@ class _Resize(Operator):
     cubic_coeff_a: float = field(
         default=-0.75,
         metadata=attribute(
-            Number(bits=32, description="Slope of mode cubic's kernel at distance 1, finite.")
+            Number(
+                bits=32,
+                most_bits=SLOPE_BITS,
+                description="Slope of mode cubic's kernel at distance 1, from -2**120 to 2**120.",
+            )
         ),
     )
     exclude_outside: bool = field(

@@ -179,14 +179,15 @@ def _check_shape(dialect: Dialect, shape: Shape, *, field: str) -> None:
 
 def _check_float32_axes(axes: Axes, call: Call, *, limit: int) -> None:
     for number, axis in enumerate(axes):
-        longest = 0 if axis is None else max(axis.inputs, axis.outputs)
+        longest = 0 if axis is None else max(axis.inputs, axis.outputs, axis.padded)
         if axis is None or not axis.in_float32 or longest <= limit:
             continue
-        field = call.source_sizes if axis.inputs > limit else call.result_sizes
+        field = call.result_sizes if axis.outputs > limit else call.source_sizes
+        padded = " with its padding" if longest == axis.padded > axis.outputs else ""
         raise LimitExceededError(
-            f"{field}[{number}] is {longest}; {call.operator} computes coordinates in float32, "
-            f"which this server allows on axes of at most {limit} elements: shorten the axis, or "
-            f"raise GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
+            f"{field}[{number}] is {longest}{padded}; {call.operator} computes coordinates in "
+            f"float32, which this server allows on axes of at most {limit} elements: shorten the "
+            f"axis, or raise GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
             field=f"{field}[{number}]",
             size=longest,
             limit="max_float32_axis",

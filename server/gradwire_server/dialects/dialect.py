@@ -59,6 +59,7 @@ class Axis:
     sample           computes the taps of all outputs; called once the limits are known to hold
     arguments        what it is given; axes that are equal with all of this have one table
     in_float32       whether coordinates are float32 numbers, which bounds the lengths
+    padded           length of the inputs with what is put around them, where something is
     """
 
     inputs: int
@@ -67,6 +68,7 @@ class Axis:
     sample: Callable[..., Taps]
     arguments: tuple[Hashable, ...]
     in_float32: bool = True
+    padded: int = 0
 
     @property
     def most_entries(self) -> int:

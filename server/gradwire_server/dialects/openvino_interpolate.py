@@ -93,7 +93,7 @@ def _axis(mode: str, line: Line) -> Axis | None:
         most_taps = filters.pillow_taps(line, radius=radius)
         return Axis(*sides, most_taps, filters.pillow, (line, radius), in_float32=False)
     most_taps = filters.MOST_TAPS.get(mode) or filters.linear_taps(line)
-    return Axis(*sides, most_taps, filters.SAMPLES[mode], (line,))
+    return Axis(*sides, most_taps, filters.SAMPLES[mode], (line,), padded=line.length)
 
 
 def _numbers(attributes: Interpolate, operator: str, *, rank: int) -> tuple[int, ...]:
