@@ -101,7 +101,8 @@ def load(name: str) -> Iterator[tuple[AxisCase, Matrix]]:
 
 def lengths_up_to(largest: int) -> Iterator[tuple[int, int]]:
     """Yield all pairs of lengths."""
-    return itertools.product(range(1, largest + 1), repeat=2)
+    lengths = range(1, largest + 1)
+    return itertools.product(lengths, lengths)
 
 
 def sizes(generator: np.random.Generator, *, largest: int) -> tuple[int, int]:

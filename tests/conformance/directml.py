@@ -9,7 +9,7 @@ import numpy as np
 import axis_tables
 from axis_tables import AxisCase
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialect_oracles import DML_RULES, dml_axis, dml_operators, lowered
+from dialect_oracles import DML_RULES, Matrix, dml_axis, dml_operators, lowered
 from gradwire import ops
 
 _PIXEL_CENTERS = (0.5, -0.5)
@@ -34,19 +34,18 @@ def _add(tally: Tally, case: AxisCase, words: str = "") -> None:
         "output_pixel_offsets": offsets[1:],
     }
     mode = rule if rule == "linear" else f"nearest, {rule}"
-    shapes = (case.inputs,), (case.outputs,)
     for pair in dml_operators(rule, **arrays):
         for operator, table in (
-            (pair.forward, _table(pair.forward, *shapes)),
-            (pair.gradient, _table(pair.gradient, *reversed(shapes)).T),
+            (pair.forward, _table(pair.forward, case.inputs, case.outputs)),
+            (pair.gradient, _table(pair.gradient, case.outputs, case.inputs).T),
         ):
             tally.add((_FORMULA, operator.name, mode + words, "float32"), table, expected)
 
 
-def _table(operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...]) -> Any:
-    for each in lowered(operator, source, result, np.float32).passes:
+def _table(operator: ops.Operator, source: int, result: int) -> Matrix:
+    for each in lowered(operator, (source,), (result,), np.float32).passes:
         return each.map.dense()
-    return np.eye(*source)
+    return np.eye(result)
 
 
 def rows() -> list[Row]:
