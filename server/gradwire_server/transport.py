@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from pathlib import Path
 from typing import Any
 
 import grpc
 
+from gradwire_server.certificates import Certificates, Papers
 from gradwire_server.settings import Settings
+
+_log = logging.getLogger("gradwire_server")
 
 # A peer that is gone, or a connection that a network has forgotten, is noticed after so long.
 _KEEPALIVE_MS = 60_000
@@ -49,17 +52,29 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
 
 
 def credentials(settings: Settings) -> grpc.ServerCredentials:
-    """Read the certificates of a server with TLS; raise ValueError where they cannot be used."""
-    pair = (_pem(settings, "tls_key"), _pem(settings, "tls_certificate"))
-    authorities = _pem(settings, "tls_client_ca") if settings.tls_client_ca else None
-    return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
+    """Read the certificates of a server with TLS; raise ValueError where they cannot be used.
+
+    For each connection grpc asks whether there are others by now.
+    """
+    certificates = Certificates(settings)
+    shown = certificates.get()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        papers = certificates.get()
+        if papers is shown:
+            return None
+        shown = papers
+        _log.info("certificates are new")
+        return _configuration(papers)
+
+    fetcher: Any = changed  # its None, for no change, is documented and not in the types
+    # By itself grpc takes TLS 1.2 and newer.
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown), fetcher, shown.authorities is not None
+    )
 
 
-def _pem(settings: Settings, name: str) -> bytes:
-    try:
-        data = Path(getattr(settings, name)).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
-    if b"-----BEGIN " not in data:
-        raise ValueError(f"{name} is {getattr(settings, name)}, which is no PEM file")
-    return data
+def _configuration(papers: Papers) -> grpc.ServerCertificateConfiguration:
+    pair = (papers.key, papers.chain)
+    return grpc.ssl_server_certificate_configuration([pair], papers.authorities)
