@@ -168,13 +168,19 @@ class Settings:
     log_level: str = _setting(
         "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
     )
-    metrics_address: str = _setting(
+    http_port: str = _setting(
         "",
-        "HOST:PORT of the Prometheus endpoint, plain HTTP; port 0 takes a free one, which the log "
-        "tells. Empty means none.",
+        "[HOST:]PORT for health, metrics and the status page over HTTP, with TLS where the server "
+        "has it; on 127.0.0.1 if there is no host. Port 0 takes a free one, which the log tells. "
+        "Empty means none.",
     )
-    metrics_insecure: bool = _setting(
-        default=False, text="Serve metrics on an address that is not loopback."
+    http_open: bool = _setting(
+        default=False, text="Let everybody who reaches the HTTP port read it, without a token."
+    )
+    http_hosts: str = _setting(
+        "",
+        "Names under which the HTTP port is reached, with commas between, beside localhost, its "
+        "own host and IP addresses.",
     )
     otlp_endpoint: str = _setting(
         "",
@@ -228,20 +234,35 @@ class Settings:
             )
 
     def _check_telemetry(self) -> None:
-        """Refuse addresses that are none, and to tell metrics to others unless told to."""
-        address = self.metrics_address
+        """Refuse addresses that are none, and to tell others of the server unless told to."""
+        address = self.http_address
         if address and not is_host_and_port(address):
-            raise ValueError(f"metrics_address is {address}; HOST:PORT is needed, or nothing")
-        if address and not (self.metrics_insecure or is_loopback(address)):
-            raise ValueError(
-                f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
-                "let others read the metrics"
-            )
+            raise ValueError(f"http_port is {self.http_port}; PORT or HOST:PORT is needed")
+        if address and not is_loopback(address):
+            self._check_http_exposure()
         if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
                 f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
                 "needed, or nothing"
             )
+
+    def _check_http_exposure(self) -> None:
+        if not (self.http_open or self.tokens or self.tls_client_ca):
+            raise ValueError(
+                f"http_port is {self.http_port}, which is not loopback: give tokens, or "
+                "tls_client_ca, or http_open to let everybody read it"
+            )
+        if not (self.http_open or self.tls_certificate or self.insecure):
+            raise ValueError(
+                f"http_port is {self.http_port}, where tokens would travel in the clear: give "
+                "tls_certificate and tls_key, or insecure"
+            )
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of the HTTP port; empty where there is none."""
+        alone = bool(self.http_port) and ":" not in self.http_port
+        return f"127.0.0.1:{self.http_port}" if alone else self.http_port
 
     @property
     def cuda_numbers(self) -> tuple[int, ...]:

@@ -41,8 +41,9 @@ OTHERS: dict[str, tuple[str, object]] = {
     "log_format": ("json", "json"),
     "log_level": ("debug", "debug"),
     "max_rank": ("5", 5),
-    "metrics_address": ("127.0.0.3:8", "127.0.0.3:8"),
-    "metrics_insecure": ("true", True),
+    "http_port": ("127.0.0.3:8", "127.0.0.3:8"),
+    "http_open": ("true", True),
+    "http_hosts": ("gradwire,status.example", "gradwire,status.example"),
     "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "max_message_bytes": ("33554432", 33554432),
 }
@@ -148,10 +149,15 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "certificate alone": (("--tls-certificate", "c.pem"), "tls_key"),
     "key alone": (("--tls-key", "k.pem"), "tls_certificate"),
     "authorities alone": (("--tls-client-ca", "a.pem"), "tls_certificate"),
-    "metrics without a port": (("--metrics-address", "127.0.0.1"), "metrics_address is 127.0.0.1;"),
-    "metrics for all": (
-        ("--metrics-address", "0.0.0.0:0", "--insecure"),
-        "metrics_address is 0.0.0.0:0, which is not loopback: give metrics_insecure",
+    "HTTP without a port": (("--http-port", "127.0.0.1"), "http_port is 127.0.0.1;"),
+    "HTTP on no port": (("--http-port", "65536"), "http_port is 65536;"),
+    "HTTP for all": (
+        ("--http-port", "0.0.0.0:0", "--insecure"),
+        "http_port is 0.0.0.0:0, which is not loopback: give tokens, or tls_client_ca, or http_open",
+    ),
+    "tokens in the clear over HTTP": (
+        ("--http-port", "0.0.0.0:0", "--tokens", "tokens"),
+        "http_port is 0.0.0.0:0, where tokens would travel in the clear: give tls_certificate",
     ),
     "no host in a URL": (
         ("--otlp-endpoint", "http://:4318"),
