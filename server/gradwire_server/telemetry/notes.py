@@ -137,9 +137,9 @@ class Notes:
         return told
 
 
-def newest(errors: Iterable[NotedError], most: int = MOST) -> list[NotedError]:
-    """Return the latest errors, the last one first."""
-    return sorted(errors, key=lambda one: one.latest, reverse=True)[:most]
+def newest(errors: Iterable[NotedError]) -> list[NotedError]:
+    """Return the latest errors, as many as are kept of one process; the last one first."""
+    return sorted(errors, key=lambda one: one.latest, reverse=True)[:MOST]
 
 
 def _place(slot: int) -> int:

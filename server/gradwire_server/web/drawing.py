@@ -30,6 +30,7 @@ def sparkline(values: Sequence[float], label: str, *, kind: str = "") -> Markup:
     return element(
         "svg",
         element("title", label),
+        element("path", d=f"M0 {_HEIGHT - 0.5:g}H{_WIDTH}", vector_effect="non-scaling-stroke"),
         *drawn,
         class_=f"spark {kind}".strip(),
         role="img",

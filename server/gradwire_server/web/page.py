@@ -20,7 +20,7 @@ from gradwire_server.web.markup import Markup, element, joined
 
 _STATES = {
     "serving": ("good", "✓ serving"),
-    "partly": ("warn", "! some workers are away"),
+    "partly": ("warn", "! some workers do not serve"),
     "away": ("bad", "✕ not serving"),
 }
 _WORKER_STATES = {
@@ -48,8 +48,9 @@ def render(told: Mapping[str, Any]) -> bytes:
         element("style", Markup(_file("page.css"))),
     )
     sections = (
-        *(_header(told), _tiles(told), _what_computes(told), _latency(told["latency"])),
-        *(_operators(told), _errors(told), _workers(told), _settings(told["settings"])),
+        *(_header(told), _tiles(told)),
+        element("div", _what_computes(told), _settings(told["settings"]), class_="left"),
+        *(_latency(told["latency"]), _operators(told), _errors(told), _workers(told)),
     )
     body = element(
         "body",
@@ -114,17 +115,18 @@ def _tiles(told: Mapping[str, Any]) -> Markup:
         write = words.size if name == "memory_bytes" else words.count
         return _tile(title, write(now), f" of {write(limit)}", note, bar(now, limit, title))
 
-    totals = told["totals"]
-    items = "" if rates is None else f"{words.rate(rates['items'])}/s within streams of many"
+    items = 0.0 if rates is None else rates["items"]
+    calls = f"{words.count(told['totals']['calls'])} so far"
+    if told["totals"]["items"]:
+        calls += f"; {words.rate(items)} items/s in streams of many"
     return element(
         "section",
-        rated("Calls", "calls", "/s", f"{words.count(totals['calls'])} since the start"),
+        rated("Calls", "calls", "/s", calls),
         rated("Tensor bytes", "tensor_bytes", "/s", "in and out"),
         rated("Failed", "failed", "/s", "calls and items", kind="bad"),
         bounded("Queue", "queue", "wait for a thread"),
         bounded("Memory", "memory_bytes", "for what is in flight"),
         bounded("Streams", "streams", f"{words.plural(told['in_flight'], 'call')} in flight"),
-        element("p", items, class_="note") if totals["items"] else "",
         class_="tiles",
         id="tiles",
         data_live=True,
@@ -188,14 +190,14 @@ def _operators(told: Mapping[str, Any]) -> Markup:
         return _section("operators", "Operators", _empty("Nothing has been called yet."))
     rows = [
         (
-            each["operator"],
-            *(words.count(each["calls"]), words.count(each["items"]), words.rate(each["per_s"])),
-            words.count(each["failed"]),
+            each["operator"] or "none named",
+            words.rate(each["per_s"]),
             *(words.duration(each[name]) for name in ("p50_s", "p99_s")),
+            *(words.count(each[name]) for name in ("failed", "calls", "items")),
         )
         for each in told["operators"]
     ]
-    names = ("operator", "calls", "items", "per s", "failed", "p50", "p99")
+    names = ("operator", "per s", "p50", "p99", "failed", "calls", "items")
     return _section("operators", "Operators", _table(names, rows, words_in=1))
 
 

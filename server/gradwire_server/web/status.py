@@ -1,11 +1,11 @@
 """What the status page tells, as a dictionary of plain values: /status.json is just this.
 
-state      serving, partly (some workers are away), away (none serves: it starts, stops or waits for
-           a device)
+state      serving, partly (some workers do not), away (none does: it starts, stops or waits for a
+           device)
 rates      a second, of the last seconds; None until there is anything to compare with
 history    of each five seconds in the last five minutes, the oldest first
 latency    quantiles in seconds of the last minutes; "call" lasts from its arrival to its status
-operators  those that were called; "unknown" stands for calls that named none
+operators  those that were called; the last one may be "", of calls that named none
 errors     the latest, the last one first
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from gradwire_server.telemetry.definitions import (
     Metric,
 )
 from gradwire_server.telemetry.ledger import Device, Ledgers, Worker
-from gradwire_server.telemetry.notes import newest
+from gradwire_server.telemetry.notes import NotedError, newest
 from gradwire_server.version import VERSION
 from gradwire_server.web.history import EVERY_S, Floats, History, Totals, quantile
 
@@ -72,12 +72,13 @@ class Subject:
 def status(subject: Subject, ledgers: Ledgers, history: History) -> dict[str, Any]:
     """Return what there is to tell now."""
     workers = ledgers.read()
-    ready = sum(_states(workers, READY))
+    places = _workers(workers, history.silent_s())
+    serving = sum(place["state"] == "serving" for place in places)
     told = next((told for ledger in ledgers.all if (told := ledger.told())), dict[str, str]())
     started, began = subject.started
     return {
-        "state": "serving" if ready == len(workers) else "partly" if ready else "away",
-        "workers_serving": int(ready),
+        "state": "serving" if serving == len(places) else "partly" if serving else "away",
+        "workers_serving": serving,
         "version": VERSION,
         "numerics_version": NUMERICS_VERSION,
         "address": subject.address,
@@ -91,7 +92,7 @@ def status(subject: Subject, ledgers: Ledgers, history: History) -> dict[str, An
         "settings": _changed(subject.settings),
         **_counted(history),
         **_held(subject.settings, workers),
-        "workers": _workers(workers, history.silent_s()),
+        "workers": places,
         "devices": [_device(one, subject.settings) for one in ledgers.read_devices()],
         "errors": _errors(ledgers),
     }
@@ -154,14 +155,14 @@ def _operators(now: Totals, late: Totals, lately: Totals, seconds: float) -> lis
         if not calls[number] + now.items[number]:
             continue
         row: dict[str, Any] = {
-            "operator": name,
+            "operator": "" if number == len(calls) - 1 else name,
             "calls": int(calls[number]),
             "items": int(now.items[number]),
             "failed": int(now.failed[number] + now.items_failed[number]),
             "per_s": round(float(late_calls[number] + lately.items[number]) / seconds, 3),
         }
         rows.append(row | _quantiles(REQUEST_DURATION.buckets, late.durations[number]))
-    return sorted(rows, key=lambda row: row["calls"] + row["items"], reverse=True)
+    return sorted(rows, key=lambda row: (not row["operator"], -row["calls"] - row["items"]))
 
 
 def _held(settings: Settings, workers: Sequence[Worker]) -> dict[str, Any]:
@@ -212,9 +213,17 @@ def _device(device: Device, settings: Settings) -> dict[str, Any]:
 
 
 def _errors(ledgers: Ledgers) -> list[dict[str, Any]]:
-    found = (error for ledger in ledgers.all for error in ledger.errors())
-    latest = newest(found, _MOST_ERRORS)
-    return [{**asdict(error), "latest": _utc(error.latest)} for error in latest]
+    """Return the latest errors; those alike, of whichever worker, are one."""
+    found: dict[tuple[str, ...], NotedError] = {}
+    for error in newest(error for ledger in ledgers.all for error in ledger.errors()):
+        key = (error.method, error.operator, error.reason, error.message)
+        first = found.setdefault(key, error)
+        if first is not error:
+            found[key] = replace(first, count=first.count + error.count)
+    return [
+        {**asdict(error), "latest": _utc(error.latest)}
+        for error in list(found.values())[:_MOST_ERRORS]
+    ]
 
 
 def _states(workers: Sequence[Worker], metric: Metric) -> list[float]:
