@@ -67,14 +67,15 @@ class Page:
 
     def open(self, url: str) -> None:
         """Go to a page and wait until it is there."""
-        assert "errorText" not in self.ask("Page.navigate", url=url)
-        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+        for goal, is_there in (("about:blank", "==="), (url, "!==")):
+            assert "errorText" not in self.ask("Page.navigate", url=goal)
+            self.wait_for(
+                f"document.readyState === 'complete' && location.href {is_there} 'about:blank'"
+            )
 
     def value(self, expression: str) -> Any:
         """Return what JavaScript has for an expression; a promise is awaited."""
-        answer = self.ask(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        answer = self._evaluate(expression)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -83,9 +84,9 @@ class Page:
         return str(self.value(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def wait_for(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true; meanwhile it may fail, as between two pages."""
         until = time.monotonic() + _PATIENCE_S
-        while not self.value(expression):
+        while self._evaluate(expression)["result"].get("value") is not True:
             assert time.monotonic() < until, f"it never came true: {expression}"
             time.sleep(0.05)
 
@@ -100,6 +101,10 @@ class Page:
         """Write all of the page as PNG."""
         shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         file.write_bytes(base64.b64decode(shot["data"]))
+
+    def _evaluate(self, expression: str) -> dict[str, Any]:
+        options = {"returnByValue": True, "awaitPromise": True}
+        return self.ask("Runtime.evaluate", expression=expression, **options)
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:

@@ -153,7 +153,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "HTTP on no port": (("--http-port", "65536"), "http_port is 65536;"),
     "HTTP for all": (
         ("--http-port", "0.0.0.0:0", "--insecure"),
-        "http_port is 0.0.0.0:0, which is not loopback: give tokens, or tls_client_ca, or http_open",
+        "http_port is 0.0.0.0:0, which is not loopback: give tokens, or tls_client_ca",
     ),
     "tokens in the clear over HTTP": (
         ("--http-port", "0.0.0.0:0", "--tokens", "tokens"),
