@@ -45,9 +45,11 @@ class Papers:
     def client(self, *, of: trustme.CA | None = None) -> ssl.SSLContext:
         """Return what a client trusts, with a certificate of its own if an authority is given."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self.authority.configure_trust(context)
+        context.load_verify_locations(cadata=self.authority.cert_pem.bytes().decode())
         if of is not None:
-            of.issue_cert("client.test").configure_cert(context)
+            own = self.folder / "client.pem"
+            of.issue_cert("client.test").private_key_and_cert_chain_pem.write_to_path(own)
+            context.load_cert_chain(own)
         return context
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import html.parser
 from html import unescape
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -122,9 +122,9 @@ def test_what_is_known_of_a_device_comes_from_its_ledger() -> None:
 def replaced(value: Any, text: str) -> Any:
     """Put a text wherever there is one."""
     if isinstance(value, dict):
-        return {key: replaced(each, text) for key, each in value.items()}
+        return {key: replaced(each, text) for key, each in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [replaced(each, text) for each in value]
+        return [replaced(each, text) for each in cast("list[Any]", value)]
     return text if isinstance(value, str) else value
 
 

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from gradwire_server.authorization import Authorizer, Scope
 from gradwire_server.web.requests import Answer, Request
 
-# Browsers ask for a name and a token, of which the token counts; programs send Bearer. With a scheme
-# that has no parameter behind it Chromium knows none of them.
+# Browsers ask for a name and a token, of which the token counts; programs send Bearer. If that had
+# no parameter, Chromium would understand neither.
 _CHALLENGE = (
     'Basic realm="gradwire: any name, a token as password", charset="UTF-8", '
     'Bearer realm="gradwire"'
