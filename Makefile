@@ -22,7 +22,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load-smoke load-kills monitoring bench bench-compute conformance full image install constraints clean
+	load-smoke load-kills monitoring status bench bench-compute conformance full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -91,6 +91,11 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python
+
+status: $(VENV)/.installed  ## Look at the status page in Chromium; draws out/status.png
+	.ci/status $(BIN)/python
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m web.picture out/status.png
 
 bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
 	mkdir -p out

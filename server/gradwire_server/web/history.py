@@ -73,7 +73,9 @@ class Totals:
 
 def totals(workers: Sequence[Worker]) -> Totals:
     """Add up what workers have counted."""
-    values = np.sum([worker.values for worker in workers], axis=0)
+    values = workers[0].values
+    for worker in workers[1:]:
+        values = values + worker.values
     shape = [len(label.values) for label in REQUEST_DURATION.labels]
     requests = values[span(REQUEST_DURATION)].reshape(*shape, width(REQUEST_DURATION))
     # Of each histogram the first cell is the sum, the others are its buckets.
@@ -132,14 +134,13 @@ class History:
         now = time.monotonic()
         return [now - at for at in since]
 
-    def lately(self) -> tuple[float, Totals, Totals]:
-        """Return the totals now, what was counted in the last seconds, and in how many."""
-        return self._since(_LATELY_S)
+    def lately(self, now: Totals) -> tuple[float, Totals]:
+        """Return what was counted in the last seconds, and in how many."""
+        return self._since(_LATELY_S, now)
 
-    def minutes(self) -> tuple[float, Totals]:
+    def minutes(self, now: Totals) -> tuple[float, Totals]:
         """Return what was counted in the minutes that are kept, and the seconds they have."""
-        seconds, _, counted = self._since(MOST * EVERY_S)
-        return seconds, counted
+        return self._since(MOST * EVERY_S, now)
 
     def steps(self) -> list[tuple[float, Totals]]:
         """Return what was counted from one reading to the next, and in how many seconds."""
@@ -150,12 +151,12 @@ class History:
             for (sooner, before), (later, after) in pairwise(seen)
         ]
 
-    def _since(self, seconds: float) -> tuple[float, Totals, Totals]:
-        now, read = time.monotonic(), self._read()
+    def _since(self, seconds: float, read: Totals) -> tuple[float, Totals]:
+        now = time.monotonic()
         with self._lock:
             times = [at for at, _ in self._seen]
             at, before = self._seen[max(0, bisect_left(times, now - seconds) - 1)]
-        return now - at, read, read.since(before)
+        return now - at, read.since(before)
 
     def _run(self) -> None:
         while not self._over.wait(EVERY_S):

@@ -149,7 +149,8 @@ def _what_computes(told: Mapping[str, Any]) -> Markup:
     threads = words.plural(told["compute_threads"], "thread")
     what: object = "Not known yet: no worker has told."
     if told["backend"]:
-        what = joined(element("strong", told["backend"]), ": ", told["backend_reason"], ".")
+        reason = told["backend_reason"].removeprefix(told["backend"])
+        what = joined(element("strong", told["backend"]), reason, ".")
     devices = [
         (
             f"GPU {each['device']}",

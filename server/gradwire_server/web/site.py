@@ -48,6 +48,7 @@ class Site:
         self._history = History(lambda: totals(ledgers.read()))
         self._status = _Kept(lambda: status(self._subject, ledgers, self._history))
         self._page = _Kept(lambda: page.render(self._status.get()))
+        self._json = _Kept(lambda: json.dumps(self._status.get(), indent=2).encode() + b"\n")
         tls = contexts(settings)
         try:
             self._listener = Listener(host, port, self.respond, tls=tls)
@@ -76,8 +77,7 @@ class Site:
             policy = {"Content-Security-Policy": page.content_security_policy()}
             return Answer(HTTPStatus.OK, "text/html; charset=utf-8", self._page.get(), policy)
         if request.path == "/status.json":
-            told = json.dumps(self._status.get(), indent=2).encode() + b"\n"
-            return Answer(HTTPStatus.OK, "application/json", told)
+            return Answer(HTTPStatus.OK, "application/json", self._json.get())
         if request.path == "/metrics":
             body, content_type = self._exposition.told(request.headers.get("accept", ""))
             return Answer(HTTPStatus.OK, content_type, body)

@@ -38,7 +38,7 @@ from gradwire_server.telemetry.definitions import (
 from gradwire_server.telemetry.ledger import Device, Ledgers, Worker
 from gradwire_server.telemetry.notes import NotedError, newest
 from gradwire_server.version import VERSION
-from gradwire_server.web.history import EVERY_S, Floats, History, Totals, quantile
+from gradwire_server.web.history import EVERY_S, Floats, History, Totals, quantile, totals
 
 _QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))
 _MOST_ERRORS = 20
@@ -90,7 +90,7 @@ def status(subject: Subject, ledgers: Ledgers, history: History) -> dict[str, An
         "backend_reason": told.get("backend_reason", ""),
         "compute_threads": subject.settings.threads,
         "settings": _changed(subject.settings),
-        **_counted(history),
+        **_counted(history, totals(workers)),
         **_held(subject.settings, workers),
         "workers": places,
         "devices": [_device(one, subject.settings) for one in ledgers.read_devices()],
@@ -110,9 +110,9 @@ def is_alive(ledgers: Ledgers, history: History) -> bool:
     return not serving or min(serving) < _DEAD_S
 
 
-def _counted(history: History) -> dict[str, Any]:
-    seconds, now, counted = history.lately()
-    late_s, late = history.minutes()
+def _counted(history: History, now: Totals) -> dict[str, Any]:
+    seconds, counted = history.lately(now)
+    late_s, late = history.minutes(now)
     return {
         "rates": _rates(seconds, counted) if seconds >= _LEAST_S else None,
         "history": {"every_s": EVERY_S, "rates": [_rates(*step) for step in history.steps()]},
