@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import socket
@@ -128,17 +127,3 @@ def is_http_url(text: str) -> bool:
         )
     except ValueError:  # of a port that is no number, or of half an IPv6 address
         return False
-
-
-def is_host_and_port(address: str) -> bool:
-    """Whether an address is HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isascii() and port.isdecimal() and int(port) < 1 << 16
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches HOST:PORT."""
-    host = address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from gradwire_server import backends
-from gradwire_server.addresses import is_host_and_port, is_http_url, is_loopback
+from gradwire_server import backends, exposure
+from gradwire_server.addresses import is_host_and_port, is_http_url
 from gradwire_server.engine import Limits
 from gradwire_server.headers import MAX_HEADER_BYTES
 from gradwire_server.tokens import Scope, read_scopes
@@ -214,7 +214,6 @@ class Settings:
         _ = self.scopes_of_strangers
         self._check_devices()
         self._check_exposure()
-        self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
@@ -235,47 +234,21 @@ class Settings:
             )
 
     def _check_exposure(self) -> None:
-        """Refuse to serve in the clear beyond this machine unless told to."""
-        if self.address == "unix:":
-            raise ValueError("address is unix: without a path")
-        if self.insecure or self.tls_certificate or self.address.startswith("unix:"):
-            return
-        if not is_loopback(self.address):
-            raise ValueError(
-                f"address is {self.address}, which is not loopback: give tls_certificate and "
-                "tls_key, or insecure to serve in the clear"
-            )
-
-    def _check_telemetry(self) -> None:
-        """Refuse addresses that are none, and to tell others of the server unless told to."""
-        address = self.http_address
-        if address and not is_host_and_port(address):
-            raise ValueError(f"http_port is {self.http_port}; PORT or HOST:PORT is needed")
-        if address and not is_loopback(address):
-            self._check_http_exposure()
+        clear = self.insecure or bool(self.tls_certificate)
+        exposure.check_calls(self.address, clear=clear)
+        if self.http_port:
+            asks = bool(self.tokens or self.tls_client_ca)
+            exposure.check_http(self.http_address, is_open=self.http_open, asks=asks, clear=clear)
         if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
                 f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
                 "needed, or nothing"
             )
 
-    def _check_http_exposure(self) -> None:
-        if not (self.http_open or self.tokens or self.tls_client_ca):
-            raise ValueError(
-                f"http_port is {self.http_port}, which is not loopback: give tokens, or "
-                "tls_client_ca, or http_open to let everybody read it"
-            )
-        if not (self.http_open or self.tls_certificate or self.insecure):
-            raise ValueError(
-                f"http_port is {self.http_port}, where tokens would travel in the clear: give "
-                "tls_certificate and tls_key, or insecure"
-            )
-
     @property
     def http_address(self) -> str:
         """HOST:PORT of the HTTP port; empty where there is none."""
-        alone = bool(self.http_port) and ":" not in self.http_port
-        return f"127.0.0.1:{self.http_port}" if alone else self.http_port
+        return f"127.0.0.1:{self.http_port}" if self.http_port.isdecimal() else self.http_port
 
     @property
     def cuda_numbers(self) -> tuple[int, ...]:

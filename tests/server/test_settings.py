@@ -166,8 +166,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "certificate alone": (("--tls-certificate", "c.pem"), "tls_key"),
     "key alone": (("--tls-key", "k.pem"), "tls_certificate"),
     "authorities alone": (("--tls-client-ca", "a.pem"), "tls_certificate"),
-    "HTTP without a port": (("--http-port", "127.0.0.1"), "http_port is 127.0.0.1;"),
-    "HTTP on no port": (("--http-port", "65536"), "http_port is 65536;"),
+    "HTTP without a port": (
+        ("--http-port", "127.0.0.1"),
+        "http_port is 127.0.0.1; PORT or",
+    ),
+    "HTTP on no port": (("--http-port", "65536"), "http_port is 127.0.0.1:65536; PORT or"),
     "HTTP for all": (
         ("--http-port", "0.0.0.0:0", "--insecure"),
         "http_port is 0.0.0.0:0, which is not loopback: give tokens, or tls_client_ca",

@@ -105,7 +105,7 @@ def main() -> None:
         try:
             time.sleep(given.seconds)
             scheme = "dark" if given.dark else "light"
-            page.look(width=given.width, scheme=scheme, mobile=given.width < 600)  # noqa: PLR2004
+            page.look(width=given.width, scheme=scheme, mobile=given.width < 600)
             page.open(f"http://{address}/")
             page.picture(given.file)
         finally:

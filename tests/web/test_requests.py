@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gradwire_server.web.requests import MOST_HEAD_BYTES
+from gradwire_server.web.requests import MOST_HEAD_BYTES, Answer, BadRequestError, Request, parse
 from raw_calls import RawClient
 from serving import ServerThread, serving
 
@@ -127,6 +129,24 @@ def test_what_is_no_request_is_told_so(server: ServerThread, request_: bytes) ->
 
 def test_tls_on_a_port_without_it_is_told_at_once(server: ServerThread) -> None:
     assert say(server, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")[0] == 400
+
+
+LINES = st.sampled_from([b"GET / HTTP/1.1", b"Host: a", b"Host:", b" a", b":", b"\xff: \x00", b""])
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200) | st.lists(LINES | st.binary(max_size=20)).map(b"\r\n".join))
+def test_any_bytes_are_a_request_or_a_refusal(head: bytes) -> None:
+    found: Request | Answer
+    try:
+        found = parse(head, peer="ipv4:127.0.0.1:1", certified=False)
+    except BadRequestError as error:
+        found = error.answer
+    if isinstance(found, Request):
+        assert found.path.startswith("/")
+        assert found.method in {"GET", "HEAD"}
+    else:
+        assert found.status.value in {400, 405}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,12 @@ import numpy as np
 
 from gradwire import Client, ops
 from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.telemetry.cells import TOTAL, place
+from gradwire_server.telemetry.definitions import READY
+from gradwire_server.telemetry.ledger import Worker
 from gradwire_server.tokens import Scope, add_token
 from gradwire_server.version import VERSION
+from gradwire_server.web.status import DEAD_S, SILENT_S, is_alive, state_of
 from processes import Command, running_command
 from raw_calls import RawClient, as_stream, published_request, wait_until
 from serving import ServerThread, serving
@@ -142,6 +146,28 @@ def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -
     (error,) = told["errors"]
     assert error["count"] == len(seen) == told["totals"]["calls"]
     assert [each["restarts"] for each in told["workers"]] == [1, 0]
+
+
+def worker(*, ready: bool, pids: tuple[int, ...] = (1,)) -> Worker:
+    values = np.zeros(TOTAL)
+    values[place(READY)] = ready
+    return Worker("0", values, pids, 0)
+
+
+def test_a_worker_whose_event_loop_is_silent_hangs_if_it_served() -> None:
+    assert state_of(worker(ready=True), SILENT_S - 1) == "serving"
+    assert state_of(worker(ready=True), SILENT_S) == "hangs"
+    # It compiles, say.
+    assert state_of(worker(ready=False), SILENT_S) == "not ready"
+    assert state_of(worker(ready=False, pids=()), 0.0) == "away"
+
+
+def test_a_server_lives_as_long_as_one_event_loop_does() -> None:
+    serving, starting = worker(ready=True), worker(ready=False)
+    assert is_alive([serving, serving], [DEAD_S, 0.0])
+    assert not is_alive([serving, serving], [DEAD_S, DEAD_S + 1])
+    assert not is_alive([serving, starting], [DEAD_S, 0.0])
+    assert is_alive([starting, starting], [DEAD_S, DEAD_S])
 
 
 def test_probes_tell_whether_calls_are_taken(tmp_path: Path) -> None:

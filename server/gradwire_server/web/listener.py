@@ -11,6 +11,7 @@ import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -21,6 +22,8 @@ from gradwire_server.web.requests import Answer, BadRequestError, Request, parse
 _PATIENCE_S = 5.0
 _MOST_OPEN = 32
 _TLS_HANDSHAKE = b"\x16"
+# Where no connection can be accepted, for want of file descriptors, the next try waits.
+_NEXT_TRY_S = 0.1
 
 Respond = Callable[[Request], Answer]
 
@@ -78,6 +81,13 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         super().__init__((str(place[0]), port), _Connection)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_NEXT_TRY_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -87,7 +87,7 @@ class Site:
 
     def _healthz(self) -> Answer:
         """Tell whether the server lives: not so where every event loop that serves hangs."""
-        if is_alive(self._ledgers, self._history):
+        if is_alive(self._ledgers.read(), self._history.silent_s()):
             return Answer.text(HTTPStatus.OK, "alive")
         return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, "the event loop hangs")
 

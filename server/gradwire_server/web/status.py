@@ -45,9 +45,9 @@ _MOST_ERRORS = 20
 # Before, two readings are too near to tell a rate.
 _LEAST_S = 1.0
 # An event loop that was silent for so long hangs: it is seen every few seconds otherwise.
-_SILENT_S = 4 * EVERY_S
+SILENT_S = 4 * EVERY_S
 # After so long it does not come back by itself.
-_DEAD_S = 60.0
+DEAD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,23 @@ def is_ready(ledgers: Ledgers) -> bool:
     return any(_states(ledgers.read(), READY))
 
 
-def is_alive(ledgers: Ledgers, history: History) -> bool:
-    """Tell whether the server lives: not so where every event loop that serves hangs."""
-    silent = zip(ledgers.read(), history.silent_s(), strict=True)
-    serving = [seconds for worker, seconds in silent if any(_states([worker], READY))]
-    return not serving or min(serving) < _DEAD_S
+def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
+    """Tell whether the server lives: not so where every event loop that serves hangs.
+
+    silent_s  for how long each worker's event loop was not seen alive
+    """
+    both = zip(workers, silent_s, strict=True)
+    serving = [seconds for worker, seconds in both if any(_states([worker], READY))]
+    return not serving or min(serving) < DEAD_S
+
+
+def state_of(worker: Worker, silent_s: float) -> str:
+    """Say how a worker stands: away, not ready, hangs or serving."""
+    if not worker.pids:
+        return "away"
+    if not any(_states([worker], READY)):
+        return "not ready"
+    return "hangs" if silent_s >= SILENT_S else "serving"
 
 
 def _counted(history: History, now: Totals) -> dict[str, Any]:
@@ -181,7 +193,7 @@ def _workers(workers: Sequence[Worker], silent_s: Sequence[float]) -> list[dict[
     return [
         {
             "worker": worker.name,
-            "state": _state_of(worker, silent),
+            "state": state_of(worker, silent),
             "pids": list(worker.pids),
             "restarts": worker.restarts,
             "in_flight": int(sum(_states([worker], IN_FLIGHT))),
@@ -192,14 +204,6 @@ def _workers(workers: Sequence[Worker], silent_s: Sequence[float]) -> list[dict[
         }
         for worker, silent in zip(workers, silent_s, strict=True)
     ]
-
-
-def _state_of(worker: Worker, silent_s: float) -> str:
-    if not worker.pids:
-        return "away"
-    if not any(_states([worker], READY)):
-        return "not ready"
-    return "hangs" if silent_s >= _SILENT_S else "serving"
 
 
 def _device(device: Device, settings: Settings) -> dict[str, Any]:

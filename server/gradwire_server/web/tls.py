@@ -1,15 +1,12 @@
-"""TLS of the HTTP port: the certificate of the gRPC port, read anew when its files change."""
+"""TLS of the HTTP port, with the certificates of the gRPC port."""
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Callable
 
-from gradwire._reloaded import Reloaded
+from gradwire_server.certificates import Certificates
 from gradwire_server.settings import Settings
-
-_log = logging.getLogger("gradwire_server")
 
 
 def contexts(settings: Settings) -> Callable[[], ssl.SSLContext] | None:
@@ -23,31 +20,13 @@ def contexts(settings: Settings) -> Callable[[], ssl.SSLContext] | None:
     """
     if not settings.tls_certificate:
         return None
-    files = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
-    try:
-        reloaded = Reloaded(
-            [file for file in files if file], lambda _: _context(settings), on_error=_keep
-        )
-    except OSError as error:
-        raise ValueError(f"the TLS files cannot be read: {error}") from error
-    return reloaded.get
+    certificates = Certificates(settings)
 
-
-def _context(settings: Settings) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        # An empty password: OpenSSL would ask for that of an encrypted key on the terminal.
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
+    def context() -> ssl.SSLContext:
+        made = certificates.get().context
+        made.set_alpn_protocols(["http/1.1"])
         if settings.tls_client_ca:
-            context.load_verify_locations(settings.tls_client_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL
-    except (OSError, ssl.SSLError) as error:
-        raise ValueError(f"the TLS files cannot be used: {error}") from error
+            made.verify_mode = ssl.CERT_OPTIONAL
+        return made
+
     return context
-
-
-def _keep(error: Exception) -> None:
-    facts = {"port": "http", "error": str(error), "kept": "the certificate there was"}
-    _log.error("TLS files cannot be used", extra={"facts": facts})
