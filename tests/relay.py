@@ -21,6 +21,7 @@ class Relay:
     address   HOST:PORT of the relay
     delay_s   seconds that each 64 KiB from clients wait
     cut       connections that were cut so far
+    alter     makes of what the server sends at once what clients get in its place
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Relay:
         self._flowing.set()
         self._allowance = 0
         self.delay_s = 0.0
+        self.alter: Callable[[bytes], bytes] = bytes
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -123,7 +125,7 @@ class Relay:
 
     def _pump_down(self, client: socket.socket, server: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
-            while data := server.recv(1 << 16):
+            while data := self.alter(server.recv(1 << 16)):
                 if left is not None and left <= len(data):
                     client.sendall(data[:left])
                     self._note_cut()

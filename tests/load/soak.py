@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -152,7 +153,7 @@ def family(root: int) -> set[int]:
     return found
 
 
-def growth(seconds: list[float], memory: list[float]) -> tuple[float, float]:
+def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, float]:
     """Return by how much memory grew over the run, and by how much it may seem to.
 
     The growth is that of the line fitted by least squares. Memory goes up and down with the streams

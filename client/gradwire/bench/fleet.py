@@ -8,15 +8,15 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from gradwire.bench import generator
 from gradwire.bench.calls import now
 from gradwire.bench.generator import Batch, Connect, Phase
 from gradwire.bench.scenarios import Flow
 
-# Seconds from an order to the first call: every process makes its client meanwhile.
-LEAD_S: Final = 0.5
+# Seconds from the last order to the first call.
+_LEAD_S: Final = 0.05
 # Seconds that calls have to end which the user has stopped, and processes to end.
 _ENDING_S: Final = 5.0
 
@@ -59,18 +59,15 @@ class Fleet:
     ) -> bool:
         """Run a phase in all processes; return whether it came to its end.
 
-        on_begin  called first, with the time from which on calls count
+        on_begin  called before the first call, with the time from which on calls count
         on_batch  called with what the processes tell
         on_tick   called some times a second
 
         False where the user has ended it; what was under way then is told all the same.
         """
-        begin = now() + LEAD_S + warm_up_s
-        on_begin(begin)
         for number, pipe in enumerate(self._pipes):
             phase = Phase(
                 flows=tuple(flows),
-                begin=begin,
                 warm_up_s=warm_up_s,
                 duration_s=duration_s,
                 timeout_s=timeout_s,
@@ -80,6 +77,13 @@ class Fleet:
             )
             pipe.send(phase)
         try:
+            for pipe in self._pipes:
+                # READY; there is no hurry any more.
+                _received(pipe)
+            begin = now() + _LEAD_S + warm_up_s
+            on_begin(begin)
+            for pipe in self._pipes:
+                pipe.send(begin)
             self._collect(on_batch, on_tick, until=float("inf"))
         except KeyboardInterrupt:
             for pipe in self._pipes:
@@ -96,6 +100,8 @@ class Fleet:
             ready = wait(list(left), timeout=0.1)
             for pipe in [pipe for pipe in left if pipe in ready]:
                 batch = _received(pipe)
+                if not isinstance(batch, Batch):
+                    continue
                 on_batch(batch)
                 if batch.over:
                     left.discard(pipe)
@@ -120,9 +126,8 @@ class Fleet:
             process.close()
 
 
-def _received(pipe: Pipe) -> Batch:
+def _received(pipe: Pipe) -> Any:
     try:
-        batch: Batch = pipe.recv()
+        return pipe.recv()
     except EOFError:
         raise FleetError("a process that makes calls has ended") from None
-    return batch

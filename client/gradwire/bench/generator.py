@@ -1,8 +1,9 @@
 """A process that makes calls and tells what became of them.
 
-It speaks with the process that started it over a pipe: takes a Phase, sends a Batch every so
-often, the last one with `over` set, and takes the next Phase. Told `None` in the midst of one it
-ends that at once; it ends itself when the pipe does.
+It speaks with the process that started it over a pipe: takes a Phase, sends READY, takes the time
+at which calls begin to count, sends a Batch every so often, the last one with `over` set, and takes
+the next Phase. Told `None` in the midst of one it ends that at once; it ends itself when the pipe
+does.
 
 Calls are due, and end, on the monotonic clock, which all processes of a machine share.
 """
@@ -31,6 +32,7 @@ from gradwire.bench.scenarios import Flow
 from gradwire.retries import RetryPolicy
 
 REPORT_S: Final = 0.25
+READY: Final = "ready"
 # Times of a call, in seconds: when it was due, made, over.
 Times = NDArray[np.float64]
 
@@ -47,16 +49,14 @@ class Connect(Protocol):
 class Phase:
     """What a process is to do.
 
-    begin                   when calls begin to count; those before, due from `warm_up_s` earlier
-                            on, are made all the same
-    duration_s              how long calls are due from then on
+    warm_up_s               how long calls are made before they count
+    duration_s              how long calls are due that do
     timeout_s               seconds that a call may take
     connections             that a process opens at most
     number, processes       which of how many processes this one is
     """
 
     flows: tuple[Flow, ...]
-    begin: float
     warm_up_s: float
     duration_s: float
     timeout_s: float
@@ -115,7 +115,7 @@ def _precise_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _run(pipe: Pipe, connect: Connect) -> None:
-    orders: asyncio.Queue[Phase | None] = asyncio.Queue()
+    orders: asyncio.Queue[Phase | float | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     def listen() -> None:
@@ -127,17 +127,23 @@ async def _run(pipe: Pipe, connect: Connect) -> None:
     threading.Thread(target=listen, daemon=True).start()
     while True:
         phase = await orders.get()
-        if phase is None:
+        if not isinstance(phase, Phase):
             continue
         async with connect(connections=phase.connections, retry=ONCE) as client:
-            await _Load(phase, client, pipe).run(orders)
+            load = _Load(phase, client, pipe)
+            pipe.send(READY)
+            await load.run(await orders.get(), orders)
 
 
 class _Load:
-    """A phase under way."""
+    """A phase under way.
+
+    begin  when calls begin to count
+    """
 
     def __init__(self, phase: Phase, client: AsyncClient, pipe: Pipe) -> None:
         self._phase = phase
+        self._begin = 0.0
         self._pipe = pipe
         self._record = _Record(phase.number)
         self._makers = [
@@ -146,8 +152,14 @@ class _Load:
         ]
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def run(self, orders: asyncio.Queue[Phase | None]) -> None:
+    async def run(
+        self, begin: Phase | float | None, orders: asyncio.Queue[Phase | float | None]
+    ) -> None:
         """Make all calls and wait for their ends; stop both when told to."""
+        if not isinstance(begin, float):
+            self._pipe.send(self._record.batch(over=True))
+            return
+        self._begin = begin
         telling = asyncio.create_task(self._tell())
         making = asyncio.create_task(self._make())
         order = asyncio.create_task(orders.get())
@@ -171,13 +183,13 @@ class _Load:
                 if flow.is_open:
                     group.create_task(self._open_loop(index, flow))
                     continue
-                for _ in range(_share(flow.callers, self._phase)):
+                for _ in range(share(flow.callers, self._phase)):
                     group.create_task(self._closed_loop(index))
         while self._calls:
             await asyncio.wait(self._calls)
 
     async def _open_loop(self, index: int, flow: Flow) -> None:
-        for due in _dues(flow, self._phase):
+        for due in dues(flow, self._phase, self._begin):
             wait_s = due - now()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
@@ -186,14 +198,13 @@ class _Load:
             call.add_done_callback(self._calls.discard)
 
     async def _closed_loop(self, index: int) -> None:
-        phase = self._phase
-        await asyncio.sleep(max(0.0, phase.begin - phase.warm_up_s - now()))
-        while (due := now()) < phase.begin + phase.duration_s:
+        await asyncio.sleep(max(0.0, self._begin - self._phase.warm_up_s - now()))
+        while (due := now()) < self._begin + self._phase.duration_s:
             await self._call(index, due)
 
     async def _call(self, index: int, due: float) -> None:
         made = now()
-        counts = self._phase.begin <= due < self._phase.begin + self._phase.duration_s
+        counts = self._begin <= due < self._begin + self._phase.duration_s
         if counts:
             self._record.made.setdefault(index, []).append((due, made))
         outcome = STOPPED
@@ -205,16 +216,16 @@ class _Load:
                 times.append((due, made, now()))
 
 
-def _share(callers: int, phase: Phase) -> int:
+def share(callers: int, phase: Phase) -> int:
     """Return how many of the callers are this process's."""
     return callers // phase.processes + (phase.number < callers % phase.processes)
 
 
-def _dues(flow: Flow, phase: Phase) -> Iterator[float]:
+def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:
     """Yield when this process's calls of an open loop are due; processes take turns."""
-    start = phase.begin - phase.warm_up_s
+    start = begin - phase.warm_up_s
     for number in count(phase.number, phase.processes):
         due = start + number // flow.burst * flow.burst / flow.rate
-        if due >= phase.begin + phase.duration_s:
+        if due >= begin + phase.duration_s:
             return
         yield due

@@ -9,6 +9,7 @@ from typing import Final
 from gradwire.bench.calls import now
 from gradwire.bench.document import FlowResult, Generator, ScenarioResult, ServerSecond
 from gradwire.bench.fleet import Fleet
+from gradwire.bench.generator import Batch
 from gradwire.bench.sampling import Probe, Sampler
 from gradwire.bench.scenarios import Scenario
 from gradwire.bench.tally import Tally
@@ -92,17 +93,20 @@ class Runner:
         self, scenario: Scenario, duration_s: float, warm_up_s: float
     ) -> tuple[Tally, list[ServerSecond], float]:
         """Run flows; return what became of them, what the server took, how long it really was."""
-        tally: Tally | None = None
-        begin = 0.0
+        # Where the user ends it before it begins, nothing became of it.
+        begin = now()
+        tally = Tally(scenario.flows, begin=begin, duration_s=duration_s)
 
         def start(at: float) -> None:
             nonlocal tally, begin
             begin = at
             tally = Tally(scenario.flows, begin=begin, duration_s=duration_s)
 
+        def take(batch: Batch) -> None:
+            tally.add(batch)
+
         def tick() -> None:
-            if tally is not None:
-                self._show(_line(scenario.name, now() - begin, duration_s, tally))
+            self._show(_line(scenario.name, now() - begin, duration_s, tally))
 
         with Sampler(self._probe) as sampler:
             complete = self._fleet.run(
@@ -111,10 +115,9 @@ class Runner:
                 duration_s=duration_s,
                 timeout_s=self._pace.timeout_s,
                 on_begin=start,
-                on_batch=lambda batch: tally.add(batch) if tally is not None else None,
+                on_batch=take,
                 on_tick=tick,
             )
-        assert tally is not None  # noqa: S101 - the fleet has told when it begins
         if not complete:
             self.interrupted = True
             duration_s = min(duration_s, max(0.001, now() - begin))

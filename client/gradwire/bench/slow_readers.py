@@ -28,6 +28,7 @@ async def evaluate_slowly(
     """Evaluate by one try of a stream, with a pause before each chunk is taken."""
     job = prepare(problem.operator, array, output_shape=problem.received, out=None)
     transfer = _SlowTransfer(job, pause_s)
+    link = link_of(client)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -35,13 +36,13 @@ async def evaluate_slowly(
         loop.call_soon_threadsafe(ended.set)
 
     stream = StreamTry(
-        link_of(client),
+        link,
         transfer,
         request_id=job.request_id,
         chunk_bytes=CHUNK_BYTES,
         eager=True,
         timeout_s=timeout_s,
-        metadata=None,
+        metadata=None if link.bearer is None else link.bearer.metadata(),
         on_end=end,
     )
     try:

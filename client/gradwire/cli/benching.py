@@ -136,7 +136,8 @@ def compare(before: Path, after: Path) -> int:
 @contextmanager
 def _subject(connection: Connection, metrics_url: str | None) -> Generator[_Subject]:
     if connection.target is not None:
-        probe = None if metrics_url is None else MetricsEndpoint(metrics_url)
+        url = metrics_url
+        probe = None if url is None else MetricsEndpoint(url, connection.headers(url))
         yield _Subject(connection, probe, own=False)
         return
     with local_process() as server:

@@ -6,10 +6,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
+from gradwire._tokens import read_bearer
 from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.local_server import local_server
 
@@ -55,9 +57,9 @@ class Connection:
         backend  that server's; the bits do not depend on it, "numpy_cpu" starts soonest
         """
         if self.target is not None:
-            token_file = None if self.token_file is None else str(self.token_file)
-            credentials = self._credentials()
-            with Client(self.target, credentials=credentials, token_file=token_file) as client:
+            with Client(
+                self.target, credentials=self._credentials(), token_file=self._token_file()
+            ) as client:
                 yield client
             return
         with local_server(backend=backend) as target, Client(target) as client:
@@ -70,13 +72,28 @@ class Connection:
             credentials=self._credentials(),
             connections=connections,
             retry=retry,
+            token_file=self._token_file(),
         )
+
+    def headers(self, url: str) -> dict[str, str]:
+        """Return what an HTTP request to this URL shows of the caller: the token, if any.
+
+        Raises InvalidRequestError where that would travel to another machine in plain text.
+        """
+        parts = urlsplit(url)
+        bearer = read_bearer(
+            None, self._token_file(), target=(parts.netloc,), secure=parts.scheme == "https"
+        )
+        return {} if bearer is None else dict(bearer.metadata())
 
     def health(self, *, timeout_s: float) -> str:
         """Return the health of the server at target, such as "SERVING"."""
         return health.health(
             self.target or "", timeout_s=timeout_s, credentials=self._credentials()
         )
+
+    def _token_file(self) -> str | None:
+        return None if self.token_file is None else str(self.token_file)
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls_ca is None:

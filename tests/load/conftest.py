@@ -1,0 +1,32 @@
+"""One real server, and processes that call it, for the tests of a module."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from loading import Run, loading
+from serving import ServerThread, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def run(server: ServerThread) -> Iterator[Run]:
+    with loading(server.address, processes=2) as running:
+        yield running
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Name a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

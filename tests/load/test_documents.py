@@ -1,0 +1,200 @@
+"""What a load test writes: a JSON that is read strictly, a page that needs nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import operator
+import re
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from gradwire.bench.comparing import comparison
+from gradwire.bench.document import (
+    FORMAT,
+    Document,
+    Machine,
+    ScenarioResult,
+    SchemaError,
+    Server,
+    ServerSecond,
+    Settings,
+    from_json,
+    to_json,
+)
+from gradwire.bench.report import to_html
+from gradwire.bench.running import warnings
+from gradwire.bench.scenarios import SCENARIOS, at_rate
+from gradwire.bench.tally import Tally
+from loading import Run
+
+MARKUP = "<script>alert(1)</script> & \"quotes\" 'too'"
+
+
+def document(*scenarios: ScenarioResult, text: str = "") -> Document:
+    """Make a document that tells of these scenarios, and a text wherever there is room for one."""
+    return Document(
+        format=FORMAT,
+        when="2026-11-22T10:00:00+00:00",
+        command=f"gradwire bench {text}",
+        interrupted=False,
+        machine=Machine(
+            cpu=f"cpu {text}",
+            cores=2,
+            memory_mib=1024,
+            system=text,
+            python="3",
+            versions={"gradwire": text},
+            load=0.5,
+        ),
+        server=Server(
+            target=text,
+            own=False,
+            version=text,
+            numerics_version="1",
+            backend=text,
+            backend_reason=text,
+        ),
+        settings=Settings(
+            duration_s=1.0,
+            warm_up_s=0.0,
+            timeout_s=10.0,
+            rate=None,
+            callers=None,
+            connections=2,
+            processes=1,
+        ),
+        scenarios=list(scenarios),
+    )
+
+
+@pytest.fixture(scope="module")
+def results(run: Run) -> list[ScenarioResult]:
+    """Run one scenario in either loop; the server's figures are as if they had been looked at."""
+    found = [run(one, 0.5) for one in (SCENARIOS["cancellations"], at_rate(SCENARIOS["mixed"], 50))]
+    seconds = [ServerSecond(second=0.4, cpu_cores=0.5, rss_mib=100.0, processes=1)]
+    return [dataclasses.replace(one, server=seconds, warnings=[MARKUP]) for one in found]
+
+
+def test_a_document_reads_as_it_was_written(results: list[ScenarioResult]) -> None:
+    made = document(*results)
+    assert from_json(to_json(made)) == made
+
+
+# What is put where, as a path of keys; MISSING takes away what is there.
+MISSING = object()
+COUNT = ("scenarios", 0, "flows", 0, "corrected", "count")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("when",), MISSING, "document.when is missing"),
+        (("odd",), 1, "document.odd is no key"),
+        (("machine", "cores"), "2", "document.machine.cores is '2'"),
+        (("settings", "duration_s"), True, "document.settings.duration_s is True"),
+        (("format",), "gradwire-bench/9", "format is 'gradwire-bench/9'"),
+        (("scenarios",), {}, "document.scenarios is {}; list is wanted"),
+        (COUNT, None, "document.scenarios[0].flows[0].corrected.count is None; int is wanted"),
+    ],
+)
+def test_a_wrong_document_is_refused_by_name(
+    results: list[ScenarioResult], path: tuple[str | int, ...], value: object, words: str
+) -> None:
+    whole: Any = json.loads(to_json(document(*results)))
+    place = functools.reduce(operator.getitem, path[:-1], whole)
+    if value is MISSING:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    with pytest.raises(SchemaError, match=re.escape(words)):
+        from_json(json.dumps(whole))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"'])
+def test_what_is_no_document_is_refused(text: str) -> None:
+    with pytest.raises(SchemaError):
+        from_json(text)
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(
+    results: list[ScenarioResult],
+) -> None:
+    page = to_html(document(*results, text=MARKUP))
+    root = ET.fromstring(page.removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
+    names = {element.tag for element in root.iter()}
+    assert {"table", "svg", "path"} <= names
+    assert not names & {"script", "link", "img", "iframe", "object", "base"}
+    attributes = {name for element in root.iter() for name in element.attrib}
+    assert not attributes & {"src", "href", "srcset", "onload", "onclick", "action"}
+    assert not re.search(r"url\(|@import|https?:", page)
+    assert MARKUP in "".join(root.itertext())
+
+
+def test_the_page_has_a_line_for_each_flow_and_every_figure_of_it(
+    results: list[ScenarioResult],
+) -> None:
+    page = to_html(document(*results))
+    for result in results:
+        for flow in result.flows:
+            assert (f"<title>{flow.name}, corrected</title>" in page) is (flow.ok > 0)
+            assert f"<td>{flow.corrected.p99_ms:,.2f}</td>" in page
+
+
+def test_a_page_of_nothing_is_a_page() -> None:
+    nothing = Tally(SCENARIOS["mixed"].flows, begin=0.0, duration_s=1.0)
+    empty = ScenarioResult(
+        name="mixed",
+        summary="",
+        duration_s=1.0,
+        peak_per_s=None,
+        flows=[flow.result(1.0) for flow in nothing.flows],
+        server=[],
+        generators=nothing.generators(),
+        warnings=[],
+    )
+    ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
+
+
+def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioResult]) -> None:
+    first = document(*results)
+    _, rows, notes = comparison(first, first)
+    assert all(set(row[2:6]) <= {"1.00", "-"} for row in rows)
+    assert len(notes) == 1
+    flow = results[1].flows[0]
+    slower = dataclasses.replace(
+        flow,
+        calls_per_s=flow.calls_per_s / 2,
+        corrected=dataclasses.replace(flow.corrected, p99_ms=flow.corrected.p99_ms * 3),
+    )
+    other = dataclasses.replace(results[1], flows=[slower])
+    elsewhere = dataclasses.replace(first.server, backend="numpy_cpu")
+    _, rows, notes = comparison(
+        first, dataclasses.replace(first, scenarios=[other], server=elsewhere)
+    )
+    assert [row[:2] for row in rows] == [("mixed", "tiny")]
+    assert (rows[0][2], rows[0][4]) == ("0.50", "3.00")
+    text = "\n".join(notes)
+    assert "backend differs:  and numpy_cpu" in text
+    assert "mixed, large is in A only" in text
+
+
+def test_a_generator_that_is_the_bottleneck_is_told_of(results: list[ScenarioResult]) -> None:
+    result = results[1]
+    idle = [dataclasses.replace(one, cpu_cores=0.1, late_p99_ms=0.0) for one in result.generators]
+    enough = [dataclasses.replace(flow, ok=1000) for flow in result.flows]
+    assert warnings(enough, idle, [], cores=2) == []
+    busy = [dataclasses.replace(one, cpu_cores=0.95) for one in idle]
+    late = [dataclasses.replace(one, late_p99_ms=1e6) for one in idle]
+    taking = [ServerSecond(second=1.0, cpu_cores=1.8, rss_mib=1.0, processes=1)]
+    for generators, seconds, words in (
+        (busy, [], "0.95 of one core"),
+        (late, [], "after they were due"),
+        (idle, taking, "of the 2 cores"),
+    ):
+        told = warnings(enough, generators, seconds, cores=2)
+        assert len(told) == 1
+        assert words in told[0]

@@ -1,0 +1,173 @@
+"""Scenarios against a real server: counts that add up, results that are judged, lost time found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from gradwire.bench.document import FlowResult
+from gradwire.bench.generator import Phase, dues, share
+from gradwire.bench.histogram import Histogram
+from gradwire.bench.problems import PROBLEMS, Judge, Problem, digest_of
+from gradwire.bench.running import failures
+from gradwire.bench.scenarios import SCENARIOS, Flow, Scenario, at_rate, with_callers
+from gradwire_server import LocalClient
+from loading import Run, loading
+from relay import relaying
+from serving import ServerThread, serving_process
+
+# The server is stopped so long, in the midst of a load of four times that.
+STALL_S = 0.5
+LOAD_S = 4 * STALL_S
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=lambda problem: problem.name)
+def test_the_digest_is_that_of_the_specifications_result(problem: Problem) -> None:
+    # NumPy takes seconds for the one that is there to take time.
+    with LocalClient("auto" if problem.broadcast else "numpy_cpu") as local:
+        array = problem.input()
+        result = local.evaluate(problem.operator, array, output_shape=problem.received)
+    assert digest_of(result) == problem.digest
+    assert result.nbytes == problem.received_bytes
+
+
+def test_a_judge_knows_one_bit_from_another() -> None:
+    judge = Judge(PROBLEMS["tiny"])
+    problem = PROBLEMS["tiny"]
+    with LocalClient("numpy_cpu") as local:
+        right = local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
+    wrong = right.copy()
+    wrong.view(np.uint32).flat[-1] ^= 1
+    # The first wrong one must not become what others are compared with.
+    assert [judge.is_right(one) for one in (wrong, right, wrong, right)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_call_made_has_one_end(run: Run, name: str) -> None:
+    result = run(SCENARIOS[name], 0.5)
+    for flow in result.flows:
+        assert flow.sent == sum(outcome.count for outcome in flow.outcomes)
+        assert flow.sent == sum(second.made for second in flow.seconds)
+        assert flow.ok == sum(second.ok for second in flow.seconds)
+        assert flow.sent - flow.ok == sum(second.errors for second in flow.seconds)
+        assert flow.ok == flow.uncorrected.count
+        assert flow.ok == Histogram.decode(flow.uncorrected.histogram).total
+        assert flow.wrong == 0
+    assert failures(result) == 0
+    assert sum(flow.sent for flow in result.flows)
+    assert (result.peak_per_s is not None) is (name == "overload")
+
+
+def test_an_open_loop_makes_as_many_calls_as_are_due(run: Run) -> None:
+    flow = run(at_rate(SCENARIOS["tiny"], 60), 1.0).flows[0]
+    assert (flow.sent, flow.rate, flow.callers) == (60, 60, None)
+
+
+def test_many_by_one_stream_are_judged_each(run: Run) -> None:
+    many = Flow(name="many", problem="tiny", manner="many", items=8, callers=1)
+    result = run(Scenario(name="many", summary="", flows=(many,)), 0.3)
+    assert failures(result) == 0
+    assert result.flows[0].ok
+    assert result.flows[0].sent_bytes == 8 * PROBLEMS["tiny"].sent_bytes
+
+
+def test_wrong_bits_are_found(server: ServerThread) -> None:
+    problem = PROBLEMS["tiny"]
+    with LocalClient("numpy_cpu") as local:
+        result = local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
+    right = result.tobytes()[-64:]
+    wrong = bytes((right[0] ^ 1,)) + right[1:]
+    turns = iter(range(1 << 30))
+
+    def every_third(data: bytes) -> bytes:
+        return data.replace(right, wrong) if right in data and next(turns) % 3 == 0 else data
+
+    with relaying(server.address) as relay, loading(relay.address) as run:
+        relay.alter = every_third
+        found = run(with_callers(SCENARIOS["tiny"], 1), 1.0)
+    flow = found.flows[0]
+    assert flow.wrong == (next(turns) + 2) // 3
+    assert flow.ok
+    assert flow.sent == flow.ok + flow.wrong
+    assert failures(found) == flow.wrong
+
+
+def stalled(scenario: Scenario) -> FlowResult:
+    """Run a scenario on a server that is stopped for a while in the midst of it."""
+    with (
+        serving_process("--backend", "numpy_cpu", "--no-warm-up") as server,
+        loading(server.address) as run,
+    ):
+        calling = threading.Event()
+
+        def stop() -> None:
+            calling.wait()
+            time.sleep(LOAD_S / 4)
+            os.kill(server.process.pid, signal.SIGSTOP)
+            time.sleep(STALL_S)
+            os.kill(server.process.pid, signal.SIGCONT)
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        result = run(scenario, LOAD_S, lambda line: None if "warming" in line else calling.set())
+        stopping.join()
+    assert failures(result) == 0
+    return result.flows[0]
+
+
+def test_a_stall_is_in_the_percentiles_of_an_open_loop() -> None:
+    flow = stalled(at_rate(SCENARIOS["tiny"], 100))
+    assert flow.sent == 100 * LOAD_S
+    # A quarter of the calls are due in the stall: the first of them waits all of it, the last none.
+    assert flow.corrected.max_ms >= 0.95e3 * STALL_S
+    assert flow.corrected.p90_ms >= 0.5e3 * STALL_S
+
+
+def test_the_correction_of_a_closed_loop_finds_a_stall_that_few_calls_met() -> None:
+    flow = stalled(with_callers(SCENARIOS["tiny"], 2))
+    assert flow.uncorrected.max_ms >= 0.95e3 * STALL_S
+    histogram = Histogram.decode(flow.uncorrected.histogram)
+    met = sum(histogram.counts[np.flatnonzero(Histogram.of([0.9e6 * STALL_S]).counts)[0] :])
+    assert met <= 2
+    # Without those calls the 90th percentile knows nothing of it; corrected it does.
+    assert flow.corrected.p90_ms > 2 * flow.uncorrected.p90_ms
+    assert flow.expected_interval_ms == flow.uncorrected.p50_ms
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("burst", [1, 4])
+def test_processes_together_make_the_calls_of_one_rate(processes: int, burst: int) -> None:
+    flow = Flow(name="", problem="tiny", rate=10.0, burst=burst)
+    phases = [
+        Phase(
+            flows=(flow,),
+            warm_up_s=1.0,
+            duration_s=2.0,
+            timeout_s=1.0,
+            connections=1,
+            number=number,
+            processes=processes,
+        )
+        for number in range(processes)
+    ]
+    times = sorted(chain.from_iterable(dues(flow, phase, 100.0) for phase in phases))
+    expected = [99 + number // burst * burst / 10 for number in range(40)]
+    np.testing.assert_allclose(times, [time for time in expected if time < 102])
+    assert sum(share(10, phase) for phase in phases) == 10
+
+
+def test_a_rate_and_callers_are_divided_as_the_scenario_does() -> None:
+    mixed = SCENARIOS["mixed"]
+    rates = [flow.rate for flow in at_rate(mixed, 70).flows]
+    np.testing.assert_allclose(rates, (40, 20, 10))
+    assert [flow.callers for flow in with_callers(mixed, 14).flows] == [8, 4, 2]
+    slow = SCENARIOS["slow-readers"]
+    assert at_rate(slow, 5).flows[1] == slow.flows[1]
+    assert replace(at_rate(SCENARIOS["overload"], 5)).of_peak == 0

@@ -1,0 +1,50 @@
+"""Load tests of a real server, from processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+from gradwire import AsyncClient, RetryPolicy
+from gradwire.bench.document import ScenarioResult
+from gradwire.bench.fleet import Fleet
+from gradwire.bench.running import Pace, Runner
+from gradwire.bench.scenarios import Scenario
+
+
+class Run(Protocol):
+    """Runs a scenario for so many seconds; `show` is called once calls count, and then on."""
+
+    def __call__(
+        self, scenario: Scenario, duration_s: float, show: Callable[[str], None] = ..., /
+    ) -> ScenarioResult:
+        """Run it."""
+        ...
+
+
+def connect(target: str, *, connections: int, retry: RetryPolicy) -> AsyncClient:
+    """Make a client, in the process that calls."""
+    return AsyncClient(target, connections=connections, retry=retry)
+
+
+@contextmanager
+def fleet_of(target: str, *, processes: int = 1) -> Generator[Fleet]:
+    """Run processes that call a server."""
+    with Fleet(partial(connect, target), processes=processes, connections=2) as fleet:
+        yield fleet
+
+
+@contextmanager
+def loading(target: str, *, processes: int = 1) -> Generator[Run]:
+    """Yield what runs a scenario for so many seconds, without a warm-up."""
+    with fleet_of(target, processes=processes) as fleet:
+
+        def run(
+            scenario: Scenario, duration_s: float, show: Callable[[str], None] = lambda _: None, /
+        ) -> ScenarioResult:
+            pace = Pace(duration_s=duration_s, warm_up_s=0.0, timeout_s=20.0)
+            return Runner(fleet, pace, probe=None, cores=None, show=show).run(scenario)
+
+        yield run
