@@ -65,10 +65,12 @@ class _Proxy(grpc.GenericRpcHandler):
         method = handler_call_details.method
 
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            call = self._channel.stream_stream(method)(requests)
+            ask: grpc.StreamStreamMultiCallable[bytes, bytes]
+            ask = self._channel.stream_stream(method)
+            call = ask(requests)
             try:
                 for each in call:
-                    changed = self._change(method.rpartition("/")[2], cast("bytes", each))
+                    changed = self._change(method.rpartition("/")[2], each)
                     if changed is None:
                         call.cancel()
                         context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
@@ -92,7 +94,7 @@ def skewed(address: str, change: Change, *, trailers: bool = True) -> Generator[
     trailers  whether it sends trailing metadata
     """
     server = grpc.server(
-        ThreadPoolExecutor(8), handlers=(_Proxy(address, change, trailers=trailers),)
+        ThreadPoolExecutor(8), handlers=[_Proxy(address, change, trailers=trailers)]
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

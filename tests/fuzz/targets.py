@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +37,7 @@ T = TypeVar("T")
 Outcome = bytes | tuple[str, str]
 
 # Small, so that whatever is allowed takes no time.
-_LIMITS: dict[str, int] = {
+_LIMITS: dict[str, Any] = {
     "max_elements": 1 << 12,
     "max_table_entries": 1 << 12,
     "max_work": 1 << 16,
@@ -81,7 +81,7 @@ def evaluate_stream(data: bytes) -> None:
             assert message == v1.EvaluateStreamRequest(chunk=chunk)
         else:
             assert came == message
-            _outcome(lambda came=came: _opened(came.open))
+            _outcome(partial(_opened, came.open))
 
 
 def names(data: bytes) -> None:

@@ -51,7 +51,7 @@ class Strange(grpc.GenericRpcHandler):
 @pytest.fixture(scope="module")
 def strange() -> Iterator[tuple[Strange, str]]:
     handler = Strange()
-    server = grpc.server(ThreadPoolExecutor(4), handlers=(handler,))
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield handler, f"127.0.0.1:{port}"
@@ -102,6 +102,7 @@ def test_an_answer_is_a_result_or_an_error_of_the_sdk(
             result = next(client.evaluate_many([Item(HALVE, SMALL, (1, 1, 3))]))
         else:
             result = client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
-        assert (result.shape, result.dtype) == ((1, 1, 3), np.float32)
+        assert result.shape == (1, 1, 3)
+        assert result.dtype == np.float32
     ours = {"gradwire-receiver", "gradwire-watch"}
     wait_until(lambda: not ours & {each.name for each in threading.enumerate()})
