@@ -11,6 +11,8 @@ GPU_PYTHON ?=
 ARGS ?=
 # Which tests make test runs, as pytest's -m has it; make full and CI run all
 MARKS ?= not slow
+# How long `make fuzz` looks
+SECONDS ?= 600
 # Processes that run the tests
 JOBS ?= 2
 
@@ -27,7 +29,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load-smoke load-kills monitoring status bench bench-compute conformance full image install constraints clean
+	load-smoke load-kills chaos fuzz monitoring status bench bench-compute conformance full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -79,9 +81,18 @@ generate: $(GENERATE_VENV)/.installed  ## Write client/gradwire/v1 anew from pro
 load-smoke: $(VENV)/.installed  ## Load a server for 30 s; prints latencies, rates and errors as JSON
 	$(BIN)/python tests/load/smoke.py
 
-load-kills: $(VENV)/.installed  ## Kill, renew and stop workers under load; fails if a call is lost or wrong
+load-kills: $(VENV)/.installed  ## Kill, renew and stop workers, and cut connections, under load; fails if a call is lost or wrong
 	mkdir -p out
 	PYTHONPATH=tests $(BIN)/python -m load.kills --json out/kills.json
+
+chaos: $(VENV)/.installed  ## 100 cuts, and workers stopped and killed, under load; then the tests of faults that take long
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m load.kills --json out/kills.json
+	$(BIN)/python -m pytest -m slow tests/chaos $(ARGS)
+
+fuzz: $(VENV)/.fuzz  ## Look for bytes that break a law of reading; SECONDS=600
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run --seconds $(SECONDS) --json out/fuzz.json
 
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out
@@ -116,7 +127,7 @@ conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with PyTorch, ONNX, Tens
 	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --json out/conformance.json --markdown docs/conformance.md
 
 full: MARKS =
-full: $(VENV)/.full lint schema test bench load-smoke load-kills  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
+full: $(VENV)/.full lint schema test bench load-smoke chaos  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .
@@ -152,6 +163,10 @@ $(VENV)/.tools: $(VENV)/.installed
 
 $(VENV)/.full: $(VENV)/.installed
 	$(BIN)/python $(PIP) install --constraint $(PINS) --group full
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.installed
+	$(BIN)/python $(PIP) install --constraint $(PINS) --group fuzz
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.installed

@@ -40,6 +40,11 @@ KINDS = {
         (1, 16, 320, 320),
         (1, 16, 160, 160),
     ),
+    "small stream": Kind(
+        ops.InterpolateBackward(mode="bilinear", data_format="NCX"),
+        (1, 2, 256, 256),
+        (1, 2, 128, 128),
+    ),
     "copy": Kind(ops.DmlResample(interpolation_mode="linear"), (1024, 1024), (1024, 1024)),
 }
 

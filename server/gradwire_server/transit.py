@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -92,7 +93,8 @@ class Transit:
             caller = caller_of(context)
             self._held[caller] += size
             held -= size
-            context.add_done_callback(lambda _context: self._free(caller, size))
+            sent: Any = partial(self._sent, caller, size)
+            context.add_done_callback(sent)
         self._admission.free_memory(held)
 
     def _look(self) -> None:
@@ -125,6 +127,9 @@ class Transit:
             else:
                 arrival.caller = caller_of(arrival.context)
                 self._held[arrival.caller] += self._message_bytes
+
+    def _sent(self, caller: Hashable, size: int, _context: object) -> None:
+        self._free(caller, size)
 
     def _free(self, caller: Hashable, size: int) -> None:
         self._held[caller] -= size

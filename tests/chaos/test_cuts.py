@@ -7,6 +7,7 @@ import pytest
 from callers import Callers
 from chaos.cutting import drawn
 from gradwire import RetryPolicy
+from gradwire_server.backends.numpy_cpu import NumpyCpu
 from raw_calls import wait_until
 from relay import relaying
 from serving import serving
@@ -21,7 +22,7 @@ PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05, max_attempts=10
 def test_no_call_is_lost_while_every_connection_is_cut(cuts: int, seed: int) -> None:
     down, up = drawn(seed)
     with (
-        serving(warm_up=True) as server,
+        serving(backend=NumpyCpu()) as server,
         relaying(server.address, cuts=down, cuts_up=up) as relay,
     ):
         with Callers(relay.address, *KINDS, retry=PROMPT) as callers:
