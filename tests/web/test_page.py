@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import html.parser
 from html import unescape
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -122,9 +122,11 @@ def test_what_is_known_of_a_device_comes_from_its_ledger() -> None:
 def replaced(value: Any, text: str) -> Any:
     """Put a text wherever there is one."""
     if isinstance(value, dict):
-        return {key: replaced(each, text) for key, each in cast("dict[str, Any]", value).items()}
+        members: dict[str, Any] = value
+        return {key: replaced(each, text) for key, each in members.items()}
     if isinstance(value, list):
-        return [replaced(each, text) for each in cast("list[Any]", value)]
+        items: list[Any] = value
+        return [replaced(each, text) for each in items]
     return text if isinstance(value, str) else value
 
 
