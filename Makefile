@@ -122,7 +122,7 @@ bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; 
 	PYTHONPATH=tests $(BIN)/python -m bench.compute_plot out/compute.json out/scaling.json out/compute.png
 	-PYTHONPATH=tests $(BIN)/python -m bench.compute_targets out/compute.json
 
-conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
+conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
 	mkdir -p out
 	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --json out/conformance.json --markdown docs/conformance.md
 
