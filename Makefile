@@ -39,6 +39,7 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 	$(BIN)/gradwire demo --output out/demo.png
 
 test: $(VENV)/.installed  ## Run the tests
+	$(BIN)/python tests/prepare.py
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "$(MARKS)" $(ARGS)
 
 gpu-test: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
