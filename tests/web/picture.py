@@ -14,6 +14,7 @@ import time
 from argparse import ArgumentParser
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,9 @@ class Callers:
         self._threads = [
             threading.Thread(target=self._again, args=(call, pause_s))
             for call, pause_s in (
-                (lambda client: self._one(client, SMALL, 32), 0.01),
-                (lambda client: self._one(client, MEDIUM, 64), 0.03),
-                (lambda client: self._one(client, LARGE, 1024), 0.2),
+                (partial(self._one, SMALL, 32), 0.01),
+                (partial(self._one, MEDIUM, 64), 0.03),
+                (partial(self._one, LARGE, 1024), 0.2),
                 (self._many, 0.1),
                 (self._wrong, 3.0),
             )
@@ -68,7 +69,7 @@ class Callers:
                     if self._over.wait(pause_s * tide * random.random()):  # noqa: S311 - a load
                         return
 
-    def _one(self, client: Client, operator: ops.Operator, size: int) -> None:
+    def _one(self, operator: ops.Operator, size: int, client: Client) -> None:
         gradient = np.ones((1, 3, size, size), np.float32)
         client.evaluate(operator, gradient, output_shape=(1, 3, size // 2, size // 2))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import html.parser
 from html import unescape
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import pytest
 from hypothesis import given, settings
@@ -119,14 +119,15 @@ def test_what_is_known_of_a_device_comes_from_its_ledger() -> None:
     assert device["memory_bytes"]["now"] == 5e9
 
 
-def replaced(value: Any, text: str) -> Any:
+Told: TypeAlias = dict[str, "Told"] | list["Told"] | str | float | None
+
+
+def replaced(value: Told, text: str) -> Told:
     """Put a text wherever there is one."""
     if isinstance(value, dict):
-        members: dict[str, Any] = value
-        return {key: replaced(each, text) for key, each in members.items()}
+        return {key: replaced(each, text) for key, each in value.items()}
     if isinstance(value, list):
-        items: list[Any] = value
-        return [replaced(each, text) for each in items]
+        return [replaced(each, text) for each in value]
     return text if isinstance(value, str) else value
 
 
@@ -143,7 +144,7 @@ def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
     history = History(lambda: totals(ledgers.read()))
     plain = status(Subject.now(Settings(max_rank=3), "a:1"), ledgers, history)
     kept = {key: plain[key] for key in ("state", "now")}
-    hostile = replaced(copy.deepcopy(plain), text) | kept
+    hostile = cast("dict[str, Any]", replaced(copy.deepcopy(plain), text)) | kept
     hostile["workers"] = [each | {"state": "serving"} for each in hostile["workers"]]
     for error, original in zip(hostile["errors"], plain["errors"], strict=True):
         error["latest"] = original["latest"]
