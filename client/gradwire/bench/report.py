@@ -24,7 +24,8 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 def to_html(document: Document) -> str:
     """Return the page."""
-    title = f"Load test of {document.when}"
+    when, _, time = document.when.partition("T")
+    title = f"Load test of {when}, {time[:5]} UTC"
     style = files("gradwire.bench").joinpath("report.css").read_text(encoding="utf-8")
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -218,7 +219,7 @@ def _outcomes(scenario: ScenarioResult) -> str:
             flow.name if outcome is flow.outcomes[0] else "",
             outcome.status,
             outcome.reason or "-",
-            "yes" if outcome.retryable else "no",
+            "-" if outcome.status == "OK" else "yes" if outcome.retryable else "no",
             "yes" if outcome.expected else "NO",
             f"{outcome.count:,}",
             f"{outcome.count / max(flow.sent, 1):.2%}",
