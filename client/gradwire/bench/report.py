@@ -283,5 +283,5 @@ waits for its result; a server that stops then delays few calls where it would d
 reality. There the corrected latencies are those of HdrHistogram, with the median as the expected
 interval: they hold the calls that would have been made meanwhile. Uncorrected latencies count from
 when a call was made, and flatter a server that stops.</p>
-<p>A share of 99.9 % is told only where more than a thousand calls stand behind it.</p>
+<p>A curve goes as far as there are calls: to 99.9 % where there are a thousand.</p>
 </details>"""
