@@ -29,7 +29,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load-smoke load-kills chaos fuzz monitoring status bench bench-compute conformance full image install constraints clean
+	load load-agreement load-kills soak chaos fuzz monitoring status bench bench-compute conformance full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -79,8 +79,18 @@ check: lint schema test  ## Run lint, schema and test
 generate: $(GENERATE_VENV)/.installed  ## Write client/gradwire/v1 anew from proto/
 	$(GENERATE_VENV)/bin/python proto/generate.py
 
-load-smoke: $(VENV)/.installed  ## Load a server for 30 s; prints latencies, rates and errors as JSON
-	$(BIN)/python tests/load/smoke.py
+load: $(VENV)/.installed  ## Put a server under every load of docs/load-testing.md; writes out/load.html and out/load.json
+	mkdir -p out
+	$(BIN)/gradwire bench --json out/load.json --report out/load.html $(ARGS)
+
+load-agreement: $(VENV)/.installed $(VENV)-locust/.installed  ## Compare gradwire bench with Locust and h2load
+	mkdir -p out
+	@command -v h2load >/dev/null || { echo "no h2load; run: apt-get update && apt-get install -y nghttp2-client" >&2; exit 1; }
+	PYTHONPATH=tests $(BIN)/python -m load.agreement --locust $(VENV)-locust/bin/python --json out/agreement.json $(ARGS)
+
+soak: $(VENV)/.installed  ## Load a server for 20 minutes; fails if it keeps memory, threads, files or processes (ARGS="--duration 60")
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m load.soak --json out/soak.json $(ARGS)
 
 load-kills: $(VENV)/.installed  ## Kill, renew and stop workers, and cut connections, under load; fails if a call is lost or wrong
 	mkdir -p out
@@ -128,7 +138,7 @@ conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ON
 	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --json out/conformance.json --markdown docs/conformance.md
 
 full: MARKS =
-full: $(VENV)/.full lint schema test bench load-smoke chaos  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
+full: $(VENV)/.full lint schema test bench load chaos soak  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .
@@ -144,7 +154,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
-	rm -rf .venv .venv-generate .venv-conformance build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
+	rm -rf .venv .venv-generate .venv-conformance .venv-locust build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
 
 # Set up again whenever dependencies or pins have changed.
 $(VENV)/.installed: pyproject.toml $(PINS)
@@ -186,6 +196,13 @@ $(GENERATE_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(GENERATE_VENV)
 	$(GENERATE_VENV)/bin/python $(PIP) install --constraint $(PINS) pip
 	$(GENERATE_VENV)/bin/python $(PIP) install --group generate
+	@touch $@
+
+# gevent patches what it meets: nothing of ours is beside it.
+$(VENV)-locust/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-locust
+	$(VENV)-locust/bin/python $(PIP) install --constraint $(PINS) pip
+	$(VENV)-locust/bin/python $(PIP) install --group locust
 	@touch $@
 
 $(CONFORMANCE_VENV)/.installed: pyproject.toml $(PINS)

@@ -24,7 +24,8 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 def to_html(document: Document) -> str:
     """Return the page."""
-    title = f"Load test of {document.when}"
+    when, _, time = document.when.partition("T")
+    title = f"Load test of {when}, {time[:5]} UTC"
     style = files("gradwire.bench").joinpath("report.css").read_text(encoding="utf-8")
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -218,7 +219,7 @@ def _outcomes(scenario: ScenarioResult) -> str:
             flow.name if outcome is flow.outcomes[0] else "",
             outcome.status,
             outcome.reason or "-",
-            "yes" if outcome.retryable else "no",
+            "-" if outcome.status == "OK" else "yes" if outcome.retryable else "no",
             "yes" if outcome.expected else "NO",
             f"{outcome.count:,}",
             f"{outcome.count / max(flow.sent, 1):.2%}",
@@ -282,5 +283,5 @@ waits for its result; a server that stops then delays few calls where it would d
 reality. There the corrected latencies are those of HdrHistogram, with the median as the expected
 interval: they hold the calls that would have been made meanwhile. Uncorrected latencies count from
 when a call was made, and flatter a server that stops.</p>
-<p>A share of 99.9 % is told only where more than a thousand calls stand behind it.</p>
+<p>A curve goes as far as there are calls: to 99.9 % where there are a thousand.</p>
 </details>"""

@@ -38,8 +38,9 @@ from gradwire.cli.progress import StatusLine
 from gradwire.cli.texts import table
 from gradwire.errors import GradwireError
 
-# Seconds that a server has to become ready: its first start compiles.
-_PATIENCE_S: Final = 600.0
+# Seconds that a server has to become ready: the first start of one of its own compiles.
+OWN_PATIENCE_S: Final = 600.0
+TARGET_PATIENCE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,7 @@ def _server(subject: _Subject) -> Server:
     """Wait until the server serves; return what it tells of itself."""
     target = subject.connection.target or ""
     with subject.connection.client() as client:
-        client.wait_ready(_PATIENCE_S if subject.own else 30.0)
+        client.wait_ready(OWN_PATIENCE_S if subject.own else TARGET_PATIENCE_S)
         try:
             info = client.server_info()
         except GradwireError:
