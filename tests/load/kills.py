@@ -11,7 +11,8 @@ blocking and by asyncio, through one client with its defaults each. Meanwhile
 - connection age: connections last 0.5 s
 - stopped workers: one that is stopped, and so neither ends nor answers, three times; the server is
   told to replace it after 3 s
-- cuts: every connection is cut at some byte of either direction, until so many were
+- cuts: every connection is cut at some byte of either direction, until so many were; a quarter
+  of them within their first 64 KiB
 - stop: on SIGTERM the server ends, and another one is started on its port
 
 Ends with status 1 if a call was lost or brought other bits than NumPy computes.
@@ -121,12 +122,12 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
         running_command(*FLAGS, log=folder / "7") as command,
         relaying(command.address, cuts=down, cuts_up=up) as relay,
     ):
-        phase(
-            f"{cuts} cuts",
-            command,
-            lambda: wait_until(lambda: relay.cut >= cuts, patience_s=_PATIENCE_S),
-            relay.address,
-        )
+
+        def cut() -> None:
+            wait_until(lambda: relay.cut >= cuts, patience_s=_PATIENCE_S)
+            relay.spare()
+
+        phase(f"{cuts} cuts", command, cut, relay.address)
     with running_command(*FLAGS, log=folder / "4") as command:
         successors: list[Command] = []
 
