@@ -7,22 +7,25 @@ import math
 import random
 from collections.abc import Iterator
 
-# Within the greeting and the first calls; within or between large tensors.
-_EARLY, _LATE = (1, 1 << 16), (1 << 16, 4 << 20)
-# Of those that are cut early. With many more a caller could hardly have a call through.
-_PART = 0.25
+# Within the greeting and the first calls.
+_EARLY = (1, 1 << 16)
 
 
-def drawn(seed: int) -> tuple[Iterator[int | None], Iterator[int | None]]:
+def drawn(
+    seed: int, *, early: float = 0.25, late: tuple[int, int] = (1 << 16, 4 << 20)
+) -> tuple[Iterator[int | None], Iterator[int | None]]:
     """Return the bytes after which each connection is cut: from the server, and from the client.
 
     Each is cut in one of the two; on a scale of logarithms positions are uniform.
+
+    early  part of them that is cut within the first 64 KiB
+    late   first and last byte after which the others are
     """
     chance = random.Random(seed)  # noqa: S311 - nothing secret
 
     def pairs() -> Iterator[tuple[int | None, int | None]]:
         while True:
-            ends = _EARLY if chance.random() < _PART else _LATE
+            ends = _EARLY if chance.random() < early else late
             place = int(math.exp(chance.uniform(*map(math.log, ends))))
             yield (place, None) if chance.random() < 0.5 else (None, place)
 
