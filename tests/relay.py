@@ -35,7 +35,7 @@ class Relay:
         self._server = _host_and_port(server)
         self._cuts, self._cuts_up = iter(cuts), iter(cuts_up)
         self._on_cut = on_cut
-        self._swallows = False
+        self._swallows = self._spares = False
         self.cut = 0
         self._flowing = threading.Event()
         self._flowing.set()
@@ -57,6 +57,10 @@ class Relay:
     def let_go(self) -> None:
         """Let everything pass again."""
         self._flowing.set()
+
+    def spare(self) -> None:
+        """Cut no connection any more."""
+        self._spares = True
 
     def swallow(self) -> None:
         """Lose all that is sent either way from now on, on connections that are there and stay."""
@@ -98,7 +102,7 @@ class Relay:
             while data := client.recv(1 << 16):
                 self._flowing.wait()
                 time.sleep(self.delay_s)
-                if left is not None and left <= len(data):
+                if left is not None and left <= len(data) and not self._spares:
                     server.sendall(data[:left])
                     self._note_cut()
                     _close(client)
@@ -126,7 +130,7 @@ class Relay:
     def _pump_down(self, client: socket.socket, server: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
             while data := self.alter(server.recv(1 << 16)):
-                if left is not None and left <= len(data):
+                if left is not None and left <= len(data) and not self._spares:
                     client.sendall(data[:left])
                     self._note_cut()
                     break

@@ -77,7 +77,7 @@ class Transit:
 
     def check(self, context: Context, needed: int) -> None:
         """Raise OverloadedError where messages of its caller leave a call no room for its bytes."""
-        held = self._held and self._held[caller_of(context)]
+        held = self._held[caller_of(context)] if self._held else 0
         if held and held + needed > self._share_bytes:
             raise self._admission.full(
                 f"messages of this caller hold {held} bytes of memory on their way, "

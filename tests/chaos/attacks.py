@@ -142,21 +142,21 @@ def slow_reads(address: str) -> None:
     request.input.CopyFrom(float32(MIB // 4, strides=(0,)))
     body = message(request.SerializeToString())
     with contextlib.ExitStack() as held:
-        for _ in range(4):
-            connection = held.enter_context(RawConnection(address, window=0))
+        connections = [held.enter_context(RawConnection(address, window=0)) for _ in range(4)]
+        for connection in connections:
             for stream in range(1, 2 * CALLS, 2):
                 head = frame(HEADERS, END_HEADERS, stream, call_headers())
                 connection.send(head, *data_frames(stream, body))
-        connection.drain(0.5)
+        connections[-1].drain(0.5)
 
 
 def slow_writes(address: str) -> None:
     """Begin requests of megabytes, a hundred at once, and send a part of each."""
     with contextlib.ExitStack() as held:
-        for _ in range(4):
-            connection = held.enter_context(RawConnection(address))
+        connections = [held.enter_context(RawConnection(address)) for _ in range(4)]
+        for connection in connections:
             connection.send(*unfinished(CALLS))
-        connection.drain(0.5)
+        connections[-1].drain(0.5)
 
 
 def unfinished(calls: int) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from raw_calls import wait_until
 from relay import relaying
 from serving import serving
 
-KINDS = ("unary", "async unary", "many", "stream", "async stream")
+KINDS = ("unary", "async unary", "many", "small stream", "stream", "async stream")
 PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05, max_attempts=100)
 
 
@@ -27,5 +27,6 @@ def test_no_call_is_lost_while_every_connection_is_cut(cuts: int, seed: int) -> 
     ):
         with Callers(relay.address, *KINDS, retry=PROMPT) as callers:
             wait_until(lambda: relay.cut >= cuts, patience_s=240)
+            relay.spare()
             callers.wait_for_more()
         callers.check()

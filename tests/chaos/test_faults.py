@@ -107,6 +107,7 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
         assert "Traceback" not in command.log
 
 
+@pytest.mark.slow
 def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path: Path) -> None:
     patient = RetryPolicy(max_attempts=40, max_backoff_s=0.5)
     with running_command(*NUMPY, "--workers", "2", log=tmp_path / "log") as command:

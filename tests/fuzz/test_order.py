@@ -108,7 +108,8 @@ def test_a_stream_ends_as_the_order_of_its_messages_says(
         for move in each:
             stream.add(move)
     with ThreadPoolExecutor(len(streams)) as pool:
-        answers = list(pool.map(lambda each: run_stream(client, each.messages), streams))
+        running = [pool.submit(run_stream, client, each.messages) for each in streams]
+    answers = [each.result() for each in running]
     for stream, answer in zip(streams, answers, strict=True):
         if stream.succeeds:
             assert answer.refusal is None, stream

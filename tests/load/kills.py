@@ -11,7 +11,8 @@ blocking and by asyncio, through one client with its defaults each. Meanwhile
 - connection age: connections last 0.5 s
 - stopped workers: one that is stopped, and so neither ends nor answers, three times; the server is
   told to replace it after 3 s
-- cuts: every connection is cut at some byte of either direction, until so many were
+- cuts: every connection is cut at some byte of either direction, until so many were; an eighth
+  of them within their first 64 KiB, the others within 64 MiB
 - stop: on SIGTERM the server ends, and another one is started on its port
 
 Ends with status 1 if a call was lost or brought other bits than NumPy computes.
@@ -42,6 +43,9 @@ FLAGS = ("--workers", "2")
 # Every phase lasts a moment longer than what happens in it.
 _AFTER_S = 1.0
 _PATIENCE_S = 600.0
+# What leaves calls with their default of eight tries a chance: no more than that many connections
+# in a row die before a call is through.
+_EARLY, _LATE = 0.125, (1 << 20, 64 << 20)
 
 
 def kill(command: Command, *numbers: int) -> None:
@@ -116,17 +120,17 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
         phase("connection age", command, lambda: time.sleep(5))
     with running_command(*FLAGS, "--stall-timeout-s", "3", log=folder / "6") as command:
         phase("3 workers stopped", command, lambda: stop_workers(command, times=3))
-    down, up = drawn(0)
+    down, up = drawn(0, early=_EARLY, late=_LATE)
     with (
         running_command(*FLAGS, log=folder / "7") as command,
         relaying(command.address, cuts=down, cuts_up=up) as relay,
     ):
-        phase(
-            f"{cuts} cuts",
-            command,
-            lambda: wait_until(lambda: relay.cut >= cuts, patience_s=_PATIENCE_S),
-            relay.address,
-        )
+
+        def cut() -> None:
+            wait_until(lambda: relay.cut >= cuts, patience_s=_PATIENCE_S)
+            relay.spare()
+
+        phase(f"{cuts} cuts", command, cut, relay.address)
     with running_command(*FLAGS, log=folder / "4") as command:
         successors: list[Command] = []
 
