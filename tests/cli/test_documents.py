@@ -38,6 +38,7 @@ def words(text: str) -> str:
     [
         *DOCUMENTS,
         *("docs/bridges.md", "docs/inspecting.md", "docs/operations.md", "docs/metrics.md"),
+        "SECURITY.md",
     ],
 )
 def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
