@@ -113,6 +113,7 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
 	PYTHONPATH=tests $(BIN)/python -m bench.telemetry --json out/telemetry.json
+	PYTHONPATH=tests $(BIN)/python -m bench.tls --json out/tls.json
 	PYTHONPATH=tests $(BIN)/python -m bench.many --json out/many.json
 	PYTHONPATH=tests $(BIN)/python -m bench.overload --json out/overload.json
 

@@ -35,23 +35,18 @@ class Settings:
     insecure: bool = _setting(
         default=False, text="Serve without TLS on an address that is not loopback."
     )
-    tls_certificate: str = _setting(
-        "", "PEM file with the server's certificate chain; turns TLS on."
-    )
+    tls_certificate: str = _setting("", "PEM file with the server's certificates; turns TLS on.")
     tls_key: str = _setting("", "PEM file with the server's private key.", secret=True)
     tls_client_ca: str = _setting(
         "", "PEM file with the authorities whose clients are let in (mTLS)."
     )
     tokens: str = _setting(
-        "",
-        "File with the hashes of tokens, as `gradwire-server token` writes it; with one, "
-        "everything but health takes a token.",
-        secret=True,
+        "", "File of `gradwire-server token`; all but health takes a token then.", secret=True
     )
     anonymous_scopes: str = _setting(
         "evaluate",
-        "What callers of other machines may do without a token or a certificate, where there is no "
-        "tokens file: evaluate, inspect, both with a comma between, or nothing.",
+        "What callers of other machines may do without a certificate, where there is no tokens "
+        "file: evaluate, inspect, both with a comma between, or nothing.",
     )
     backend: str = _setting(
         "auto",
