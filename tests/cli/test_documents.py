@@ -21,7 +21,11 @@ from gradwire.ops._attributes import Choice, rule_of
 ROOT = Path(__file__).parents[2]
 PAGES = sorted({table.page for table in TABLES.values()})
 DOCUMENTS = ("README.md", "docs/operators.md", *PAGES)
-LINKED = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")))
+LINKED = (
+    "README.md",
+    "SECURITY.md",
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+)
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
