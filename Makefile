@@ -9,6 +9,10 @@ CUDA ?= 13
 GPU_PYTHON ?=
 # Further arguments of pytest: make test ARGS="tests/plans -k adjoint"
 ARGS ?=
+# Which tests make test runs, as pytest's -m has it; make full and CI run all
+MARKS ?= not slow
+# How long `make fuzz` looks
+SECONDS ?= 600
 # Processes that run the tests
 JOBS ?= 2
 
@@ -16,13 +20,16 @@ JOBS ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
+# Where it is set, every server that tests start compiles the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load load-agreement load-kills soak monitoring bench bench-compute conformance full image install constraints clean
+	load load-agreement load-kills soak chaos fuzz monitoring status bench bench-compute conformance full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -32,7 +39,8 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 	$(BIN)/gradwire demo --output out/demo.png
 
 test: $(VENV)/.installed  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python tests/prepare.py
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "$(MARKS)" $(ARGS)
 
 gpu-test: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
 	$(ON_GPU) tests/gpu_rows.py
@@ -84,9 +92,18 @@ soak: $(VENV)/.installed  ## Load a server for 20 minutes; fails if it keeps mem
 	mkdir -p out
 	PYTHONPATH=tests $(BIN)/python -m load.soak --json out/soak.json $(ARGS)
 
-load-kills: $(VENV)/.installed  ## Kill, renew and stop workers under load; fails if a call is lost or wrong
+load-kills: $(VENV)/.installed  ## Kill, renew and stop workers, and cut connections, under load; fails if a call is lost or wrong
 	mkdir -p out
 	PYTHONPATH=tests $(BIN)/python -m load.kills --json out/kills.json
+
+chaos: $(VENV)/.installed  ## 100 cuts, and workers stopped and killed, under load; then the tests of faults that take long
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m load.kills --json out/kills.json
+	$(BIN)/python -m pytest -m slow tests/chaos $(ARGS)
+
+fuzz: $(VENV)/.fuzz  ## Look for bytes that break a law of reading; SECONDS=600
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run --seconds $(SECONDS) --json out/fuzz.json
 
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out
@@ -96,11 +113,17 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python tests/bench/start.py --json out/start.json
 	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
 	PYTHONPATH=tests $(BIN)/python -m bench.telemetry --json out/telemetry.json
+	PYTHONPATH=tests $(BIN)/python -m bench.tls --json out/tls.json
 	PYTHONPATH=tests $(BIN)/python -m bench.many --json out/many.json
 	PYTHONPATH=tests $(BIN)/python -m bench.overload --json out/overload.json
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python
+
+status: $(VENV)/.installed  ## Look at the status page in Chromium; draws out/status.png
+	.ci/status $(BIN)/python
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m web.picture out/status.png
 
 bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
 	mkdir -p out
@@ -111,11 +134,12 @@ bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; 
 	PYTHONPATH=tests $(BIN)/python -m bench.compute_plot out/compute.json out/scaling.json out/compute.png
 	-PYTHONPATH=tests $(BIN)/python -m bench.compute_targets out/compute.json
 
-conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
+conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
 	mkdir -p out
 	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --json out/conformance.json --markdown docs/conformance.md
 
-full: $(VENV)/.full lint schema test bench load load-kills soak  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
+full: MARKS =
+full: $(VENV)/.full lint schema test bench load chaos soak  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 image:  ## Build the container image gradwire:cpu
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .
@@ -151,6 +175,10 @@ $(VENV)/.tools: $(VENV)/.installed
 
 $(VENV)/.full: $(VENV)/.installed
 	$(BIN)/python $(PIP) install --constraint $(PINS) --group full
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.installed
+	$(BIN)/python $(PIP) install --constraint $(PINS) --group fuzz
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.installed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,7 @@ def fused(assembly: str) -> list[str]:
     return [one or other for one, other in _FUSED.findall(assembly)]
 
 
+@cache
 def of_kernels() -> dict[str, str]:
     """Return the assembly of each function that the compiled backend calls by its address."""
     import_module(f"{_PACKAGE}.compilation").load("")

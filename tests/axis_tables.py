@@ -5,6 +5,7 @@ The matrices are of the forward, [outputs, inputs], read off the framework by on
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from dialect_oracles import Matrix, lowered
 from gradwire import ops
+from gradwire_server.plans import BandedMap
 
 DATA = Path(__file__).with_name("data")
 
@@ -37,13 +39,41 @@ def axis_matrix(
     operator: ops.Operator, case: AxisCase, *, rank: int, axis: int, dtype: npt.DTypeLike
 ) -> Matrix:
     """Return our matrix along one axis of a tensor whose other axes have one element."""
+    found = _axis_map(operator, case, rank=rank, axis=axis, dtype=dtype)
+    return np.eye(case.outputs) if found is None else found.dense()
+
+
+def elements_read(
+    operator: ops.Operator,
+    case: AxisCase,
+    *,
+    rank: int = 1,
+    axis: int = 0,
+    dtype: npt.DTypeLike = np.float32,
+) -> npt.NDArray[np.int64]:
+    """Return the one element that each output reads with a weight of 1, -1 for one that reads none.
+
+    Raises AssertionError where an output reads several, or another weight.
+    """
+    found = _axis_map(operator, case, rank=rank, axis=axis, dtype=dtype)
+    if found is None:
+        return np.arange(case.outputs)
+    counts = np.diff(found.offset)
+    assert set(counts.tolist()) <= {0, 1}
+    assert np.all(found.weight == 1)
+    return np.where(counts == 1, found.start, -1)
+
+
+def _axis_map(
+    operator: ops.Operator, case: AxisCase, *, rank: int, axis: int, dtype: npt.DTypeLike
+) -> BandedMap | None:
     shapes = [[1] * rank, [1] * rank]
     shapes[0][axis], shapes[1][axis] = case.inputs, case.outputs
     source, result = (tuple(shape) for shape in shapes)
     for each in lowered(operator, source, result, dtype).passes:
         assert each.axis == axis
-        return each.map.dense()
-    return np.eye(case.outputs)
+        return each.map
+    return None
 
 
 def save(name: str, about: dict[str, str], tables: Sequence[tuple[AxisCase, Matrix]]) -> None:
@@ -67,6 +97,12 @@ def load(name: str) -> Iterator[tuple[AxisCase, Matrix]]:
         )
         first += size
     assert first == len(flat)
+
+
+def lengths_up_to(largest: int) -> Iterator[tuple[int, int]]:
+    """Yield all pairs of lengths."""
+    lengths = range(1, largest + 1)
+    return itertools.product(lengths, lengths)
 
 
 def sizes(generator: np.random.Generator, *, largest: int) -> tuple[int, int]:

@@ -13,11 +13,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import AsyncClient, Client, Timing, ops
+from gradwire import AsyncClient, Client, Item, Timing, ops
 from gradwire_server import LocalClient
 from raw_calls import PATIENCE_S, wait_until
 
 Array = NDArray[Any]
+# Items of one evaluate_many.
+_MANY = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ KINDS = {
         ops.InterpolateBackward(mode="bilinear", data_format="NCX"),
         (1, 16, 320, 320),
         (1, 16, 160, 160),
+    ),
+    "small stream": Kind(
+        ops.InterpolateBackward(mode="bilinear", data_format="NCX"),
+        (1, 2, 256, 256),
+        (1, 2, 128, 128),
     ),
     "copy": Kind(ops.DmlResample(interpolation_mode="linear"), (1024, 1024), (1024, 1024)),
 }
@@ -67,7 +74,8 @@ class Tally:
 class Callers:
     """Threads that call one server until the block ends, each the same again and again.
 
-    kinds  of calls, one thread for each; those that begin with "async" go by AsyncClient
+    kinds  of calls, one thread for each; those that begin with "async" go by AsyncClient, and
+           "many" is evaluate_many of small ones
 
     After the block `tallies` hold what they saw, in the order of the kinds.
     """
@@ -100,6 +108,10 @@ class Callers:
             assert tally.calls
 
     def _starter(self, kind: str, tally: Tally) -> Callable[[], None]:
+        if kind == "many":
+            unary = KINDS["unary"]
+            array, expected = _problem(unary)
+            return lambda: self._call_many(unary, array, expected, tally)
         name = kind.removeprefix("async ")
         array, expected = _problem(KINDS[name])
         if name == kind:
@@ -116,6 +128,20 @@ class Callers:
             except Exception as error:  # noqa: BLE001 - whatever it is, the call is lost
                 tally.lost.append(f"{type(error).__name__}: {error}")
             _judge(tally, result, expected)
+
+    def _call_many(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
+        items = [Item(kind.operator, array, kind.received)] * _MANY
+        while not self._over.is_set():
+            results = self._client.evaluate_many(items)
+            while True:
+                result = None
+                try:
+                    result = next(results)
+                except StopIteration:
+                    break
+                except Exception as error:  # noqa: BLE001 - as above
+                    tally.lost.append(f"{type(error).__name__}: {error}")
+                _judge(tally, result, expected)
 
     async def _await(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
         async with AsyncClient(self._target, **self._options) as client:

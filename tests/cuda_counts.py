@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import cuda_device
+import cuda_programs
 import kernel_maps as maps
 import oracles
-from cuda_device import SimulatedCuda
+from cuda_programs import SimulatedCuda
 from cudasim.module import REVERSE
 from gradwire_server.backends.cuda import dispatch
 from gradwire_server.plans import Plan
@@ -64,7 +64,7 @@ def work(case: Case, formats: Formats) -> Work:
     """Run a plan on the simulated device and count."""
     arriving, leaving = formats
     program = dispatch.program(case.plan, arriving, leaving, multiprocessors=0)
-    module = cuda_device.ptx(90, program.kernels, counting=True)
+    module = cuda_programs.ptx(90, program.kernels, counting=True)
     module.reset_counts()
     x = np.zeros(case.plan.input_shape, arriving)
     y = np.empty(case.plan.output_shape, leaving)

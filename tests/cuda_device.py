@@ -1,4 +1,4 @@
-"""The CUDA backend without a GPU: its programs one by one, and all of it on a simulated device."""
+"""A device for the CUDA backend where there is no GPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ import numpy.typing as npt
 import cuda_compiled
 from cudasim import module
 from cudasim.compiler import Mode
-from cudasim.module import FORWARD, Module, SimError
 from cudasim.module import Buffer as SimulatorBuffer
+from cudasim.module import Module, SimError
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch, Program
+from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceError, DeviceLostError
-from gradwire_server.plans import BandedMap, Plan
-from ptxsim.module import PtxModule, translated
 
 SOURCES = Path(str(files("gradwire_server.backends.cuda")))
 
@@ -37,91 +35,6 @@ def compiled(
 ) -> Module:
     """Compile kernels, all of them unless some are named, with g++."""
     return module.compiled(folder, some or cuda_compiled.every_kernel(), mode)
-
-
-@cache
-def ptx(
-    architecture: int, some: frozenset[Kernel] | None = None, *, counting: bool = False
-) -> PtxModule:
-    """Compile kernels, all of them unless some are named, with NVRTC and then with g++.
-
-    architecture  compute capability: 90 is 9.0
-    """
-    named = {kernel.expression for kernel in some or cuda_compiled.every_kernel()}
-    there = [
-        (text, {name: mangled for name, mangled in lowered.items() if name in named})
-        for text, lowered in cuda_compiled.texts(architecture)
-    ]
-    return translated(there, counting=counting)
-
-
-class SimulatedCuda:
-    """Runs programs launch by launch. What x, y, tables and scratch lie next to is guarded.
-
-    order            in which the threads of a block run, as `cudasim.module` has it
-    multiprocessors  that programs are made for; the fewer, the more each thread does
-    """
-
-    name = "cuda_simulated"
-    splits_work = False
-    may_wait = False
-
-    def __init__(
-        self,
-        module: Module,
-        *,
-        order: int = FORWARD,
-        multiprocessors: int = dispatch.MULTIPROCESSORS,
-    ) -> None:
-        self._module, self._order, self._multiprocessors = module, order, multiprocessors
-
-    def warm_up(self) -> None:
-        """Do nothing: the module is compiled."""
-
-    def apply(self, plan: Plan, x: Array, y: Array) -> None:
-        """Write the plan's result for x to y; `Backend` says what they are."""
-        made = partial(dispatch.program, multiprocessors=self._multiprocessors)
-        self.run(made(plan, x.dtype, y.dtype), x, y)
-
-    def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output on x to y; `Backend` says what they are."""
-        program = dispatch.accumulation(
-            bands,
-            x.shape,
-            x.dtype,
-            axis=axis,
-            carried=carried,
-            multiprocessors=self._multiprocessors,
-        )
-        self.run(program, x, y, carried=carried > 0)
-
-    def run(self, program: Program, x: Array, y: Array, *, carried: bool = False) -> None:
-        """Run a program.
-
-        x        what it reads, contiguous or not
-        y        what it writes, all of it
-        carried  whether it reads y as well; otherwise y is NaN before
-        """
-        holding = partial(self._module.holding, order=self._order)
-        fresh = partial(self._module.buffer, order=self._order)
-        buffers = {Buffer("x"): holding(x), Buffer("y"): fresh(y.nbytes)}
-        for index, table in enumerate(program.tables):
-            buffers[Buffer("table", index)] = holding(table)
-        for index, nbytes in enumerate(program.scratch):
-            buffers[Buffer("scratch", index)] = fresh(nbytes)
-        result = buffers[Buffer("y")].view(y.dtype, y.size).reshape(y.shape)
-        if carried:
-            result[...] = y
-        for launch in program.launches:
-            self._module.launch(
-                launch.kernel.expression,
-                launch.grid,
-                launch.block,
-                [buffers[one] if isinstance(one, Buffer) else one for one in launch.arguments],
-                shared_bytes=launch.shared_bytes,
-                order=self._order,
-            )
-        y[...] = result
 
 
 class SimulatedMemory:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import cuda_huge
 import cuda_table
 import oracles
-from cuda_device import SOURCES, SimulatedCuda
+from cuda_device import SOURCES
+from cuda_programs import SimulatedCuda
 from cuda_table import Row
 from cudasim import module
 from cudasim.compiler import Mode

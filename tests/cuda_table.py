@@ -17,6 +17,7 @@ import numpy as np
 
 import kernel_cases
 import kernel_maps as maps
+import kernel_table
 import oracles
 from backend_calls import Applies, applied
 from gradwire_server.backends import NumpyCpu
@@ -74,7 +75,7 @@ class Row(NamedTuple):
 
 def cases() -> list[Case]:
     """Return all plans."""
-    return [*kernel_cases.cases(), *own_cases()]
+    return [*kernel_table.cases(), *own_cases()]
 
 
 def rows_of(case: Case) -> Iterator[Row]:

@@ -16,7 +16,8 @@ import kernel_maps as maps
 import oracles
 from gradwire_server import backends
 from gradwire_server.backends import Backend, NumpyCpu
-from kernel_cases import cases, numbers, some_formats
+from kernel_cases import numbers, some_formats
+from kernel_table import cases
 from numba_here import streaming
 
 _PROT_NONE = 0

@@ -10,7 +10,8 @@ from importlib import import_module
 import numpy as np
 
 from gradwire_server.backends import compute_dtype
-from kernel_cases import Case, Formats, cases
+from kernel_cases import Case, Formats
+from kernel_table import cases
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
 _COMPUTED: list[np.dtype[np.generic]] = [np.dtype(np.float32), np.dtype(np.float64)]

@@ -6,9 +6,12 @@ python tests/live_jax.py    writes tests/data/jax_tables.npz with JAX 0.10.2 on 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import axis_tables
 from axis_tables import AxisCase
@@ -35,8 +38,7 @@ def cases(count: int) -> list[AxisCase]:
 
 def forward_table(jax: Any, case: AxisCase, dtype: Any = np.float32) -> Matrix:
     """Return what jax.image.resize makes of one-hot images."""
-    images = jax.numpy.eye(case.inputs, dtype=dtype)
-    result = jax.image.resize(images, (case.inputs, case.outputs), **case.attributes)
+    result = _resized(jax, jax.numpy.eye(case.inputs, dtype=dtype), case)
     return np.asarray(result).T.astype(np.float64)
 
 
@@ -51,6 +53,45 @@ def gradient_table(jax: Any, case: AxisCase, dtype: Any = np.float32) -> Matrix:
     _, transpose = jax.vjp(resized, zeros)
     (result,) = transpose(jax.numpy.eye(case.outputs, dtype=dtype))
     return np.asarray(result).astype(np.float64)
+
+
+def tables(
+    jax: Any, few: Sequence[AxisCase], dtype: Any = np.float32
+) -> list[tuple[Matrix, Matrix]]:
+    """Return both tables of a few cases, of one program: compiling is what takes time."""
+
+    def program(images: list[Any], cotangents: list[Any]) -> list[Any]:
+        return [
+            (_resized(jax, x, case), _transposed(jax, d, case))
+            for x, d, case in zip(images, cotangents, few, strict=True)
+        ]
+
+    images = [np.eye(case.inputs, dtype=dtype) for case in few]
+    cotangents = [np.eye(case.outputs, dtype=dtype) for case in few]
+    found = jax.jit(program)(images, cotangents)
+    return [
+        (np.asarray(y).T.astype(np.float64), np.asarray(g).astype(np.float64)) for y, g in found
+    ]
+
+
+def nearest_reads(jax: Any, inputs: int, lengths: Sequence[int]) -> list[npt.NDArray[np.int64]]:
+    """Return what `nearest` reads for each length of the output, off an image of indices."""
+
+    def program(x: Any) -> list[Any]:
+        return [jax.image.resize(x, (outputs,), "nearest") for outputs in lengths]
+
+    image = np.arange(inputs, dtype=np.float32)
+    return [np.asarray(y).astype(np.int64) for y in jax.jit(program)(image)]
+
+
+def _resized(jax: Any, rows: Any, case: AxisCase) -> Any:
+    return jax.image.resize(rows, (rows.shape[0], case.outputs), **case.attributes)
+
+
+def _transposed(jax: Any, cotangents: Any, case: AxisCase) -> Any:
+    source = jax.ShapeDtypeStruct((len(cotangents), case.inputs), cotangents.dtype)
+    (result,) = jax.linear_transpose(partial(_resized, jax, case=case), source)(cotangents)
+    return result
 
 
 def main() -> None:

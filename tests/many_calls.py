@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import grpc
 
 from gradwire import v1
-from raw_calls import PATIENCE_S, TRACEPARENT, RawClient
+from raw_calls import PATIENCE_S, TRACEPARENT, RawClient, float32, identity_request
 from refusals import Refusal, refusal_of
 
 
@@ -18,6 +18,13 @@ def named(request: v1.EvaluateRequest, name: str) -> v1.EvaluateManyRequest:
     evaluation = v1.EvaluateRequest.FromString(request.SerializeToString())
     evaluation.request_id = name
     return v1.EvaluateManyRequest(evaluation=evaluation)
+
+
+def rows(length: int) -> v1.EvaluateRequest:
+    """Halve an axis of float32 numbers."""
+    request = identity_request(2 * length, data=bytes(8 * length))
+    request.output.CopyFrom(float32(length))
+    return request
 
 
 class Responses(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -125,16 +126,34 @@ def model(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Any:
 
 def runtime(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Tensor:
     """Evaluate Resize by ONNX Runtime on the CPU."""
+    return np.asarray(_session(model(attributes, x, opset=opset)).run(None, {"x": x})[0])
+
+
+def runtime_reads(attributes: Attributes) -> Callable[[int, int], Tensor]:
+    """Return what `nearest` reads in ONNX Runtime, by two lengths; -1 where that is outside."""
+    onnx = importlib.import_module("onnx")
+    given = ", ".join(f'{name}="{value}"' for name, value in attributes.items())
+    text = f"""<ir_version: 8, opset_import: ["": 19]>
+        g (float[N] x, float[2] roi, int64[1] sizes) => (float[M] y) {{
+            y = Resize<mode="nearest", extrapolation_value=-1.0, {given}>(x, roi, , sizes)
+        }}"""
+    session = _session(onnx.parser.parse_model(text))
+    roi = np.array([0, 1], np.float32)
+
+    def read(inputs: int, outputs: int) -> Tensor:
+        x, sizes = np.arange(inputs, dtype=np.float32), np.array([outputs])
+        return np.asarray(session.run(None, {"x": x, "roi": roi, "sizes": sizes})[0])
+
+    return read
+
+
+def _session(made: Any) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model(attributes, x, opset=opset).SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-    )
-    return np.asarray(session.run(None, {"x": x})[0])
+    providers = ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(made.SerializeToString(), options, providers=providers)
 
 
 def random_call(seed: int) -> tuple[int, Attributes]:

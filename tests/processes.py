@@ -13,6 +13,8 @@ from pathlib import Path
 
 _SERVER = ("-m", "gradwire_server")
 _READY = "gradwire-server listening on "
+# Unless a test says otherwise: to load compiled code takes a server longer than most tests take.
+QUICK = ("--backend", "numpy_cpu")
 # Generous: a log line that never comes should end the test all the same.
 _PATIENCE_S = 30.0
 
@@ -38,7 +40,7 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
 
 
 class Command:
-    """A server that runs until it is told to stop.
+    """A server that runs until it is told to stop, and computes with NumPy unless flags say else.
 
     address  HOST:PORT, or what was asked for
     pid      of the process
@@ -54,7 +56,7 @@ class Command:
         self._log = log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(  # noqa: S603 - our own server
-                [sys.executable, *program, *flags],
+                [sys.executable, *program, *QUICK, *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -1,4 +1,4 @@
-"""A network that fails on purpose: a TCP relay which can cut connections, or hold what is sent."""
+"""A network that fails on purpose: a TCP relay that cuts connections, holds or loses bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 
@@ -14,19 +14,29 @@ class Relay:
     """Relays every connection to a server.
 
     server    HOST:PORT of the server
-    cuts      connection i is cut once it has carried cuts[i] bytes from the server; later ones last
+    cuts      connection i is cut once it has carried cuts[i] bytes from the server; later ones, and
+              those with None, last
+    cuts_up   likewise of bytes from the client
     on_cut    called before each cut
     address   HOST:PORT of the relay
     delay_s   seconds that each 64 KiB from clients wait
+    cut       connections that were cut so far
     alter     makes of what the server sends at once what clients get in its place
     """
 
     def __init__(
-        self, server: str, *, cuts: tuple[int, ...] = (), on_cut: Callable[[], None] | None = None
+        self,
+        server: str,
+        *,
+        cuts: Iterable[int | None] = (),
+        cuts_up: Iterable[int | None] = (),
+        on_cut: Callable[[], None] | None = None,
     ) -> None:
         self._server = _host_and_port(server)
-        self._cuts = iter(cuts)
+        self._cuts, self._cuts_up = iter(cuts), iter(cuts_up)
         self._on_cut = on_cut
+        self._swallows = self._spares = False
+        self.cut = 0
         self._flowing = threading.Event()
         self._flowing.set()
         self._allowance = 0
@@ -47,6 +57,14 @@ class Relay:
     def let_go(self) -> None:
         """Let everything pass again."""
         self._flowing.set()
+
+    def spare(self) -> None:
+        """Cut no connection any more."""
+        self._spares = True
+
+    def swallow(self) -> None:
+        """Lose all that is sent either way from now on, on connections that are there and stay."""
+        self._swallows = True
 
     def lead_to(self, server: str) -> None:
         """Cut every connection and lead new ones to another server."""
@@ -75,17 +93,33 @@ class Relay:
             client.close()
             return
         self._sockets += [client, server]
-        for pump in (self._pump_up, self._pump_down):
-            threading.Thread(target=pump, args=(client, server), daemon=True).start()
+        cuts = next(self._cuts_up, None), next(self._cuts, None)
+        for pump, cut in zip((self._pump_up, self._pump_down), cuts, strict=True):
+            threading.Thread(target=pump, args=(client, server, cut), daemon=True).start()
 
-    def _pump_up(self, client: socket.socket, server: socket.socket) -> None:
+    def _pump_up(self, client: socket.socket, server: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
                 self._flowing.wait()
                 time.sleep(self.delay_s)
-                server.sendall(data)
+                if left is not None and left <= len(data) and not self._spares:
+                    server.sendall(data[:left])
+                    self._note_cut()
+                    _close(client)
+                    break
+                left = None if left is None else left - len(data)
+                self._pass(data, server)
                 self._spend(len(data))
         _close(server)
+
+    def _pass(self, data: bytes, to: socket.socket) -> None:
+        if not self._swallows:
+            to.sendall(data)
+
+    def _note_cut(self) -> None:
+        self.cut += 1
+        if self._on_cut is not None:
+            self._on_cut()
 
     def _spend(self, sent: int) -> None:
         if self._allowance:
@@ -93,17 +127,15 @@ class Relay:
             if not self._allowance:
                 self._flowing.clear()
 
-    def _pump_down(self, client: socket.socket, server: socket.socket) -> None:
-        left = next(self._cuts, None)
+    def _pump_down(self, client: socket.socket, server: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
             while data := self.alter(server.recv(1 << 16)):
-                if left is not None and left <= len(data):
+                if left is not None and left <= len(data) and not self._spares:
                     client.sendall(data[:left])
-                    if self._on_cut is not None:
-                        self._on_cut()
+                    self._note_cut()
                     break
                 left = None if left is None else left - len(data)
-                client.sendall(data)
+                self._pass(data, client)
         _close(client)
         _close(server)
 
@@ -121,10 +153,14 @@ def _close(one: socket.socket) -> None:
 
 @contextmanager
 def relaying(
-    server: str, *, cuts: tuple[int, ...] = (), on_cut: Callable[[], None] | None = None
+    server: str,
+    *,
+    cuts: Iterable[int | None] = (),
+    cuts_up: Iterable[int | None] = (),
+    on_cut: Callable[[], None] | None = None,
 ) -> Generator[Relay]:
     """Run a relay."""
-    relay = Relay(server, cuts=cuts, on_cut=on_cut)
+    relay = Relay(server, cuts=cuts, cuts_up=cuts_up, on_cut=on_cut)
     try:
         yield relay
     finally:

@@ -16,6 +16,7 @@ from typing import Any
 from gradwire_server import app
 from gradwire_server.backends import Backend
 from gradwire_server.settings import Settings
+from processes import QUICK
 
 _READY = "gradwire-server listening on "
 
@@ -94,7 +95,7 @@ def serving(**settings: Any) -> Generator[ServerThread]:
 
 
 class ServerProcess:
-    """A server as a child process, to be killed and started again on the same port."""
+    """A server as a child process, with NumPy, to be killed and started again on the same port."""
 
     def __init__(self, *flags: str, port: int = 0) -> None:
         self._flags = flags
@@ -110,6 +111,7 @@ class ServerProcess:
                 "gradwire_server",
                 "--address",
                 f"127.0.0.1:{self.port}",
+                *QUICK,
                 *self._flags,
             ],
             stdout=subprocess.PIPE,

@@ -15,9 +15,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from numpy.typing import NDArray
 
-from gradwire import ops, v1
+from gradwire import ops, tensors, v1
 from gradwire._many_items import Item
+from gradwire._words import counted
 from gradwire.client import Client
+from gradwire.errors import InvalidRequestError
 
 
 class Evaluator(Protocol):
@@ -96,3 +98,32 @@ def from_text(text: str) -> ops.Operator:
 def linear(text: str) -> str:
     """Return the text of an operator without what it adds whatever its input is."""
     return as_text(from_text(text).linear())
+
+
+@lru_cache(1024)
+def told(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
+    """Return the operator of a text, which tells its output's shape where it has to.
+
+    A gradient needs no sizes, its forward may: the shape that is asked for has them.
+    """
+    return from_text(text).for_output(output_shape)
+
+
+def check_shapes(
+    operator: ops.Operator, input_shape: Sequence[int], output_shape: Sequence[int]
+) -> None:
+    """Raise InvalidRequestError where no server can take an operator of these shapes."""
+    kind = type(operator)
+    for name, shape in (("input", input_shape), ("output", output_shape)):
+        tensors.check_sizes(name, shape)
+        if not kind.min_rank <= len(shape) <= kind.max_rank:
+            raise InvalidRequestError.of(
+                f"{name}.sizes",
+                f"has {counted(len(shape), 'axis')}; {operator.name} takes {kind.ranks()}",
+            )
+    if len(input_shape) != len(output_shape):
+        raise InvalidRequestError.of(
+            "output.sizes",
+            f"has {counted(len(output_shape), 'axis')}, input.sizes has {len(input_shape)}; "
+            f"{operator.name} keeps the number of axes",
+        )

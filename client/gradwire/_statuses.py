@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradwire import v1
+from gradwire._hints import with_hint
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
@@ -156,6 +157,8 @@ def _without_status(facts: _Facts, request_id: str | None) -> GradwireError:
     if kind is OverloadedError and facts.retry_after_s is None:
         kind = LimitExceededError
     message = facts.message or f"the server answered {facts.code} without a word"
+    if kind is UnavailableError and not facts.reason:
+        message = with_hint(message)
     if kind is ServerError and not facts.reason:
         message = f"{facts.code}: {message}"
     request_id = request_id or facts.metadata.get("request_id")

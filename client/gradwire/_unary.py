@@ -12,7 +12,7 @@ from gradwire._channel import AsyncLine, Line, from_rpc_error
 from gradwire._pool import Pool
 from gradwire._tokens import Bearer
 from gradwire._tracing import Context, call_span
-from gradwire.errors import CallCancelledError, GradwireError
+from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.retries import is_retryable
 from gradwire.timing import Metadata
 
@@ -80,9 +80,10 @@ class Unary:
         failed = False
         try:
             if on_trailers is None:
-                return method(line)(request, timeout=timeout_s, metadata=metadata)
-            reply, call = method(line).with_call(request, timeout=timeout_s, metadata=metadata)
-            on_trailers(call.trailing_metadata() or ())
+                reply = method(line)(request, timeout=timeout_s, metadata=metadata)
+            else:
+                reply, call = method(line).with_call(request, timeout=timeout_s, metadata=metadata)
+                on_trailers(call.trailing_metadata() or ())
         except grpc.RpcError as error:
             failure = from_rpc_error(error, request_id=request_id)
             failed = is_retryable(failure, streamed=False)
@@ -91,7 +92,7 @@ class Unary:
             # What grpc says of a channel that is closed.
             return CallCancelledError(str(error), request_id=request_id)
         else:
-            return reply
+            return _answer(reply, request_id)
         finally:
             pool.give_back(seat, failed=failed)
 
@@ -178,6 +179,13 @@ class AsyncUnary:
                 return CallCancelledError("the client was closed", request_id=request_id)
             raise
         else:
-            return reply
+            return _answer(reply, request_id)
         finally:
             pool.give_back(seat, failed=failed)
+
+
+def _answer(reply: Reply | None, request_id: str | None) -> Reply | GradwireError:
+    # grpc returns None where a server that is none of ours says OK and sends no message.
+    if reply is None:
+        return ServerError("the server answered OK without a message", request_id=request_id)
+    return reply

@@ -3,27 +3,36 @@
     import gradwire.jax
 
     with gradwire.Client() as client:
-        up = lambda x: gradwire.jax.evaluate(operator, x, (1, 8, 8, 3), client=client)
+        up = lambda x: gradwire.jax.resize(x, (1, 8, 8, 3), "cubic", client=client)
         jax.jit(jax.grad(lambda x: up(x).sum()))(x)
 
 Needs JAX (pip install "gradwire[jax]"). jit and vmap take it, reverse-mode differentiation too;
 forward mode does not.
+
+What is wrong with arguments is told when a function is called or traced. What an evaluation raises
+is raised as it is where nothing is traced; a compiled function, or one under vmap, ends in JAX's
+own error, whose message ends in that one's name and words.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from operator import index
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import ops
-from gradwire._bridges import CLIENTS, Evaluator, as_text, from_text, linear
+from gradwire._bridges import CLIENTS, Evaluator, as_text, check_shapes, linear, told
 from gradwire._many_items import Item
+from gradwire.errors import InvalidRequestError
+from gradwire.ops.jax import Method
+from gradwire.tensors import data_type_of
 
 jax: Any = import_module("jax")
 
@@ -41,23 +50,71 @@ def evaluate(
     """Return the operator applied to an array; it can be differentiated any number of times.
 
     x             float32, float16, bfloat16 or float64
-    output_shape  of the result
+    output_shape  of the result; it tells sizes that attributes leave out
     adjoint       what takes the gradient of the result to that of x; None means ops.adjoint() of
                   the operator. Of that gradient, the operator itself takes the
                   gradient, without a constant that it adds
     client        what evaluates; kept by the caller as long as what was traced may run. None means
                   one Client() of this process
 
-    Raises what JAX makes of errors of client.evaluate(), under jax.jit or not.
+    Raises InvalidRequestError, under jax.jit too, where types or shapes cannot be; where nothing is
+    traced what client.evaluate() does, and otherwise what JAX makes of that.
     """
     other = ops.adjoint(operator) if adjoint is None else adjoint
     x = jax.numpy.asarray(x)
-    shape = tuple(int(size) for size in output_shape)
+    data_type_of(x.dtype)
+    check_shapes(operator, x.shape, output_shape)
+    shape = tuple(map(index, output_shape))
     call = _Call(as_text(operator), as_text(other), shape, CLIENTS.number(client))
     return _evaluate(call, x)
 
 
-class _Call(NamedTuple):
+def resize(
+    image: Array,
+    shape: Sequence[int],
+    method: Method | Any,
+    antialias: bool = True,  # noqa: FBT001, FBT002
+    precision: Any = None,
+    *,
+    client: Evaluator | None = None,
+) -> Array:
+    """Resize as jax.image.resize does; it can be differentiated any number of times.
+
+    image      any axis may change its length. Integers become float32, of 64 bits float64; nearest
+               takes none
+    shape      of the result
+    method     a name that jax.image.resize takes, or a jax.image.ResizeMethod
+    antialias  whether kernels are stretched where an axis shrinks
+    precision  of no effect: the arithmetic is that of docs/dialects/jax.md
+    client     as for evaluate()
+
+    Raises InvalidRequestError, a ValueError, where an argument is wrong, and what evaluate() does.
+    """
+    del precision
+    name: Any = method
+    if isinstance(method, jax.image.ResizeMethod):
+        name = name.name.lower()
+    operator = ops.JaxResize(method=name, antialias=antialias)
+    image = _inexact(jax.numpy.asarray(image), operator)
+    lengths = tuple(shape)
+    if len(lengths) == image.ndim and 0 in lengths:
+        return jax.numpy.zeros(lengths, image.dtype)
+    return evaluate(operator, image, lengths, client=client)
+
+
+def _inexact(image: Array, operator: ops.JaxResize) -> Array:
+    """Return an image in the type that jax.image.resize makes of it."""
+    if jax.numpy.issubdtype(image.dtype, jax.numpy.inexact):
+        return image
+    if operator.method == "nearest":
+        wanted = "nearest keeps the type of an image: give one of a floating type"
+        raise InvalidRequestError.of("image", f"is {image.dtype}; {wanted}")
+    is_long = image.dtype.itemsize == np.dtype(np.int64).itemsize
+    return image.astype("float64" if is_long else "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
     """What a compiled graph knows of an evaluation; texts and number as _bridges has them."""
 
     operator: str
@@ -67,13 +124,18 @@ class _Call(NamedTuple):
 
 
 def _apply(call: _Call, x: Array) -> Array:
-    told = jax.ShapeDtypeStruct(call.shape, x.dtype)
-    return jax.pure_callback(partial(_run, call, x.ndim), told, x, vmap_method="broadcast_all")
+    """Evaluate at once where the numbers are there, so that errors are raised as they are."""
+    if not isinstance(x, jax.core.Tracer):
+        # Of several devices JAX gathers it, and cotangents may be arrays of NumPy.
+        one_device = isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1
+        return jax.device_put(_run(call, x.ndim, x), x.sharding if one_device else None)
+    made = jax.ShapeDtypeStruct(call.shape, x.dtype)
+    return jax.pure_callback(partial(_run, call, x.ndim), made, x, vmap_method="broadcast_all")
 
 
 def _run(call: _Call, rank: int, x: Array) -> NDArray[Any]:
     """Evaluate an array, or under vmap all those along the axes before its own."""
-    evaluator, operator = CLIENTS.by_number(call.client), from_text(call.operator)
+    evaluator, operator = CLIENTS.by_number(call.client), told(call.operator, call.shape)
     array, batch = np.asarray(x), x.shape[: x.ndim - rank]
     if not batch:
         return evaluator.evaluate(operator, array, output_shape=call.shape)

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from gradwire import v1
 from gradwire._arrays import share_memory, to_array
 from gradwire._wire_order import WireOrder, nested_axes
+from gradwire._words import counted
 from gradwire.errors import InvalidRequestError
 
 __all__ = [
@@ -126,7 +127,7 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
         ) from None
     if not 1 <= len(sizes) <= MAX_RANK:
         raise InvalidRequestError.of(
-            f"{name}.sizes", f"has {len(sizes)} axes; give 1 to {MAX_RANK}"
+            f"{name}.sizes", f"has {counted(len(sizes), 'axis')}; give 1 to {MAX_RANK}"
         )
     for axis, size in enumerate(sizes):
         try:

@@ -12,13 +12,14 @@ which torch.compile leaves as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
 from gradwire import ops
 from gradwire._arrays import to_array
-from gradwire._bridges import CLIENTS, Evaluator, as_text, from_text, linear
+from gradwire._bridges import CLIENTS, Evaluator, as_text, check_shapes, from_text, linear, told
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.torch import Follow, Mode
 
@@ -26,6 +27,9 @@ torch: Any = import_module("torch")
 forward_ad: Any = import_module("torch.autograd.forward_ad")
 
 Tensor = Any
+
+# Beyond it, an integer of 64 bits and a float64 no longer name the same number.
+LARGEST_LENGTH = 2**53
 
 
 def evaluate(
@@ -41,7 +45,8 @@ def evaluate(
     operator      made before, where torch.compile takes the rest
     x             float32, float16, bfloat16 or float64, any strides. On the CPU its memory is read
                   in place; from other devices it is copied, for CUDA through pinned memory
-    output_shape  of the result, which is on x's device and contiguous
+    output_shape  of the result, which is on x's device and contiguous; it tells sizes that
+                  attributes leave out
     adjoint       what takes the gradient of the result to that of x; None means ops.adjoint() of
                   the operator. Of that gradient, the operator itself takes the
                   gradient, without a constant that it adds
@@ -120,11 +125,23 @@ def _interpolation(
 
 
 def _scaled(source: Sequence[int], sizes: tuple[int, ...], factors: tuple[float, ...]) -> list[int]:
-    """Return the spatial sizes of the result; what is wrong with them is told elsewhere."""
+    """Return the spatial sizes of the result; how many there are is checked elsewhere."""
     if sizes:
         return list(sizes * len(source) if len(sizes) == 1 else sizes)
     each = factors * len(source) if len(factors) == 1 else factors
-    return [int(length * factor) for length, factor in zip(source, each, strict=False)]
+    pairs = zip(source, each, strict=False)
+    return [_length(length, factor, axis) for axis, (length, factor) in enumerate(pairs)]
+
+
+def _length(length: int, factor: float, axis: int) -> int:
+    """Return trunc(length * factor), refused where compiled code is not in the way."""
+    if not torch.compiler.is_compiling() and not 1 <= length * factor <= LARGEST_LENGTH:
+        raise InvalidRequestError.of(
+            ops.TorchInterpolate.path(f"scale_factor[{axis}]"),
+            f"is {factor!r}, which makes {length * factor:g} of {length} elements; give a number "
+            f"that leaves 1 to 2**53",
+        )
+    return int(length * factor)
 
 
 def _refuse_tangents(x: Tensor) -> None:
@@ -136,16 +153,47 @@ def _refuse_tangents(x: Tensor) -> None:
 
 
 def _run(x: Tensor, operator: str, adjoint: str, output_shape: list[int], client: int) -> Tensor:
-    del adjoint
+    if _has_no_batch(x, from_text(operator), output_shape):
+        return _empty(x, operator, adjoint, output_shape, client)
+    check_shapes(from_text(operator), x.shape, output_shape)
     source = x.detach()
     on_cuda = source.device.type == "cuda"
     if on_cuda:
         pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
         source = pinned.copy_(source)
-    result = torch.empty(output_shape, dtype=source.dtype, pin_memory=on_cuda)
+    result = _allocated(output_shape, source.dtype, pin_memory=on_cuda)
     evaluator, out = CLIENTS.by_number(client), to_array(result)
-    evaluator.evaluate(from_text(operator), source, output_shape=output_shape, out=out)
+    asked = told(operator, tuple(output_shape))
+    evaluator.evaluate(asked, source, output_shape=output_shape, out=out)
     return result.to(x.device)
+
+
+def _allocated(shape: Sequence[int], dtype: Any, *, pin_memory: bool) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=pin_memory)
+    except RuntimeError as error:
+        size = math.prod(shape) * dtype.itemsize
+        raise InvalidRequestError.of(
+            "output.sizes",
+            f"is {list(shape)}, {size} bytes of {dtype}, which PyTorch cannot allocate here; give "
+            f"shorter lengths",
+        ) from error
+
+
+def _has_no_batch(x: Tensor, operator: ops.Operator, output_shape: Sequence[int]) -> bool:
+    """Whether there is nothing to evaluate: PyTorch takes batches of none, the service does not."""
+    kinds = (ops.TorchInterpolate, ops.TorchUpsampleBackward)
+    others = [*x.shape[1:], *output_shape[1:]]
+    return isinstance(operator, kinds) and x.shape[0] == output_shape[0] == 0 < min(others)
+
+
+def _empty(x: Tensor, *arguments: Any) -> Tensor:
+    """Return the result of no batch, checked by PyTorch where that is a forward's."""
+    operator, _, output_shape, _ = arguments
+    asked = from_text(operator)
+    if isinstance(asked, ops.TorchInterpolate) and (asked.size or asked.scale_factor):
+        return _run_here(x, *arguments)
+    return x.new_empty(output_shape)
 
 
 def _run_here(

@@ -58,7 +58,7 @@ class Server:
         self.settings = settings
         self._authorizer = Authorizer(settings)
         self._shares_port = shares_port
-        self._pool = compute_pool(settings.threads)
+        self._pool = compute_pool(settings.threads, niceness=settings.compute_niceness)
         self._health = health.aio.HealthServicer()
         self.instruments = Instruments(
             settings, one_of_several=shares_port, cells=cells, devices=devices

@@ -149,13 +149,7 @@ class Call:
 
     def note_failed_item(self, failed: Failure) -> None:
         """Note the error of an item of EvaluateMany."""
-        self._active.observer.items(
-            self,
-            None,
-            status=failed.code.name,
-            reason=failed.reason_name,
-            limit=failed.facts.get("limit", ""),
-        )
+        self._active.observer.items(self, None, status=failed.code.name, failed=failed)
 
     async def answer(
         self,
@@ -242,8 +236,7 @@ class Call:
             self,
             status=status,
             duration_s=duration_s,
-            reason="" if failed is None else failed.reason_name,
-            limit="" if failed is None else failed.facts.get("limit", ""),
+            failed=failed,
         )
 
 

@@ -201,6 +201,7 @@ class _Seat:
     def _found(self, device: str, count: int) -> None:
         if not self.address.done():
             self.count = count
+            self.ledger.device = device
             name = channels.name_of(self._listener)
             self.address.set_result(Address(name, self._number, device))
 

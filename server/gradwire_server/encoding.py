@@ -24,7 +24,7 @@ from gradwire._framing import (
     varint,
 )
 from gradwire_server import headers
-from gradwire_server.errors import InvalidDataError
+from gradwire_server.errors import EvaluationError, InvalidDataError
 
 Bytes = NDArray[np.uint8]
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Bytes that are no message of the type that was due, or none that is read.
+    """Bytes that are no message of the type that was due, or none that is read, or did not come.
 
     error  says why
     """
 
-    error: InvalidDataError
+    error: EvaluationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _write_stream_response(response: bytes | v1.EvaluateStreamResponse) -> bytes
 
 
 def sound(message: T | Malformed) -> T:
-    """Return the message, or raise InvalidDataError where there is none."""
+    """Return the message, or raise the error that says why there is none."""
     if isinstance(message, Malformed):
         raise message.error
     return message

@@ -47,7 +47,8 @@ class Handlers(grpc.GenericRpcHandler):
         if handler_call_details.method == _EVALUATE:
             # What grpc has read of the call: its context would read it anew each time.
             evaluate = partial(self._evaluate, handler_call_details.invocation_metadata or ())
-            return grpc.unary_unary_rpc_method_handler(evaluate, *encoding.EVALUATE)
+            # The same bytes on the wire as unary, but the handler reads the request itself.
+            return grpc.stream_unary_rpc_method_handler(evaluate, *encoding.EVALUATE)
         return self._others.get(handler_call_details.method)
 
 

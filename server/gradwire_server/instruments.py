@@ -8,20 +8,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from gradwire_server.engine import NUMERICS_VERSION, Preparer
+from gradwire_server.outlets import LAST_EXPORT_S, Outlets, are_wanted, tracer
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
-from gradwire_server.telemetry import (
-    LAST_EXPORT_S,
-    Cells,
-    DeviceLedger,
-    Ledgers,
-    Observer,
-    Outlets,
-    Recorder,
-    Sampler,
-    are_wanted,
-    tracer,
-)
+from gradwire_server.telemetry import Cells, DeviceLedger, Ledgers, Observer, Recorder, Sampler
 from gradwire_server.telemetry.cells import place
 from gradwire_server.telemetry.definitions import (
     BUILD,
@@ -44,7 +34,7 @@ class Instruments:
     """Belongs to the event loop that makes the server.
 
     observer  of calls; nobody listens behind it where neither metrics nor traces are wanted
-    address   of the Prometheus endpoint; empty where there is none
+    address   of the HTTP port; empty where there is none
 
     one_of_several  whether a supervisor tells the metrics
     cells           its memory for them, as a file descriptor; None where nobody wants them
@@ -75,19 +65,21 @@ class Instruments:
 
     @property
     def address(self) -> str:
-        """Of the Prometheus endpoint; empty where there is none."""
+        """Of the HTTP port; empty where there is none."""
         return "" if self._outlets is None else self._outlets.address
 
     def start(self, workshop: Workshop, *, address: str) -> None:
         """Open the ways out; address is the server's own.
 
-        Raises OSError where the endpoint's address cannot be had, ValueError as Outlets does.
+        Raises OSError where the HTTP port's address cannot be had, ValueError as Outlets does.
         """
         if self._cells is not None and self._tells:
             ledgers = Ledgers.of_this_process(self._cells, self._devices)
-            self._outlets = Outlets(self._settings, ledgers)
+            self._outlets = Outlets(self._settings, ledgers, served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
+            backend = {"backend": workshop.backend.name, "backend_reason": workshop.backend_reason}
+            self._cells.notes.tell(backend)
             self._sampler = Sampler(self._cells, self._readings(workshop))
             self._sampler.start()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, fields
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 from uuid import uuid4
@@ -38,6 +39,7 @@ from gradwire_server.engine import (
 from gradwire_server.errors import EvaluationError
 from gradwire_server.failures import failure
 from gradwire_server.local_many import EvaluatesMany
+from gradwire_server.plans.interruption import asking
 from gradwire_server.recent import Recent
 
 _PLAN_CACHE_ENTRIES = 1 << 22
@@ -134,7 +136,8 @@ class LocalClient(EvaluatesMany):
     ) -> NDArray[Any]:
         """Return the operator's result, as Client.evaluate does, with the same errors.
 
-        timeout_s is the total; None means none. It is looked at between two steps.
+        timeout_s is the total; None means none. It is looked at between two steps, and between two
+        blocks of a long table.
         """
         if self._closed:
             raise RuntimeError("the client is closed; make another one")
@@ -142,7 +145,8 @@ class LocalClient(EvaluatesMany):
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         operator, source = check_operator(operator), to_array(array)
         try:
-            call, result = self._prepare(operator, source, output_shape=output_shape, out=out)
+            with asking(partial(_check_time, until)):
+                call, result = self._prepare(operator, source, output_shape=output_shape, out=out)
             if call.whole is not None and timeout_s is None and on_progress is None:
                 call.whole(source, np.asarray(result), self._backend)
             else:
@@ -250,6 +254,11 @@ class LocalClient(EvaluatesMany):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_time(until: float) -> None:
+    if time.monotonic() > until:
+        raise DeadlineExceededError("timeout_s has passed while tables were built")
 
 
 _REORDER = {v1.ErrorReason.ERROR_REASON_LAYOUT_NOT_STREAMABLE}

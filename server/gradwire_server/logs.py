@@ -80,6 +80,8 @@ class _Lines(logging.Handler):
         self._waiting: deque[tuple[float, int, str, Facts | Callable[[], Facts], str]] = deque()
         # Whether an event loop is going to write them.
         self._due = False
+        # Since lines could last be written.
+        self._lost = 0
         self._writing = threading.RLock()
         # Of the latest line.
         self._second, self._text_of_second = -1, ""
@@ -120,8 +122,20 @@ class _Lines(logging.Handler):
                     facts = {**self._always, **facts}
                 name = logging.getLevelName(level).lower()
                 lines.append(self._form(self._time(at), name, event, facts, traceback))
+            self._write(lines)
+
+    def _write(self, lines: list[str]) -> None:
+        """Write lines, or count the lost: no call ends for a full disk, or a reader who is gone."""
+        if self._lost:
+            facts = {**self._always, "lines": self._lost}
+            lines.append(self._form(self._time(time.time()), "warning", "lines lost", facts, ""))
+        try:
             self._stream.write("".join(lines))
             self._stream.flush()
+        except OSError:
+            self._lost += len(lines) - bool(self._lost)
+        else:
+            self._lost = 0
 
     def _time(self, at: float) -> str:
         second = int(at)

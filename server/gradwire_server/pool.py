@@ -21,10 +21,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Above the event loop's: a ninth of its weight where both want a core. Who answers takes little
-# time, and everybody waits for it; who computes takes all there is.
-_NICENESS = 10
-
 _Write = Callable[[int, int], int]
 
 
@@ -40,17 +36,25 @@ def _eventfd_write() -> _Write | None:
 _write = _eventfd_write()
 
 
-def compute_pool(threads: int) -> ThreadPoolExecutor:
-    """Return a pool of so many threads that let the event loop go first."""
+def compute_pool(threads: int, *, niceness: int) -> ThreadPoolExecutor:
+    """Return a pool of so many threads that let the event loop go first.
+
+    Who answers takes little time, and everybody waits for it; who computes takes all there is.
+
+    niceness  above the event loop's, on Linux; with 10 they have a ninth of its weight where both
+              want a core
+    """
     return ThreadPoolExecutor(
-        threads, thread_name_prefix="gradwire-compute", initializer=_stand_back
+        threads,
+        thread_name_prefix="gradwire-compute",
+        initializer=partial(_stand_back, niceness),
     )
 
 
-def _stand_back() -> None:
+def _stand_back(niceness: int) -> None:
     # Elsewhere the niceness is one of all threads. Threads that this one starts inherit it.
     if sys.platform == "linux":
-        os.nice(_NICENESS)
+        os.nice(niceness)
 
 
 def submit(

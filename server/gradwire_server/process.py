@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -23,6 +24,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How long a busy event loop keeps Python's lock from threads that compute, which need it a few
 # times in each call. With the default of 5 ms they hardly get on while calls have to be refused.
 _SWITCH_INTERVAL_S = 5e-5
+# In the time in which one at least has to come.
+_BEATS = 8
 
 
 async def serve(
@@ -60,6 +63,7 @@ async def serve(
     try:
         start = _start(settings, backend, own, addresses, worker=worker, cells=cells)
         server = await _started(start, asked, over)
+        beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
         if server is not None:
             await _first(asked, over)
             if worker is None:
@@ -68,6 +72,8 @@ async def serve(
             if not relieved.is_set():
                 await server.turn_away(settings.drain_delay_s)
             await server.stop(settings.grace_s)
+        if beating is not None:
+            beating.cancel()
     finally:
         if own is not None:
             await own.stop()
@@ -125,6 +131,17 @@ async def _started(
     starting.cancel()
     await asyncio.wait({starting})
     return None
+
+
+async def _beat(patience_s: float) -> None:
+    """Give the process that watches the workers a sign of life, several within its patience."""
+    pipe = sys.stdout.fileno()
+    os.set_blocking(pipe, False)
+    while True:
+        # It may be stopped itself, and read nothing for long.
+        with contextlib.suppress(BlockingIOError):
+            os.write(pipe, b".")
+        await asyncio.sleep(patience_s / _BEATS)
 
 
 async def _first(*events: asyncio.Event) -> None:

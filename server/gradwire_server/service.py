@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,11 +32,13 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
+from gradwire_server.plans.interruption import AbandonedError
 from gradwire_server.pool import submit
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.refusals import QuickRefusals
 from gradwire_server.settings import Settings
 from gradwire_server.small_calls import SmallCalls
+from gradwire_server.transit import Transit
 from gradwire_server.version import VERSION
 
 NAME = "gradwire.v1.GradientService"
@@ -85,7 +88,20 @@ class Workshop:
         if self.preparer.is_quick(request):
             return self.preparer.prepare(request)
         async with self.building:
-            return await self.off_loop(lambda: self.preparer.prepare(request))
+            return await self._build(request)
+
+    async def _build(self, request: EvaluationRequest) -> Evaluation:
+        """Have a thread lower a request; it gives up where the call ends before."""
+        ended = threading.Event()
+
+        def check() -> None:
+            if ended.is_set():
+                raise AbandonedError
+
+        try:
+            return await self.off_loop(lambda: self.preparer.prepare(request, check=check))
+        finally:
+            ended.set()
 
     async def recipe(self, header: bytes, request: EvaluationRequest) -> Recipe:
         """Lower a request likewise, and keep what that gave for others with this header."""
@@ -151,28 +167,31 @@ class GradientService:
         room = workshop.admission.has_room
         self._small = SmallCalls(workshop.backend, workshop.active, room=room)
         self._refusals = QuickRefusals(workshop.admission, workshop.recipes, workshop.active)
+        self._transit = Transit(workshop.admission, workshop.settings)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
 
-    async def evaluate(self, metadata: Metadata, message: bytes, context: Context) -> bytes:
+    async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
         """Evaluate one operator on one small tensor; metadata is what came with the call."""
-        reply = self._small.answer(message, context, metadata)
-        if reply is not None:
-            self._workshop.preparer.note_hit()
-            return reply
-        if self._refusals.refuse(message, context, metadata):
-            self._workshop.preparer.note_hit()
-            # With any status but OK grpc sends no reply.
-            return b""
+        message = await self._transit.receive(context)
+        if isinstance(message, bytes):
+            reply = self._small.answer(message, context, metadata)
+            if reply is not None:
+                self._workshop.preparer.note_hit()
+                return reply
+            if self._refusals.refuse(message, context, metadata):
+                self._workshop.preparer.note_hit()
+                # With any status but OK grpc sends no reply.
+                return b""
         call = self._call("Evaluate", context)
         return await call.answer(lambda: self._evaluate(message, call))
 
     def _call(self, method: str, context: Context) -> Call:
         return Call(method, context, self._workshop.active)
 
-    async def _evaluate(self, message: bytes, call: Call) -> bytes:
-        request_id, header, data = encoding.read_request(message)
+    async def _evaluate(self, message: bytes | encoding.Malformed, call: Call) -> bytes:
+        request_id, header, data = encoding.read_request(encoding.sound(message))
         call.request_id = wire.read_request_id(request_id.decode()) or call.request_id
         recipe = self._workshop.recipes.get(header)
         if recipe is None:
@@ -181,11 +200,17 @@ class GradientService:
             self._workshop.preparer.note_hit()
             _note(call, recipe.evaluation.request, len(data))
             _check_length(len(data), recipe.evaluation.request)
-        with self._workshop.admission.memory(recipe.memory_bytes):
+        self._transit.check(call.context, recipe.memory_bytes)
+        self._workshop.admission.take_memory(recipe.memory_bytes)
+        reply = b""
+        try:
             result = await self._compute(recipe, np.frombuffer(data, np.uint8), call)
-        with call.phases.spending("send"):
-            call.sent_bytes = len(result)
-            return encoding.response(call.request_id, recipe.header, result.data)
+            with call.phases.spending("send"):
+                call.sent_bytes = len(result)
+                reply = encoding.response(call.request_id, recipe.header, result.data)
+        finally:
+            self._transit.send(call.context, reply, held=recipe.memory_bytes)
+        return reply
 
     async def _prepare(self, header: bytes, length: int, call: Call) -> Recipe:
         with call.phases.spending("receive"):

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from gradwire_server import backends
-from gradwire_server.addresses import is_host_and_port, is_http_url, is_loopback
+from gradwire_server import backends, exposure
+from gradwire_server.addresses import is_host_and_port, is_http_url
 from gradwire_server.engine import Limits
 from gradwire_server.headers import MAX_HEADER_BYTES
 from gradwire_server.tokens import Scope, read_scopes
@@ -35,23 +35,18 @@ class Settings:
     insecure: bool = _setting(
         default=False, text="Serve without TLS on an address that is not loopback."
     )
-    tls_certificate: str = _setting(
-        "", "PEM file with the server's certificate chain; turns TLS on."
-    )
+    tls_certificate: str = _setting("", "PEM file with the server's certificates; turns TLS on.")
     tls_key: str = _setting("", "PEM file with the server's private key.", secret=True)
     tls_client_ca: str = _setting(
         "", "PEM file with the authorities whose clients are let in (mTLS)."
     )
     tokens: str = _setting(
-        "",
-        "File with the hashes of tokens, as `gradwire-server token` writes it; with one, "
-        "everything but health takes a token.",
-        secret=True,
+        "", "File of `gradwire-server token`; all but health takes a token then.", secret=True
     )
     anonymous_scopes: str = _setting(
         "evaluate",
-        "What callers of other machines may do without a token or a certificate, where there is no "
-        "tokens file: evaluate, inspect, both with a comma between, or nothing.",
+        "What callers of other machines may do without a certificate, where there is no tokens "
+        "file: evaluate, inspect, both with a comma between, or nothing.",
     )
     backend: str = _setting(
         "auto",
@@ -60,6 +55,11 @@ class Settings:
     )
     compute_threads: int = _setting(
         0, "Threads that compute in each worker; 0 means cores / workers, at least 1."
+    )
+    compute_niceness: int = _setting(
+        10,
+        "Niceness of the threads that compute, above that of the rest of the server, which answers "
+        "in time so; 0 makes them alike. Only on Linux.",
     )
     workers: int = _setting(
         1, "Processes that serve; of more than one, those that die are replaced."
@@ -168,13 +168,19 @@ class Settings:
     log_level: str = _setting(
         "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
     )
-    metrics_address: str = _setting(
+    http_port: str = _setting(
         "",
-        "HOST:PORT of the Prometheus endpoint, plain HTTP; port 0 takes a free one, which the log "
-        "tells. Empty means none.",
+        "[HOST:]PORT for health, metrics and the status page over HTTP, with TLS where the server "
+        "has it; on 127.0.0.1 if there is no host. Port 0 takes a free one, which the log tells. "
+        "Empty means none.",
     )
-    metrics_insecure: bool = _setting(
-        default=False, text="Serve metrics on an address that is not loopback."
+    http_open: bool = _setting(
+        default=False, text="Let everybody who reaches the HTTP port read it, without a token."
+    )
+    http_hosts: str = _setting(
+        "",
+        "Names under which the HTTP port is reached, with commas between, beside localhost, its "
+        "own host and IP addresses.",
     )
     otlp_endpoint: str = _setting(
         "",
@@ -200,10 +206,9 @@ class Settings:
                 f"workers is {self.workers} and address {self.address}: a unix socket takes one "
                 "worker; give HOST:PORT, or workers 1"
             )
-        _ = self.cuda_numbers
         _ = self.scopes_of_strangers
+        self._check_devices()
         self._check_exposure()
-        self._check_telemetry()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
@@ -215,28 +220,20 @@ class Settings:
                 "max_unary_bytes and max_chunk_bytes is needed"
             )
 
-    def _check_exposure(self) -> None:
-        """Refuse to serve in the clear beyond this machine unless told to."""
-        if self.address == "unix:":
-            raise ValueError("address is unix: without a path")
-        if self.insecure or self.tls_certificate or self.address.startswith("unix:"):
-            return
-        if not is_loopback(self.address):
+    def _check_devices(self) -> None:
+        """Refuse numbers that are none, and those of GPUs that would not be asked."""
+        if self.cuda_numbers and self.backend != "cuda":
             raise ValueError(
-                f"address is {self.address}, which is not loopback: give tls_certificate and "
-                "tls_key, or insecure to serve in the clear"
+                f"cuda_devices is {self.cuda_devices} and backend {self.backend}, which takes no "
+                "GPU; give backend cuda, or leave cuda_devices out"
             )
 
-    def _check_telemetry(self) -> None:
-        """Refuse addresses that are none, and to tell metrics to others unless told to."""
-        address = self.metrics_address
-        if address and not is_host_and_port(address):
-            raise ValueError(f"metrics_address is {address}; HOST:PORT is needed, or nothing")
-        if address and not (self.metrics_insecure or is_loopback(address)):
-            raise ValueError(
-                f"metrics_address is {address}, which is not loopback: give metrics_insecure to "
-                "let others read the metrics"
-            )
+    def _check_exposure(self) -> None:
+        clear = self.insecure or bool(self.tls_certificate)
+        exposure.check_calls(self.address, clear=clear)
+        if self.http_port:
+            asks = bool(self.tokens or self.tls_client_ca)
+            exposure.check_http(self.http_address, is_open=self.http_open, asks=asks, clear=clear)
         if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
                 f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
@@ -244,15 +241,17 @@ class Settings:
             )
 
     @property
+    def http_address(self) -> str:
+        """HOST:PORT of the HTTP port; empty where there is none."""
+        return f"127.0.0.1:{self.http_port}" if self.http_port.isdecimal() else self.http_port
+
+    @property
     def cuda_numbers(self) -> tuple[int, ...]:
         """Numbers of the GPUs that compute; empty for all. ValueError where they are none."""
-        words = self.cuda_devices.split(",") if self.cuda_devices else []
-        numbers = [int(one) for one in words if one.isascii() and one.isdecimal()]
-        if len(set(numbers)) < len(words):
-            raise ValueError(
-                f"cuda_devices is {self.cuda_devices}; numbers such as 0,2 are needed, or nothing"
-            )
-        return tuple(numbers)
+        try:
+            return backends.device_numbers(self.cuda_devices)
+        except ValueError as error:
+            raise ValueError(f"cuda_devices is {self.cuda_devices}{error}") from None
 
     @property
     def scopes_of_strangers(self) -> frozenset[Scope]:
@@ -284,6 +283,8 @@ class Settings:
 
 # What messages and grpc can carry, and what a machine can; in seconds some thirty years.
 _MOST = {
+    # From 0, the least that a niceness may be made without rights, to the greatest there is.
+    "compute_niceness": 19,
     "max_rank": _LIMITS.max_rank,
     "max_message_bytes": 2**31 - 1,
     "max_connection_calls": 2**31 - 1,
@@ -294,6 +295,7 @@ _MOST = {
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
 _MAY_BE_ZERO = {
+    "compute_niceness",
     "compute_threads",
     "drain_delay_s",
     "grace_s",

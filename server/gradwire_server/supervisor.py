@@ -17,7 +17,7 @@ import os
 import signal
 from functools import partial
 
-from gradwire_server import addresses, logs, signals, telemetry
+from gradwire_server import addresses, logs, outlets, signals
 from gradwire_server.devices import Devices, are_wanted
 from gradwire_server.places import Place, Standing
 from gradwire_server.settings import Settings
@@ -42,7 +42,7 @@ async def supervise(settings: Settings) -> None:
     logs.configure(settings.log_format, settings.log_level)
     with (
         addresses.held(settings.address) as address,
-        telemetry.collecting(settings) as ledgers,
+        outlets.collecting(settings, served=address) as ledgers,
     ):
         await Crew(settings, address, ledgers).run()
 

@@ -8,6 +8,9 @@ on standard output, so that a program can ask without importing the server:
             fields of Tables; for axis a of call c "c.a.start", "c.a.offset", "c.a.weight" as in
             BandedMap and, where the dialect tells, "c.a.coordinates". Where a call is refused there
             is only "error", the bytes of an Error
+
+The limits of tables are a server's, with the same variables: GRADWIRE_MAX_FLOAT32_AXIS and
+GRADWIRE_MAX_TABLE_ENTRIES.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +30,7 @@ from gradwire import v1
 from gradwire_server import dialects, wire
 from gradwire_server.backends import compute_dtype
 from gradwire_server.dialects.dialect import Axis
+from gradwire_server.engine import Limits
 from gradwire_server.errors import EvaluationError
 from gradwire_server.failures import failure
 from gradwire_server.plans.banded_map import BandedMap
@@ -59,8 +64,12 @@ class Tables:
     axes: tuple[AxisTable, ...]
 
 
-def tables(header: v1.EvaluateRequest) -> Tables:
-    """Return the tables that an evaluation would use; raise EvaluationError as it would."""
+def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> Tables:
+    """Return the tables that an evaluation would use; raise EvaluationError as it would.
+
+    limits  None means a server's defaults
+    """
+    limits = limits or Limits()
     request, result = wire.read_request(header).resolved()
     told = dialects.forward(
         request.operator,
@@ -68,6 +77,8 @@ def tables(header: v1.EvaluateRequest) -> Tables:
         request.input.sizes,
         result.sizes,
         compute=compute_dtype(request.input.dtype),
+        max_float32_axis=limits.max_float32_axis,
+        max_table_entries=limits.max_table_entries,
     )
     return Tables(result.sizes, told.fill, tuple(map(_table, told.axes, told.call.source)))
 
@@ -88,13 +99,27 @@ def main() -> None:
         v1.EvaluateRequest.FromString(base64.b64decode(text)) for text in json.load(sys.stdin)
     ]
     try:
-        arrays = _arrays([tables(header) for header in headers])
+        limits = _limits()
+        arrays = _arrays([tables(header, limits) for header in headers])
     except EvaluationError as error:
         message = failure(error).in_band().SerializeToString()
         arrays = {"error": np.frombuffer(message, np.uint8)}
     answer = io.BytesIO()
     np.savez(answer, **arrays)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     sys.stdout.buffer.write(answer.getbuffer())
+
+
+def _limits() -> Limits:
+    """Read the limits of tables as a server does that is started here; SystemExit where wrong."""
+    given: dict[str, int] = {}
+    for name in ("max_float32_axis", "max_table_entries"):
+        variable = f"GRADWIRE_{name.upper()}"
+        text = os.environ.get(variable, "")
+        if text and not (text.isascii() and text.isdecimal() and int(text)):
+            sys.exit(f"{variable} is {text!r}; a whole number of at least 1 is needed")
+        if text:
+            given[name] = int(text)
+    return Limits(**given)
 
 
 def _arrays(answers: list[Tables]) -> dict[str, NDArray[Any]]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from pathlib import Path
 from typing import Any
 
 import grpc
 
+from gradwire_server.certificates import Certificates, Papers
 from gradwire_server.settings import Settings
+
+_log = logging.getLogger("gradwire_server")
 
 # A peer that is gone, or a connection that a network has forgotten, is noticed after so long.
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 # Clients may ask so often whether the server is there while they wait for it.
 _LEAST_PING_INTERVAL_MS = 10_000
+# Calls that run when a connection is of age have so long: without an end, what a caller never reads
+# would be kept for as long as he keeps the connection.
+_GRACE_MS = 3_600_000
 
 
 def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
@@ -37,24 +43,38 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
     ]
     if max_age_s:
-        # Calls that run then may take any time: by default the grace has no end.
         age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
-        told.append(("grpc.max_connection_age_ms", age_ms))
+        told += [
+            ("grpc.max_connection_age_ms", age_ms),
+            ("grpc.max_connection_age_grace_ms", _GRACE_MS),
+        ]
     return told
 
 
 def credentials(settings: Settings) -> grpc.ServerCredentials:
-    """Read the certificates of a server with TLS; raise ValueError where they cannot be used."""
-    pair = (_pem(settings, "tls_key"), _pem(settings, "tls_certificate"))
-    authorities = _pem(settings, "tls_client_ca") if settings.tls_client_ca else None
-    return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
+    """Read the certificates of a server with TLS; raise ValueError where they cannot be used.
+
+    For each connection grpc asks whether there are others by now.
+    """
+    certificates = Certificates(settings)
+    shown = certificates.get()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        papers = certificates.get()
+        if papers is shown:
+            return None
+        shown = papers
+        _log.info("certificates are new")
+        return _configuration(papers)
+
+    fetcher: Any = changed  # its None, for no change, is documented and not in the types
+    # By itself grpc takes TLS 1.2 and newer.
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown), fetcher, shown.authorities is not None
+    )
 
 
-def _pem(settings: Settings, name: str) -> bytes:
-    try:
-        data = Path(getattr(settings, name)).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
-    if b"-----BEGIN " not in data:
-        raise ValueError(f"{name} is {getattr(settings, name)}, which is no PEM file")
-    return data
+def _configuration(papers: Papers) -> grpc.ServerCertificateConfiguration:
+    pair = (papers.key, papers.chain)
+    return grpc.ssl_server_certificate_configuration([pair], papers.authorities)

@@ -10,6 +10,7 @@ from gradwire.errors import InvalidRequestError
 from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
 from gradwire_server.engine import EvaluationRequest, TensorSpec
 from gradwire_server.errors import InvalidFieldError, UnknownFieldError, UnknownOperatorError
+from gradwire_server.words import counted
 
 MAX_BYTES = 2**63 - 1
 MAX_REQUEST_ID = 128
@@ -30,7 +31,8 @@ def read_request(header: Header) -> EvaluationRequest:
         if len(result.sizes) != len(source.sizes):
             raise InvalidFieldError(
                 "output.sizes",
-                f"{len(result.sizes)} axes; the input's {len(source.sizes)} are needed",
+                f"{counted(len(result.sizes), 'axis')}; as many as the input has are needed, "
+                f"{len(source.sizes)}",
             )
     return EvaluationRequest(type(operator).name, operator, source, result)
 
@@ -100,7 +102,9 @@ def read_descriptor(message: v1.TensorDescriptor, path: str) -> TensorSpec:
 
 def _read_sizes(sizes: tuple[int, ...], path: str) -> tuple[int, ...]:
     if not 1 <= len(sizes) <= MAX_RANK:
-        raise InvalidFieldError(f"{path}.sizes", f"{len(sizes)} axes; 1 to {MAX_RANK} are taken")
+        raise InvalidFieldError(
+            f"{path}.sizes", f"{counted(len(sizes), 'axis')}; 1 to {MAX_RANK} are taken"
+        )
     for axis, size in enumerate(sizes):
         if size < 1:
             raise InvalidFieldError(f"{path}.sizes[{axis}]", f"{size}; at least 1 is needed")
@@ -110,7 +114,9 @@ def _read_sizes(sizes: tuple[int, ...], path: str) -> tuple[int, ...]:
 def _read_strides(strides: tuple[int, ...], sizes: tuple[int, ...], path: str) -> tuple[int, ...]:
     if len(strides) != len(sizes):
         raise InvalidFieldError(
-            f"{path}.strides", f"{len(strides)} strides; one for each of {len(sizes)} axes, or none"
+            f"{path}.strides",
+            f"{counted(len(strides), 'stride')} for {counted(len(sizes), 'axis')}; one for each is "
+            "needed, or none",
         )
     for axis, stride in enumerate(strides):
         if stride < 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -14,6 +16,8 @@ from typing import Self
 
 from gradwire_server.shares import Job
 from gradwire_server.telemetry import Running
+
+_log = logging.getLogger("gradwire_server")
 
 _WORKER = "gradwire_server.worker"
 
@@ -94,7 +98,13 @@ class ServingProcess:
 
 
 class WorkerProcess(ServingProcess):
-    """The process of one worker."""
+    """The process of one worker.
+
+    It gives signs of life as long as its event loop turns. One that is stopped, or in which nothing
+    moves, would be given connections by the kernel all the same: it is killed, and so replaced.
+    """
+
+    _watching: asyncio.Task[None]
 
     @classmethod
     async def start(cls, job: Job, running: Running) -> Self:
@@ -102,7 +112,25 @@ class WorkerProcess(ServingProcess):
         told = replace(job, cells=running.fd).dump()
         process = await cls.launch(_WORKER, told, fds=running.fds)
         running.note_start(process.pid)
+        process._watching = asyncio.create_task(process._watch(job.settings.stall_timeout_s))  # noqa: SLF001
         return process
+
+    async def _watch(self, patience_s: float) -> None:
+        if not await self.came_to_serve():
+            return
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        silences = 0
+        # One alone may be this process's own, if it was stopped itself.
+        while silences < 2:  # noqa: PLR2004
+            try:
+                async with asyncio.timeout(patience_s / 2):
+                    if not await self._process.stdout.read(1 << 10):
+                        return
+                silences = 0
+            except TimeoutError:
+                silences += 1
+        _log.error("worker hangs", extra={"facts": {"pid": self.pid, "silent_s": patience_s}})
+        self.send(signal.SIGKILL)
 
 
 def _as_safe() -> list[str]:

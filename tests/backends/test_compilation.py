@@ -97,10 +97,15 @@ def filled(first: Path, tmp_path: Path) -> Path:
     return shutil.copytree(first, tmp_path / "filled")
 
 
-def _load(packages: Path, folder: Path | str, *, logs: str = "", **env: object) -> str:
-    """Load the package in a process, which logs this, and return what it says of its cache."""
+def _load(
+    packages: Path, folder: Path | str, *, logs: str = "", before: str = "", **env: object
+) -> str:
+    """Load the package in a process, which logs this, and return what it says of its cache.
+
+    before  what the process does first
+    """
     variables = {name: str(one) for name, one in env.items()}
-    done = run_program(LOAD, packages, folder, env=variables)
+    done = run_program(before + LOAD, packages, folder, env=variables)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(logs) if logs else not done.stderr
     return done.stdout.strip()
@@ -212,6 +217,15 @@ def test_what_is_damaged_alone_is_compiled_again(packages: Path, filled: Path) -
     path.write_bytes(_flipped(path.read_bytes(), place=0.5))
     assert _load(packages, filled, logs="damaged: ") == "42 of 2 found: 1"
     assert _load(packages, filled) == "42 of 2 found: 2"
+
+
+def test_a_full_disk_costs_what_is_kept_and_nothing_else(packages: Path, tmp_path: Path) -> None:
+    full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+    folder = tmp_path / "kept"
+    logged = "what is compiled cannot be kept"
+    assert _load(packages, folder, logs=logged, before=full) == "42 of 2 found: 0"
+    assert _load(packages, folder) == "42 of 2 found: 0"
+    assert _load(packages, folder) == "42 of 2 found: 2"
 
 
 def test_what_was_compiled_from_code_long_unused_is_removed(packages: Path, filled: Path) -> None:

@@ -16,8 +16,9 @@ import oracles
 from gradwire_server import backends
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
-from kernel_cases import Case, cases, check, numbers
+from kernel_cases import Case, check, numbers
 from kernel_checks import check_all, check_case, check_conversions
+from kernel_table import cases
 from kernel_ways import listed_ways, methods, window_methods
 from numba_here import compiled, needs_numba, small_shares, streaming
 

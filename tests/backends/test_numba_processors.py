@@ -46,6 +46,7 @@ def _has(features: str) -> bool:
     return set(features.split()) <= set(flags.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processor", "told", "present", "missing"), PROCESSORS)
 def test_code_for_other_processors_has_the_bits_of_numpy(
     processor: str, told: str, present: str, missing: str

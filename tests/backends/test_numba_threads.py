@@ -19,7 +19,8 @@ from backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.plans import Plan
-from kernel_cases import FORMATS, cases, check, numbers
+from kernel_cases import FORMATS, check, numbers
+from kernel_table import cases
 from numba_here import compiled, needs_numba, run_program, small_shares
 
 pytestmark = needs_numba

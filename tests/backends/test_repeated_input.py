@@ -10,8 +10,9 @@ import pytest
 
 from gradwire_server.backends import NumpyCpu, Repeats
 from gradwire_server.plans import Plan
-from kernel_cases import Case, cases, check, numbers, some_formats
+from kernel_cases import Case, check, numbers, some_formats
 from kernel_maps import linear
+from kernel_table import cases
 from numba_here import compiled, needs_numba, small_shares
 
 pytestmark = needs_numba

@@ -57,7 +57,7 @@ _OPERATORS = (
 SERVERS = {
     "nothing": (),
     "nothing, again": (),
-    "metrics": ("--metrics-address", "127.0.0.1:0"),
+    "metrics": ("--http-port", "127.0.0.1:0"),
     "traces": ("--otlp-endpoint", _NO_COLLECTOR),
 }
 _ENVIRONMENT = {"traces": {"OTEL_METRICS_EXPORTER": "none"}}
@@ -182,7 +182,7 @@ def scrapes(workers: int) -> dict[str, float]:
             running_command(*flags, log=Path(folder) / "log") as command,
             Client(command.address) as client,
         ):
-            (address,) = re.findall(r" metrics address=(\S+)", command.log)
+            (address,) = re.findall(r" http address=(\S+)", command.log)
             for dtype, operator in product(DTYPES.values(), _OPERATORS):
                 array = np.ones((1, 1, 4, 4), dtype)
                 client.evaluate(operator, array, output_shape=(1, 1, 4, 4))

@@ -49,7 +49,8 @@ _TEXTS: dict[str, Callable[[int], str]] = {"copies": lambda _: copies(), "timeli
 _COLUMNS = ("rate", "p50_ms", "p99_ms", "server_ms", "client_ms", "rate_ratio", "p50_ratio")
 
 
-def _print(report: dict[str, Rows]) -> None:
+def print_rows(report: dict[str, Rows]) -> None:
+    """Print the rows of a stage, each part under its title."""
     for title, rows in report.items():
         width = max(map(len, rows)) + 2
         heads = "".join(f"{name:>12}" for name in _COLUMNS)
@@ -75,7 +76,7 @@ def main() -> None:
             sys.stdout.write(_TEXTS[stage](arguments.rounds))
             continue
         report[stage] = _STAGES[stage](arguments.rounds)
-        _print(report[stage])
+        print_rows(report[stage])
     if arguments.json:
         record = {"machine": machine.facts(), "rounds": arguments.rounds, "medians": report}
         arguments.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradwire import Client, ops
+from gradwire import Client, InvalidRequestError, ops
 from serving import serving
 
 jax: Any = pytest.importorskip("jax", reason="bridges to JAX where it is installed")
 bridge: Any = pytest.importorskip("gradwire.jax")
 jnp = jax.numpy
+pytest.importorskip("jax.test_util")
 
 BILINEAR = ops.Interpolate(mode="bilinear", sizes=(7, 2), data_format="NCX")
 SHAPE, RESULT = (1, 2, 3, 4), (1, 2, 7, 2)
+# Without sizes, which their forwards need.
+GRADIENTS = [
+    ops.InterpolateBackward(mode="bilinear"),
+    ops.OnnxResizeGrad(mode="cubic", axes=(2, 1)),
+    ops.TfResizeGrad(kind="bilinear"),
+    ops.JaxResizeGrad(method="cubic"),
+    ops.OpenvinoInterpolateGrad(mode="cubic", axes=(1, 2)),
+    ops.DmlResampleGrad(interpolation_mode="linear"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +83,117 @@ def test_a_batch_has_the_bits_of_each_by_itself(client: Client, x: Any) -> None:
     assert np.array_equal(results.reshape(6, *SHAPE), np.stack(each))
 
 
-def test_errors_are_told(client: Client) -> None:
-    with pytest.raises(Exception, match=r"input\.sizes"):
-        bridge.evaluate(BILINEAR, jnp.ones((3, 4)), (7, 2), client=client).block_until_ready()
+def test_what_is_wrong_with_shapes_is_told_when_a_function_is_traced(client: Client) -> None:
+    def evaluated(x: Any) -> Any:
+        return bridge.evaluate(BILINEAR, x, (7, 2), client=client)
+
+    for function in (evaluated, jax.jit(evaluated), jax.vmap(evaluated), jax.grad(evaluated)):
+        with pytest.raises(InvalidRequestError, match=r"input\.sizes: has [23] axes|output\.sizes"):
+            function(jnp.ones((2, 3, 4)))
+
+
+def test_an_evaluation_that_fails_raises_its_error_or_is_named_in_that_of_jax(
+    client: Client, x: Any
+) -> None:
+    def other_sizes(x: Any) -> Any:
+        return bridge.evaluate(BILINEAR, x, (1, 2, 7, 3), client=client)
+
+    told = r"operator\.interpolate\.sizes\[1\]: is 2, dst has 3"
+    with pytest.raises(InvalidRequestError, match=told):
+        other_sizes(x)
+    with pytest.raises(InvalidRequestError, match=told):
+        jax.vjp(other_sizes, x)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"InvalidRequestError: {told}"):
+        jax.jit(other_sizes)(x).block_until_ready()
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("method", ["nearest", "linear", "cubic", "lanczos3", "lanczos5"])
+def test_resize_has_the_values_and_gradients_of_jax(
+    client: Client,
+    method: str,
+    antialias: bool,  # noqa: FBT001
+) -> None:
+    noise = np.random.default_rng(2)
+    for source, result in (((2, 9, 7), (2, 5, 16)), ((30,), (13,)), ((3, 4), (3, 4))):
+        image = jnp.asarray(noise.standard_normal(source, np.float32))
+        weights = jnp.asarray(noise.standard_normal(result, np.float32))
+
+        def ours(image: Any, shape: tuple[int, ...] = result) -> Any:
+            return bridge.resize(image, shape, method, antialias, client=client)
+
+        def theirs(image: Any, shape: tuple[int, ...] = result) -> Any:
+            return jax.image.resize(image, shape, method, antialias)
+
+        def pulled_back(resize: Any, image: Any = image, weights: Any = weights) -> Any:
+            return jax.vjp(resize, image)[1](weights)[0]
+
+        # The bound of docs/dialects/jax.md, for two axes of at most 16 such products each.
+        far = 0 if method == "nearest" else 1e-4
+        np.testing.assert_allclose(ours(image), theirs(image), rtol=0, atol=far)
+        np.testing.assert_allclose(jax.jit(ours)(image), ours(image), rtol=0, atol=0)
+        # Sums of nearest's gradient may be taken in another order.
+        np.testing.assert_allclose(pulled_back(ours), pulled_back(theirs), rtol=0, atol=far or 1e-6)
+
+
+def test_derivatives_of_resize_are_those_of_a_linear_function(client: Client) -> None:
+    def curved(image: Any) -> Any:
+        return bridge.resize(image, (7, 3), "cubic", client=client) ** 3
+
+    image = jnp.asarray(np.random.default_rng(3).uniform(-1, 1, (4, 5)), np.float32)
+    jax.test_util.check_grads(curved, (image,), order=2, modes=["rev"], eps=0.01, rtol=0.02)
+
+
+def test_resize_is_batched(client: Client) -> None:
+    def resized(image: Any) -> Any:
+        return bridge.resize(image, (2, 7), "lanczos3", client=client)
+
+    batch = jnp.asarray(np.random.default_rng(4).standard_normal((5, 3, 4), np.float32))
+    expected = np.stack([resized(one) for one in batch])
+    assert np.array_equal(jax.vmap(resized)(batch), expected)
+    assert np.array_equal(jax.jit(jax.vmap(resized, in_axes=2))(batch.transpose(1, 2, 0)), expected)
+
+
+def test_resize_takes_what_jax_takes(client: Client) -> None:
+    image = jnp.arange(12).reshape(3, 4)
+    names = list(inspect.signature(jax.image.resize).parameters)
+    assert list(inspect.signature(bridge.resize).parameters)[: len(names)] == names
+    linear = jax.image.ResizeMethod.LINEAR
+    given = (image, (np.int64(3), 8), linear, False, jax.lax.Precision.DEFAULT)
+    ours = bridge.resize(*given, client=client)
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(ours, jax.image.resize(*given), rtol=1e-6)
+    for empty in (bridge.resize(image, (0, 8), "cubic"), jax.image.resize(image, (0, 8), "cubic")):
+        assert (empty.shape, empty.dtype) == ((0, 8), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (((3, 8), "area"), r"jax_resize\.method: is 'area'; give 'nearest' or"),
+        (((3, 8), "cubic-pytorch"), r"jax_resize\.method: is 'cubic-pytorch'"),
+        (((8,), "linear"), r"output\.sizes: has 1 axis, input\.sizes has 2"),
+        (((3, -8), "linear"), r"output\.sizes\[1\]: is -8; give an integer"),
+        (((3, 8.5), "linear"), r"output\.sizes\[1\]: is 8\.5; give an integer"),
+        (((3, 8), "linear", 2), r"jax_resize\.antialias: is 2 \(int\); give True or False"),
+        (((6, 4), "nearest"), r"image: is int32; nearest keeps the type"),
+    ],
+)
+def test_a_wrong_argument_of_resize_is_named_at_once(given: tuple[Any, ...], told: str) -> None:
+    image = jnp.ones((3, 4), jnp.int32)
+    for function in (bridge.resize, jax.jit(bridge.resize, static_argnums=(1, 2, 3))):
+        with pytest.raises(InvalidRequestError, match=told):
+            function(image, *given)
+
+
+@pytest.mark.parametrize("operator", GRADIENTS, ids=lambda operator: operator.name)
+def test_gradients_by_themselves_have_gradients(client: Client, operator: Any) -> None:
+    shape, result = (1, 4, 6, 1), (1, 2, 3, 1)
+    weights = jnp.asarray(np.random.default_rng(5).standard_normal(result, np.float32))
+
+    def loss(g: Any) -> Any:
+        return (bridge.evaluate(operator, g, result, client=client) * weights).sum()
+
+    (gradient,) = jax.jit(jax.vjp(loss, jnp.zeros(shape))[1])(1.0)
+    forward = ops.adjoint(operator).for_output(shape)
+    assert np.array_equal(gradient, client.evaluate(forward, weights, output_shape=shape))

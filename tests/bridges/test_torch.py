@@ -25,6 +25,25 @@ CASES: dict[str, dict[str, Any]] = {
     "area": {"size": (2, 3), "mode": "area"},
 }
 FORWARDS = ["remote", "local"]
+# Most of them without sizes, which most of their forwards need.
+GRADIENTS = [
+    ops.DmlResampleGrad(interpolation_mode="linear"),
+    ops.DmlResampleGrad1(interpolation_mode="nearest_neighbor", rounding_direction="increasing"),
+    ops.InterpolateBackward(mode="bilinear", data_format="NCX"),
+    ops.InterpolateBackward(mode="nearest", scales=(2, 2), data_format="NCX"),
+    ops.TorchUpsampleBackward(mode="bicubic", follow="forward_adjoint"),
+    ops.TorchUpsampleBackward(
+        mode="bilinear", recompute_scale_factor=True, antialias=True, follow="forward_adjoint"
+    ),
+    ops.OnnxResizeGrad(mode="cubic"),
+    ops.OnnxResizeGrad(mode="linear", axes=(-1, 2), antialias=True, arithmetic="float32"),
+    ops.TfResizeGrad(kind="bicubic", half_pixel_centers=True),
+    ops.JaxResizeGrad(method="lanczos3"),
+    ops.OpenvinoInterpolateGrad(mode="cubic", axes=(2, 3)),
+    ops.OpenvinoInterpolateGrad(
+        mode="linear", shape_calculation_mode="scales", scales=(2, 2), axes=(2, 3)
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +215,55 @@ def test_sizes_may_be_numbers_of_numpy(client: Client, x: Any) -> None:
         expected = {name: value.tolist() for name, value in given.items()}
         own = torch.nn.functional.interpolate(x, **expected)
         assert torch.equal(bridge.interpolate(x, **given, client=client), own)
+
+
+@pytest.mark.parametrize("operator", GRADIENTS, ids=repr)
+def test_gradients_by_themselves_have_gradients_of_any_order(client: Client, operator: Any) -> None:
+    # TensorFlow's are NHWC.
+    channels_last = isinstance(operator, ops.TfResizeGrad)
+    shape, result = ((1, 4, 6, 2), (1, 2, 3, 2)) if channels_last else ((1, 2, 4, 6), (1, 2, 2, 3))
+
+    def gradient(g: Any) -> Any:
+        return bridge.evaluate(operator, g, result, client=client)
+
+    g = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gradient, g)
+    assert torch.autograd.gradgradcheck(gradient, g)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"size": 10**12}, r"output\.sizes: is \[1, 2, 10{12}, .* bytes of torch\.float64"),
+        ({"size": 2**64}, r"torch_interpolate\.size: is 18446744073709551616"),
+        ({"scale_factor": 1e300}, r"scale_factor\[0\]: is 1e\+300, which makes 3e\+300 of 3"),
+        ({"scale_factor": (1, 0.2)}, r"scale_factor\[1\]: is 0\.2, which makes 0\.8 of 4"),
+        ({"size": (4, 4, 4)}, r"output\.sizes: has 5 axes, input\.sizes has 4"),
+    ],
+    ids=str,
+)
+def test_sizes_that_cannot_be_are_told_in_the_words_of_the_sdk(
+    client: Client, x: Any, asked: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        bridge.interpolate(x, **asked, client=client)
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
+def test_a_batch_of_none_has_results_and_gradients_of_none(
+    client: Client, arguments: dict[str, Any], forward: str
+) -> None:
+    x = torch.ones(0, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    result = bridge.interpolate(x, **arguments, forward=forward, client=client)
+    assert result.shape == torch.nn.functional.interpolate(x, **arguments).shape
+    (gradient,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+    assert gradient.shape == x.shape
+    assert torch.autograd.grad(gradient.sum(), x)[0].shape == x.shape
+
+
+def test_only_the_batch_may_be_of_none(client: Client) -> None:
+    with pytest.raises(InvalidRequestError, match=r"input\.sizes\[1\]: is 0"):
+        bridge.interpolate(torch.ones(1, 0, 3, 4), size=8, client=client)
+    with pytest.raises(InvalidRequestError, match=r"input\.sizes\[0\]: is 0"):
+        bridge.evaluate(ops.JaxResize(method="linear"), torch.ones(0, 3), (0, 6), client=client)

@@ -82,6 +82,20 @@ def raises(gradient, output_shape):
     return right(gradient, output_shape)
 
 
+def exits(gradient, output_shape):
+    if output_shape[-1] >= 3:
+        raise SystemExit(3)
+    return right(gradient, output_shape)
+
+
+def forward(image, output_shape):
+    for axis in range(2, image.ndim):
+        inputs, outputs = image.shape[axis], output_shape[axis]
+        x = np.arange(outputs) * np.float32(inputs - 1) / np.float32(max(outputs - 1, 1))
+        image = np.take(image, np.floor(x.astype(np.float64) + 0.5).astype(int), axis)
+    return image
+
+
 def wide(gradient, output_shape):
     return right(gradient, output_shape).astype(np.float64)
 
@@ -159,6 +173,7 @@ def test_what_is_right_for_packed_tensors_only_is_found_out(check: Check) -> Non
     [
         ("writes", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it wrote to its argument"),
         ("raises", "(1, 1, 1, 1) to (1, 1, 1, 3)", "it raised ValueError: no threes"),
+        ("exits", "(1, 1, 1, 1) to (1, 1, 1, 3)", "it raised SystemExit: 3"),
         ("shapeless", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned shape (1,); (1, 1, 1, 1) was"),
         ("wide", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned float64; float32 was given"),
         ("nothing", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned NoneType, no array"),
@@ -240,3 +255,23 @@ def test_attributes_that_no_case_fits_are_refused(check: Check) -> None:
     done = check("right", "--attr", "sizes=9,9,9")
     assert done.code == 2
     assert "no case fits the operator with these attributes: " in done.stderr
+    assert done.stderr.endswith("; each case has its own sizes: leave sizes out, or give scales\n")
+
+
+@pytest.mark.usefixtures("check")
+def test_a_forward_takes_its_sizes_from_the_cases(target: str) -> None:
+    nearest = [word.replace("_backward", "") for word in NEAREST]
+    done = run_here("check", "kernels_of_mine.py:forward", *nearest, "--target", target)
+    assert (done.code, done.stderr) == (0, "")
+    assert "do not fit" not in done.stdout
+    done = run_here("check", "kernels_of_mine.py:right", *nearest, "--target", target)
+    assert (done.code, done.stderr) == (1, "")
+    assert "expected" in done.stdout
+
+
+@pytest.mark.usefixtures("check")
+def test_a_module_that_exits_cannot_be_imported() -> None:
+    Path("exits.py").write_text("raise SystemExit(0)")
+    done = run_here("check", "exits.py:f", *NEAREST)
+    assert (done.code, done.stdout) == (2, "")
+    assert "exits.py cannot be imported: SystemExit: 0" in done.stderr

@@ -19,7 +19,9 @@ from gradwire import Client, ops
 from gradwire.ops._attributes import Choice, rule_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", *sorted({table.page for table in TABLES.values()}))
+PAGES = sorted({table.page for table in TABLES.values()})
+DOCUMENTS = ("README.md", "docs/operators.md", *PAGES)
+LINKED = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")))
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
@@ -33,23 +35,32 @@ def words(text: str) -> str:
     return " ".join(text.split()).replace("[ ", "[").replace(" ]", "]")
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        *DOCUMENTS,
-        *("docs/bridges.md", "docs/inspecting.md", "docs/load-testing.md"),
-        *("docs/operations.md", "docs/metrics.md"),
-    ],
-)
+def anchors(page: Path) -> set[str]:
+    """Return what a page has to link to: ids, and its headings as GitHub names them."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)"></a>', text))
+
+
+@pytest.mark.parametrize("document", LINKED)
 def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text()
-    links = re.findall(r"\]\((?!https?://)([^)]+)\)", text)
-    assert links
-    for link in links:
+    text = re.sub(
+        r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    for link in re.findall(r"\]\((?!https?://)([^)]+)\)", text):
         path, _, anchor = link.partition("#")
         page = (ROOT / document).parent / path if path else ROOT / document
         assert page.exists(), link
-        assert f'<a id="{anchor}"></a>' in page.read_text() if anchor else True
+        assert not anchor or anchor in anchors(page), link
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_a_dialect_s_page_is_linked_and_has_its_picture(document: str) -> None:
+    name = Path(document).name
+    assert f"](dialects/{name})" in (ROOT / "docs/operators.md").read_text()
+    assert f"]({document})" in (ROOT / "README.md").read_text()
+    assert f"]({Path(name).with_suffix('.png')})" in (ROOT / document).read_text()
 
 
 def pages() -> dict[str, str]:

@@ -46,6 +46,23 @@ def check_coordinates(operator: ops.Operator, axis: AxisTable) -> None:
             assert read[0] - 1 <= x <= read[-1] + 1, (operator, output)
 
 
+def test_limits_are_raised_by_the_variables_that_a_refusal_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {"GRADWIRE_MAX_FLOAT32_AXIS": "1999", "GRADWIRE_MAX_TABLE_ENTRIES": "3999"}
+    for name, low in limits.items():
+        monkeypatch.setenv(name, low)
+        refused = run_here(*LONG)
+        assert (refused.code, refused.stdout) == (4, "")
+        assert f"raise {name} " in refused.stderr
+        monkeypatch.setenv(name, str(int(low) + 1))
+        assert run_here(*LONG).code == 0
+    monkeypatch.setenv("GRADWIRE_MAX_TABLE_ENTRIES", "many")
+    refused = run_here(*LONG)
+    assert refused.code == 1
+    assert "GRADWIRE_MAX_TABLE_ENTRIES is 'many'; a whole number" in refused.stderr
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -> None:
     calls = [

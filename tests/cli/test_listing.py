@@ -29,6 +29,8 @@ def test_an_operator_is_told_as_the_command_line_takes_it(target: str, name: str
     assert [
         line.split("=")[0].split()[1] for line in done.stdout.splitlines() if "--attr" in line
     ] == [attribute.name for attribute in info.attributes]
+    axes = f"{info.min_rank} to {info.max_rank}" if info.min_rank < info.max_rank else "4"
+    assert f"  axes          {axes}\n" in done.stdout
     assert "DATA_FORMAT" not in done.stdout
     assert "MODE_" not in done.stdout
 

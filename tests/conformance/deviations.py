@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIST = Path(__file__).with_name("deviations.toml")
+_PATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,11 @@ class Deviation:
     title: str
     instead: str
     test: str
-    code: str = ""
-    prints: str = ""
+    code: str
+    prints: str
+
+    def __str__(self) -> str:
+        return f"{self.framework}: {self.title}"
 
 
 def listed() -> list[Deviation]:
@@ -34,7 +38,8 @@ def printed(deviation: Deviation) -> str:
     """Run the framework's own code in a process of its own and return what it prints."""
     child = subprocess.run(  # noqa: S603 - this interpreter
         [sys.executable, "-c", deviation.code],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        # The tests' own modules, and no greetings of TensorFlow.
+        env={**os.environ, "PYTHONPATH": _PATH, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         check=False,
         text=True,

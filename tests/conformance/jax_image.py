@@ -10,50 +10,61 @@ import numpy as np
 import axis_tables
 import live_jax
 from axis_tables import AxisCase
-from conformance.rows import Row, Section, Tally
-from dialect_oracles import Matrix
+from conformance.rows import UP_TO_64, Row, Section, Tally
 from gradwire import ops
 
 # See tests/dialects/test_jax.py.
 _ROUNDING = {np.float32: 150 * 2.0**-23, np.float64: 2.0**-43}
+_NEAREST = ops.JaxResize(method="nearest")
 
 
-def _matrix(case: AxisCase, dtype: Any) -> Matrix:
-    operator = ops.JaxResize(**case.attributes)
-    return axis_tables.axis_matrix(operator, case, rank=2, axis=1, dtype=dtype)
-
-
-def _add(tally: Tally, operator: str, case: AxisCase, table: Matrix, dtype: Any) -> None:
+def _words(case: AxisCase) -> str:
     method = case.attributes["method"]
     plain = method != "nearest" and not case.attributes["antialias"]
-    key = ("jax: weights", operator, method + ", no antialias" * plain, dtype.__name__)
-    allowed = 0 if method == "nearest" else _ROUNDING[dtype]
-    tally.add(key, _matrix(case, dtype), table, allowed=allowed)
+    return str(method) + ", no antialias" * plain
+
+
+def _weights(tally: Tally, jax: Any, count: int, dtype: Any) -> None:
+    cases = live_jax.cases(count)
+    for few in (cases[first : first + 9] for first in range(0, count, 9)):
+        for case, theirs in zip(few, live_jax.tables(jax, few, dtype), strict=True):
+            operator = ops.JaxResize(**case.attributes)
+            ours = axis_tables.axis_matrix(operator, case, rank=2, axis=1, dtype=dtype)
+            allowed = 0 if case.attributes["method"] == "nearest" else _ROUNDING[dtype]
+            for name, table in zip(("jax_resize", "jax_resize_grad"), theirs, strict=True):
+                key = ("jax: weights", name, _words(case), dtype.__name__)
+                tally.add(key, ours, table, allowed=allowed)
+
+
+def _nearest(tally: Tally, jax: Any) -> None:
+    lengths = range(1, 65)
+    for inputs in lengths:
+        for outputs, read in zip(
+            lengths, live_jax.nearest_reads(jax, inputs, lengths), strict=True
+        ):
+            case = AxisCase({"method": "nearest"}, inputs, outputs)
+            key = ("jax: elements read", "jax_resize", f"nearest, {UP_TO_64}", "float32")
+            tally.add(key, axis_tables.elements_read(_NEAREST, case), read)
 
 
 def rows() -> list[Row]:
     """Compare with the installed JAX."""
     jax: Any = importlib.import_module("jax")
     tally = Tally()
-    for number, case in enumerate(live_jax.cases(90)):
-        table = live_jax.forward_table(jax, case)
-        _add(tally, "jax_resize", case, table, np.float32)
-        if number < 27:
-            table = live_jax.gradient_table(jax, case)
-            _add(tally, "jax_resize_grad", case, table, np.float32)
+    _weights(tally, jax, 1008, np.float32)
+    _nearest(tally, jax)
     with jax.enable_x64(True):  # noqa: FBT003 - as JAX takes it
-        for case in live_jax.cases(18):
-            table = live_jax.forward_table(jax, case, np.float64)
-            _add(tally, "jax_resize", case, table, np.float64)
-    return sorted(tally.rows(), key=lambda row: (row.dtype, row.operator))
+        _weights(tally, jax, 180, np.float64)
+    return sorted(tally.rows(), key=lambda row: (row.peer, row.dtype, row.operator))
 
 
 SECTION = Section(
     "JAX",
-    {"jax": "jax"},
+    ("jax",),
     "dialects/jax.md",
     "Weights of `jax.image.resize` and of its transpose are read off one-hot tensors of up to 150"
     " elements. Those of `nearest` must be equal; XLA fuses the arithmetic of the others, which"
-    " may differ by 150 * 2**-23, in float64 by 2**-43.",
+    " may differ by 150 * 2**-23, in float64 by 2**-43. What `nearest` reads must be equal at all"
+    " pairs of lengths up to 64.",
     rows,
 )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from conformance.rows import Numbers, Row, Section, Tally
+import axis_tables
+from axis_tables import AxisCase
+from conformance.rows import UP_TO_64, Numbers, Row, Section, Tally
 from dialect_oracles import Tensor, evaluate
 from gradwire import ops
 from gradwire_server import dialects
 from onnx_models import (
+    NEAREST_MODES,
+    TRANSFORMATIONS,
     Attributes,
     exact_coordinate,
     impulses,
@@ -20,10 +26,13 @@ from onnx_models import (
     random_call,
     reference,
     runtime,
+    runtime_reads,
 )
 
 _CASES = 1500
 _NEAR = Fraction(1, 10**9)
+# The reference evaluates each output by itself, so that all seven would take minutes.
+_BY_REFERENCE = ("half_pixel", "asymmetric")
 
 
 def _ours(x: Tensor, attributes: Attributes, arithmetic: str) -> Tensor:
@@ -53,9 +62,8 @@ def _nodes(tally: Tally) -> None:
         tally.add(key, gradient, expected, allowed=1e-12 * (1 + np.abs(expected)))
 
 
-def _explained(attributes: Attributes, length: int, ours: Numbers, theirs: Numbers) -> bool:
+def _explained(attributes: Attributes, length: int, difference: Numbers) -> bool:
     """Tell whether all that differs is beside a whole or half coordinate, or one output's."""
-    difference = np.abs(ours - theirs).max(axis=(0, 1, 2))
     outputs = len(difference)
     single = attributes["coordinate_transformation_mode"] == "pytorch_half_pixel" and outputs == 1
     twice = [
@@ -84,8 +92,34 @@ def _random(tally: Tally, seed: int) -> None:
         ours,
         theirs,
         allowed=1e-11,
-        deviates=lambda: _explained(attributes, length, ours, theirs),
+        deviates=lambda: _explained(attributes, length, np.abs(ours - theirs).max(axis=(0, 1, 2))),
     )
+
+
+def _nearest(tally: Tally, attributes: Attributes) -> None:
+    """Compare what `nearest` reads in ONNX Runtime and, by a few rules, in the reference."""
+    rule, rounding = attributes["coordinate_transformation_mode"], attributes["nearest_mode"]
+    words = f"nearest, {rule}, {rounding}, {UP_TO_64}"
+    read = runtime_reads(attributes)
+    for inputs, outputs in axis_tables.lengths_up_to(64):
+        given: Attributes = {**attributes, "mode": "nearest", "sizes": (outputs,)}
+        case = AxisCase(given, inputs, outputs)
+        operator = ops.OnnxResize(**given, arithmetic="float32")
+        tally.add(
+            ("onnxruntime: elements read", "onnx_resize, FLOAT32", words, "float32"),
+            axis_tables.elements_read(operator, case),
+            read(inputs, outputs),
+        )
+        if rule not in _BY_REFERENCE:
+            continue
+        ours = axis_tables.elements_read(ops.OnnxResize(**given), case)
+        theirs = reference(given, np.arange(inputs, dtype=np.float64))
+        tally.add(
+            ("onnx: elements the reference reads", "onnx_resize", words, "float64"),
+            ours,
+            theirs,
+            deviates=partial(_explained, given, inputs, np.abs(ours - theirs)),
+        )
 
 
 def rows() -> list[Row]:
@@ -94,16 +128,20 @@ def rows() -> list[Row]:
     _nodes(tally)
     for seed in range(_CASES):
         _random(tally, seed)
+    for rule, rounding in itertools.product(TRANSFORMATIONS, NEAREST_MODES):
+        _nearest(tally, {"coordinate_transformation_mode": rule, "nearest_mode": rounding})
     return sorted(tally.rows(), key=lambda row: (row.peer, row.operator, row.attributes))
 
 
 SECTION = Section(
     "ONNX",
-    {"onnx": "onnx", "onnxruntime": "onnxruntime"},
+    ("onnx", "onnxruntime"),
     "dialects/onnx.md",
     "Weights are read off one-hot tensors of up to 25 elements in random calls, with antialias,"
     " exclude_outside, roi, policies, sizes and scales among them. Those of ONNX Runtime must have"
     " equal bits, those of the reference implementation be within 1e-11, save beside whole and half"
-    " coordinates, where float64 rounds them in the reference. Published results are float32.",
+    " coordinates, where float64 rounds them in the reference. Published results are float32. What"
+    " `nearest` reads at all pairs of lengths up to 64 must be equal in ONNX Runtime by each of the"
+    " seven coordinates and four roundings, and in the reference, which is slow, by two.",
     rows,
 )

@@ -12,9 +12,10 @@ import numpy as np
 import axis_tables
 import live_openvino
 from axis_tables import AxisCase
-from conformance.rows import Row, Section, Tally
+from conformance.rows import UP_TO_64, Row, Section, Tally
 from dialect_oracles import Matrix
 from gradwire import ops
+from live_openvino import ROUNDINGS, TRANSFORMATIONS
 
 # The plugin multiplies by the reciprocal of scale; see tests/dialects/test_openvino.py.
 _PLUGIN = 2.0**-15
@@ -44,6 +45,17 @@ def _deviates(case: AxisCase, theirs: Matrix) -> bool:
     return bool(np.abs(without - theirs).max() <= _PLUGIN)
 
 
+def _nearest(tally: Tally, attributes: dict[str, Any]) -> None:
+    rule, rounding = attributes.values()
+    words = f"nearest, {rule}, {rounding}, {UP_TO_64}"
+    key = ("openvino: elements the reference reads", "openvino_interpolate", words, "float32")
+    for inputs, outputs in axis_tables.lengths_up_to(64):
+        operator = ops.OpenvinoInterpolate(mode="nearest", sizes=(outputs,), **attributes)
+        read = live_openvino.reference(operator, np.arange(inputs, dtype=np.float32))
+        case = AxisCase(attributes, inputs, outputs)
+        tally.add(key, axis_tables.elements_read(operator, case), read)
+
+
 def rows() -> list[Row]:
     """Compare with the installed OpenVINO."""
     tally = Tally()
@@ -52,14 +64,8 @@ def rows() -> list[Row]:
         theirs = live_openvino.table(live_openvino.reference, case)
         key = ("openvino: weights of the reference", operator, _words(case), dtype)
         tally.add(key, _matrix(case), theirs)
-    rounding, rule = "round_prefer_floor", "half_pixel"
-    for inputs, outputs in itertools.product(range(1, 65), repeat=2):
-        given = {"mode": "nearest", "nearest_mode": rounding, "axes": [2], "sizes": [outputs]}
-        case = AxisCase({**given, "coordinate_transformation_mode": rule}, inputs, outputs)
-        theirs = live_openvino.table(live_openvino.reference, case)
-        words = f"{_words(case)}, {rounding}, all lengths up to 64"
-        key = ("openvino: weights of the reference", operator, words, dtype)
-        tally.add(key, _matrix(case), theirs)
+    for rule, rounding in itertools.product(TRANSFORMATIONS, ROUNDINGS):
+        _nearest(tally, {"coordinate_transformation_mode": rule, "nearest_mode": rounding})
     for case in live_openvino.cases(300):
         theirs = live_openvino.table(live_openvino.plugin, case)
         key = ("openvino: weights of the CPU plugin", operator, case.attributes["mode"], dtype)
@@ -75,10 +81,12 @@ def rows() -> list[Row]:
 
 SECTION = Section(
     "OpenVINO",
-    {"openvino": "openvino"},
+    ("openvino",),
     "dialects/openvino.md",
     "Weights are read off one-hot images of up to 60 elements with padding up to 3. Those of the"
     " reference implementation must have equal bits, those of the CPU plugin be within 2**-15."
+    " What `nearest` reads in the reference must be equal at all pairs of lengths up to 64 by each"
+    " of the five coordinates and five roundings."
     " OpenVINO has no gradients: `openvino_interpolate_grad` is the transpose of these tables.",
     rows,
 )

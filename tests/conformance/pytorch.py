@@ -7,7 +7,8 @@ import itertools
 import random
 from typing import Any
 
-from conformance.rows import Row, Section, Tally
+import axis_tables
+from conformance.rows import UP_TO_64, Row, Section, Tally
 from dialect_oracles import evaluate
 from gradwire import ops
 from torch_axes import RANKS, AxisCase, allowed, random_case
@@ -63,9 +64,9 @@ def rows() -> list[Row]:
             case = random_case(rng, mode)
             _weights(tally, case, _words(mode, case.attributes))
     for mode, dtype in itertools.product(("nearest", "nearest-exact"), ("float32", "float64")):
-        for inputs, outputs in itertools.product(range(1, 65), repeat=2):
+        for inputs, outputs in axis_tables.lengths_up_to(64):
             case = AxisCase(mode, 3, dtype, inputs, outputs, None, {})
-            _weights(tally, case, f"{mode}, all lengths up to 64")
+            _weights(tally, case, f"{mode}, {UP_TO_64}")
     _samples(tally)
     _tensors(tally)
     return tally.rows()
@@ -73,7 +74,7 @@ def rows() -> list[Row]:
 
 SECTION = Section(
     "PyTorch",
-    {"torch": "torch", "expecttest": "expecttest"},
+    ("torch", "expecttest"),
     "dialects/torch.md",
     "Weights are read off one-hot tensors and one-hot gradients, with lengths up to 300, sizes and"
     " scale factors; their bits must be equal, save for sines in float64 (2**-51). Samples and"

@@ -29,6 +29,7 @@ class Found:
     """A section's results; deviations come with what their code printed, None where it did not run.
 
     missing  packages that are not installed, so that nothing was run
+    seconds  how long it took
     """
 
     section: Section
@@ -36,6 +37,14 @@ class Found:
     missing: list[str]
     rows: list[Row]
     deviations: list[tuple[Deviation, str | None]]
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.missing:
+            return f"{self.section.title}: not installed: {', '.join(self.missing)}"
+        counts = f"{sum(row.cases for row in self.rows)} cases, {len(self.deviations)} deviations"
+        versions = f" ({_versions(self)})" if self.versions else ""
+        return f"{self.section.title}{versions}: {counts} in {self.seconds:.0f} s"
 
 
 def wrong(found: list[Found]) -> Iterator[str]:
@@ -46,7 +55,7 @@ def wrong(found: list[Found]) -> Iterator[str]:
                 yield f"{row.wrong} cases differ: {row}"
         for deviation, printed in each.deviations:
             if printed is not None and printed != deviation.prints:
-                yield f"{deviation.title}: prints {printed!r} instead of {deviation.prints!r}"
+                yield f"{deviation}: prints {printed!r} instead of {deviation.prints!r}"
 
 
 def markdown(date: str, found: list[Found]) -> str:
@@ -93,9 +102,8 @@ def _section(found: Found) -> str:
 def _deviation(deviation: Deviation, printed: str | None) -> str:
     path, name = deviation.test.split("::")
     text = f"\n**{deviation.title}.** {deviation.instead}\n"
-    if deviation.code:
-        text += f"\n```python\n{deviation.code}```\n"
-        said = "It prints" if printed is not None else "Not run now; it is known to print"
-        shown = printed if printed is not None else deviation.prints
-        text += f"\n{said}\n\n```text\n{shown}```\n"
+    text += f"\n```python\n{deviation.code}```\n"
+    said = "It prints" if printed is not None else "Not run now; it is known to print"
+    shown = printed if printed is not None else deviation.prints
+    text += f"\n{said}\n\n```text\n{shown}```\n"
     return text + f"\nTest: [{path}](../{path}), `{name}`\n"

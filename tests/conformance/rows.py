@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[Any]
 
+# How rows say that they hold all pairs of lengths.
+UP_TO_64 = "all lengths up to 64"
+
 
 @dataclass(slots=True)
 class Row:
@@ -74,12 +77,12 @@ class Tally:
 class Section:
     """A framework's part of the report.
 
-    packages  what must be installed, by the names that are imported and those of releases
+    packages  what must be installed, by the names in installed.py; its deviations have these
     about     what is compared, and which differences count as roundings
     """
 
     title: str
-    packages: dict[str, str]
+    packages: tuple[str, ...]
     page: str
     about: str
     rows: Callable[[], list[Row]] = field(repr=False)

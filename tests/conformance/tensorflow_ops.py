@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 import axis_tables
 import live_tensorflow
 from axis_tables import AxisCase
-from conformance.rows import Row, Section, Tally
+from conformance.rows import UP_TO_64, Row, Section, Tally
 from dialect_oracles import Matrix
 from gradwire import ops
 
@@ -36,10 +35,10 @@ def rows() -> list[Row]:
         key = ("tensorflow: weights", "tf_resize_grad", words, "float32")
         tally.add(key, matrix, live_tensorflow.gradient_table(tf, case))
     for flags in live_tensorflow.FLAGS:
-        for inputs, outputs in itertools.product(range(1, 65), repeat=2):
+        for inputs, outputs in axis_tables.lengths_up_to(64):
             case = AxisCase({"kind": "nearest_neighbor", **flags}, inputs, outputs)
             read = np.array(live_tensorflow.nearest_indices(tf, case))
-            words = f"{_words(case)}, all lengths up to 64"
+            words = f"{_words(case)}, {UP_TO_64}"
             key = ("tensorflow: elements read", "tf_resize", words, "float32")
             tally.add(key, _matrix(case).argmax(axis=1), read)
     return sorted(tally.rows(), key=lambda row: (row.peer, row.operator))
@@ -47,7 +46,7 @@ def rows() -> list[Row]:
 
 SECTION = Section(
     "TensorFlow",
-    {"tensorflow": "tensorflow_cpu"},
+    ("tensorflow",),
     "dialects/tensorflow.md",
     "Weights of the raw ops and of their gradients are read off one-hot tensors of up to 300"
     " elements; their bits must be equal.",

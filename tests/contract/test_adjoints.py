@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,30 @@ def test_the_tables_of_an_operator_and_its_adjoint_are_transposed(example: Examp
     for axis in there:
         np.testing.assert_array_equal(there[axis], back[axis].T)
         np.testing.assert_array_equal(there[axis], again[axis])
+
+
+def without_sizes(operator: ops.Operator) -> ops.Operator:
+    """Return a gradient that leaves its forward's sizes to the shapes."""
+    fields = {field.name for field in dataclasses.fields(operator)}
+    return dataclasses.replace(operator, **dict.fromkeys(fields & {"size", "sizes", "shape"}, ()))
+
+
+GRADIENTS = {
+    name: one
+    for name, one in EXAMPLES.items()
+    if one.operator.gradient and getattr(one.operator, "follow", "") != "backward_op"
+}
+
+
+@pytest.mark.parametrize("example", GRADIENTS.values(), ids=list(GRADIENTS))
+def test_the_forward_of_a_gradient_without_sizes_is_told_them_by_a_shape(example: Example) -> None:
+    gradient, source, result = without_sizes(example.operator), example.source, example.result
+    forward = ops.adjoint(gradient).for_output(source)
+    assert forward.for_output((1,) * len(source)) == forward
+    back, there = bands(gradient, source, result), bands(forward, result, source)
+    assert there.keys() == back.keys()
+    for axis in there:
+        np.testing.assert_array_equal(there[axis], back[axis].T)
 
 
 def test_swapped_offsets_are_the_forwards_in_the_forward() -> None:

@@ -69,6 +69,14 @@ def test_an_operator_survives_pickle_copy_hash_and_repr(operator: ops.Operator) 
     assert eval(repr(operator), dict(vars(ops))) == operator  # noqa: S307
 
 
+def test_float32_attributes_are_shown_with_the_digits_that_tell_them() -> None:
+    resize = ops.OnnxResize(scales=(0.1, 3), cubic_coeff_a=-0.3)
+    assert repr(resize) == "OnnxResize(cubic_coeff_a=-0.3, scales=(0.1, 3.0))"
+    assert resize.shown()["scales"] == (0.1, 3.0)
+    double = ops.OpenvinoInterpolate(mode="cubic", cube_coeff=float(np.float32(0.1)))
+    assert double.shown()["cube_coeff"] == float(np.float32(0.1))
+
+
 @given(st.floats(allow_nan=False), st.sampled_from(["scales", "input_pixel_offsets"]))
 def test_numbers_are_kept_exactly_as_float32_or_refused(number: float, name: str) -> None:
     with np.errstate(over="ignore"):

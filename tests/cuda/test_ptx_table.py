@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 
-import cuda_device
+import cuda_programs
 import cuda_table
-from cuda_device import SimulatedCuda
 from cuda_here import needs_cuda_packages, needs_simulator
+from cuda_programs import SimulatedCuda
 
 pytestmark = [needs_simulator, needs_cuda_packages]
 
 
 @cache
 def _device(architecture: int, multiprocessors: int) -> SimulatedCuda:
-    return SimulatedCuda(cuda_device.ptx(architecture), multiprocessors=multiprocessors)
+    return SimulatedCuda(cuda_programs.ptx(architecture), multiprocessors=multiprocessors)
 
 
 def test_every_row_has_the_bits_of_numpy() -> None:
@@ -25,6 +25,6 @@ def test_every_row_has_the_bits_of_numpy() -> None:
 def test_small_rows_have_the_bits_of_numpy_on_newer_devices() -> None:
     rows = cuda_table.watched_rows()
     kernels = frozenset(kernel for row in rows for kernel in row.kernels)
-    device = SimulatedCuda(cuda_device.ptx(120, kernels))
+    device = SimulatedCuda(cuda_programs.ptx(120, kernels))
     for row in rows:
         row.check(device)

@@ -11,8 +11,8 @@ import pytest
 import cuda_compiled
 import cuda_device
 import cuda_table
-from cuda_device import SimulatedCuda
 from cuda_here import needs_cuda_packages, needs_simulator
+from cuda_programs import SimulatedCuda
 from cudasim import child
 from cudasim.compiler import Mode
 from cudasim.module import FORWARD, REVERSE
@@ -25,13 +25,13 @@ _DEVICES = [(FORWARD, 132), (REVERSE, 1), (11, 0)]
 
 _WATCHED = """
 import sys
-import cuda_device, cuda_table
+import cuda_device, cuda_programs, cuda_table
 from cudasim.compiler import Mode
 
 rows = cuda_table.watched_rows()
 kernels = frozenset(kernel for row in rows for kernel in row.kernels)
 module = cuda_device.compiled(Mode[sys.argv[1]], kernels)
-devices = [cuda_device.SimulatedCuda(module, multiprocessors=count) for count in (132, 0)]
+devices = [cuda_programs.SimulatedCuda(module, multiprocessors=count) for count in (132, 0)]
 for number, row in enumerate(rows):
     print(row.name, flush=True)
     row.check(devices[number % 2])

@@ -34,7 +34,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 TABLE = Table(
-    page="docs/operators.md",
+    page="docs/dialects/directml.md",
     cases=cases(),
     examples=[
         Example(

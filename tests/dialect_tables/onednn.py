@@ -31,7 +31,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 TABLE = Table(
-    page="docs/operators.md",
+    page="docs/dialects/onednn.md",
     cases=cases(),
     examples=[
         Example(

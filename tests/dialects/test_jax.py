@@ -43,14 +43,19 @@ def test_stored_tables_of_jax_hold(case: AxisCase, table: Matrix) -> None:
     check(case, table)
 
 
-def test_jax_has_these_tables(jax: Any) -> None:
-    for case in live_jax.cases(1000):
-        check(case, live_jax.forward_table(jax, case))
+def test_jax_and_its_transposes_have_these_tables(jax: Any) -> None:
+    cases = live_jax.cases(1008)
+    for few in (cases[first : first + 9] for first in range(0, len(cases), 9)):
+        for case, tables in zip(few, live_jax.tables(jax, few), strict=True):
+            for table in tables:
+                check(case, table)
 
 
-def test_the_transposes_of_jax_have_these_tables(jax: Any) -> None:
-    for case in live_jax.cases(90):
-        check(case, live_jax.gradient_table(jax, case))
+def test_calls_by_themselves_have_the_tables_of_a_larger_program(jax: Any) -> None:
+    cases = live_jax.cases(18)
+    for case, (forward, gradient) in zip(cases, live_jax.tables(jax, cases), strict=True):
+        np.testing.assert_array_equal(live_jax.forward_table(jax, case), forward)
+        np.testing.assert_array_equal(live_jax.gradient_table(jax, case), gradient)
 
 
 @pytest.mark.parametrize("method", live_jax.METHODS)

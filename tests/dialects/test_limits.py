@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dialect_oracles import DML_RULES, dml_operators
-from gradwire import ops
+from gradwire import InvalidRequestError, ops
 from gradwire_server import dialects
 from gradwire_server.errors import LimitExceededError, TableTooLargeError, UnknownOperatorError
 
@@ -69,6 +72,47 @@ def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
         "limit": "max_float32_axis",
         "allowed": "10",
     }
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "linear_onnx", "cubic"])
+def test_padding_counts_where_coordinates_are_float32(mode: Any) -> None:
+    operator = ops.OpenvinoInterpolate(mode=mode, sizes=(2,), axes=(2,), pads_begin=(0, 0, 8))
+    if mode == "linear_onnx":
+        operator = dataclasses.replace(operator, sizes=(1, 1, 2), axes=())
+    shapes = (1, 1, 3), (1, 1, 2)
+    dialects.lower(operator.name, operator, *shapes, max_float32_axis=11)
+    with pytest.raises(LimitExceededError, match=r"^input\.sizes\[2\] is 11 with its padding;"):
+        dialects.lower(operator.name, operator, *shapes, max_float32_axis=10)
+    pillow = dataclasses.replace(operator, mode="bilinear_pillow", axes=(1, 2), sizes=(1, 2))
+    dialects.lower(pillow.name, pillow, *shapes, max_float32_axis=1)
+
+
+SLOPES: dict[str, tuple[str, Any]] = {
+    "OpenVINO": ("cube_coeff", ops.OpenvinoInterpolate(mode="cubic", sizes=(5, 9))),
+    "Pillow": ("cube_coeff", ops.OpenvinoInterpolate(mode="bicubic_pillow", sizes=(5, 9))),
+    "ONNX Runtime": (
+        "cubic_coeff_a",
+        ops.OnnxResize(mode="cubic", sizes=(5, 9), arithmetic="float32", exclude_outside=True),
+    ),
+    "ONNX, antialiased": (
+        "cubic_coeff_a",
+        ops.OnnxResize(mode="cubic", sizes=(2, 3), antialias=True, arithmetic="float32"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "operator"), SLOPES.values(), ids=SLOPES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_slope_that_makes_weights_overflow_is_refused(
+    name: str, operator: Any, sign: int
+) -> None:
+    with pytest.raises(InvalidRequestError, match=r"from -2\*\*120 to 2\*\*120$") as refused:
+        dataclasses.replace(operator, **{name: sign * 2.0**121})
+    assert refused.value.field == operator.path(name)
+    steep = dataclasses.replace(operator, **{name: sign * 2.0**120})
+    plan = dialects.lower(steep.name, steep, (5, 7), steep.sizes)
+    assert plan.passes
+    assert all(np.isfinite(one.map.weight).all() for one in plan.passes)
 
 
 def test_the_default_ends_where_float32_half_pixels_end() -> None:

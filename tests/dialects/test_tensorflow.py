@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,12 +126,20 @@ def test_gradients_that_tensorflow_lacks(tf: Any) -> None:
             result = op(images=image, size=[3, 3])
         return tape.gradient(result, image)
 
+    def second_gradient(op: Any) -> Any:
+        grads = tf.ones((1, 3, 3, 1))
+        with tf.GradientTape() as tape:
+            tape.watch(grads)
+            result = op(grads=grads)
+        return tape.gradient(result, grads)
+
+    kinds = ("Bilinear", "Bicubic", "NearestNeighbor")
+    bilinear, bicubic, nearest = (getattr(tf.raw_ops, f"Resize{kind}Grad") for kind in kinds)
     image = tf.ones((1, 2, 2, 1))
     assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.float16)) is None
     assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.bfloat16)) is None
-    grads = tf.ones((1, 3, 3, 1))
-    with tf.GradientTape() as tape:
-        tape.watch(grads)
-        result = tf.raw_ops.ResizeBicubicGrad(grads=grads, original_image=image)
+    assert second_gradient(partial(bilinear, original_image=image)) is None
     with pytest.raises(LookupError):
-        tape.gradient(result, grads)
+        second_gradient(partial(bicubic, original_image=image))
+    with pytest.raises(LookupError):
+        second_gradient(partial(nearest, size=[2, 2]))

@@ -1,14 +1,18 @@
-"""Kills, renews and stops workers under load; prints what callers saw as JSON.
+"""Kills, renews and stops workers and cuts connections under load; prints what callers saw as JSON.
 
-    PYTHONPATH=tests python -m load.kills [--kills 20] [--json FILE]
+    PYTHONPATH=tests python -m load.kills [--kills 20] [--cuts 100] [--json FILE]
 
-A server with two workers is called without a pause: small calls and streams, blocking and by
-asyncio, through one client with its defaults each. Meanwhile
+A server with two workers is called without a pause: small calls, evaluate_many and streams,
+blocking and by asyncio, through one client with its defaults each. Meanwhile
 
 - kills: one worker after the other, at random, is killed as soon as both serve
 - both at once: so that nobody serves for a while
 - rolling restart: on SIGUSR2, twice
 - connection age: connections last 0.5 s
+- stopped workers: one that is stopped, and so neither ends nor answers, three times; the server is
+  told to replace it after 3 s
+- cuts: every connection is cut at some byte of either direction, until so many were; an eighth
+  of them within their first 64 KiB, the others within 64 MiB
 - stop: on SIGTERM the server ends, and another one is started on its port
 
 Ends with status 1 if a call was lost or brought other bits than NumPy computes.
@@ -29,12 +33,19 @@ from pathlib import Path
 from typing import Any
 
 from callers import Callers
+from chaos.cutting import drawn
 from processes import Command, running_command
+from raw_calls import wait_until
+from relay import relaying
 
-KINDS = ("unary", "unary", "async unary", "stream", "copy", "async stream")
+KINDS = ("unary", "unary", "async unary", "many", "stream", "copy", "async stream")
 FLAGS = ("--workers", "2")
 # Every phase lasts a moment longer than what happens in it.
 _AFTER_S = 1.0
+_PATIENCE_S = 600.0
+# What leaves calls with their default of eight tries a chance: no more than that many connections
+# in a row die before a call is through.
+_EARLY, _LATE = 0.125, (1 << 20, 64 << 20)
 
 
 def kill(command: Command, *numbers: int) -> None:
@@ -53,6 +64,15 @@ def many_kills(command: Command, *, kills: int) -> None:
     for _ in range(kills):
         time.sleep(chance.uniform(0.1, 0.5))
         kill(command, chance.randrange(2))
+
+
+def stop_workers(command: Command, *, times: int) -> None:
+    """Stop one worker after the other, and wait until others serve in their places."""
+    for number in range(times):
+        text = f" worker serves worker={number % 2} "
+        seen = command.log.count(text)
+        os.kill(command.workers[number % 2], signal.SIGSTOP)
+        command.wait_for_log(text, times=seen + 1)
 
 
 def renew(command: Command, *, times: int) -> None:
@@ -81,12 +101,14 @@ def under_load(address: str, action: Callable[[], None]) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, *, kills: int) -> dict[str, Any]:
+def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
     """Go through all phases; return what callers saw in each."""
     report: dict[str, Any] = {}
 
-    def phase(name: str, command: Command, action: Callable[[], None]) -> None:
-        report[name] = under_load(command.address, action)
+    def phase(
+        name: str, command: Command, action: Callable[[], None], address: str | None = None
+    ) -> None:
+        report[name] = under_load(address or command.address, action)
         sys.stderr.write(f"{name}: {report[name]}\n")
 
     with running_command(*FLAGS, log=folder / "1") as command:
@@ -96,6 +118,19 @@ def run(folder: Path, *, kills: int) -> dict[str, Any]:
         phase("rolling restart", command, lambda: renew(command, times=2))
     with running_command(*FLAGS, "--max-connection-age-s", "0.5", log=folder / "3") as command:
         phase("connection age", command, lambda: time.sleep(5))
+    with running_command(*FLAGS, "--stall-timeout-s", "3", log=folder / "6") as command:
+        phase("3 workers stopped", command, lambda: stop_workers(command, times=3))
+    down, up = drawn(0, early=_EARLY, late=_LATE)
+    with (
+        running_command(*FLAGS, log=folder / "7") as command,
+        relaying(command.address, cuts=down, cuts_up=up) as relay,
+    ):
+
+        def cut() -> None:
+            wait_until(lambda: relay.cut >= cuts, patience_s=_PATIENCE_S)
+            relay.spare()
+
+        phase(f"{cuts} cuts", command, cut, relay.address)
     with running_command(*FLAGS, log=folder / "4") as command:
         successors: list[Command] = []
 
@@ -120,10 +155,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--cuts", type=int, default=100)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder), kills=arguments.kills)
+        report = run(Path(folder), kills=arguments.kills, cuts=arguments.cuts)
     text = json.dumps(report, indent=2)
     if arguments.json:
         arguments.json.write_text(text + "\n", encoding="utf-8")

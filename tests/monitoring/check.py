@@ -37,7 +37,7 @@ from processes import Command, running_command
 from raw_calls import RawClient, as_stream, opening, published_request
 
 FILES = Path(__file__).parents[2] / "deploy/monitoring"
-FLAGS = ("--workers", "2", "--max-streams", "8", "--metrics-address", "127.0.0.1:0")
+FLAGS = ("--workers", "2", "--max-streams", "8", "--http-port", "127.0.0.1:0")
 EVERY = "1s"
 WINDOW = "8s"
 PATIENCE_S = 40.0
@@ -254,7 +254,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as name,
         running_command(*FLAGS, log=Path(name) / "server.log") as command,
     ):
-        (target,) = re.findall(r" metrics address=(\S+)", command.log)
+        (target,) = re.findall(r" http address=(\S+)", command.log)
         with prometheus(target, Path(name)) as server:
             _check(server, command, Load(command.address))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gradwire_server.plans.sines import sin, sinf
+from gradwire_server.plans.sines import quick_sin, sin, sin_as_float32, sinf, unsettled
 
 BITS = 300
 
@@ -46,6 +46,24 @@ def test_a_single_sine_is_within_0_57_of_the_last_place(x: float) -> None:
     assert abs(float(result) - exact) <= 0.57 * float(np.spacing(np.float32(abs(exact))))
 
 
+@given(x=st.floats(-999, 999) | st.integers(-318, 318).map(lambda n: n * np.pi))
+@example(x=np.pi)
+@example(x=-0.0)
+def test_a_quick_sine_is_near_and_rounds_to_the_same_float32(x: float) -> None:
+    given_one, exact = np.array([x]), float(sin(np.array([x]))[0])
+    assert abs(float(quick_sin(given_one)[0]) - exact) <= 2.0**-40 * abs(exact)
+    assert sin_as_float32(given_one)[0] == np.float32(exact)
+
+
+def test_numbers_are_unsettled_where_two_roundings_meet() -> None:
+    float32 = 1 + 2.0**-23
+    between = 1 + 2.0**-24
+    near = [between, between * (1 + 2.0**-40), between * (1 - 2.0**-39)]
+    far = [1.0, float32, between * (1 + 2.0**-36), between * (1 - 2.0**-36), 0.0]
+    assert unsettled(np.array(near)).all()
+    assert not unsettled(np.array(far)).any()
+
+
 def test_single_sines_are_those_of_the_c_library() -> None:
     name, release = platform.libc_ver()
     if platform.machine() != "x86_64" or name != "glibc" or release < "2.28":
@@ -53,7 +71,7 @@ def test_single_sines_are_those_of_the_c_library() -> None:
     libm = ctypes.CDLL("libm.so.6")
     libm.sinf.restype, libm.sinf.argtypes = ctypes.c_float, [ctypes.c_float]
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(-10, 10, 20_000), 10 ** rng.uniform(-8, 1, 5_000)])
+    x = np.concatenate([rng.uniform(-10, 10, 200_000), 10 ** rng.uniform(-8, 1, 5_000)])
     x = x.astype(np.float32)
     expected = np.array([libm.sinf(float(each)) for each in x], np.float32)
     np.testing.assert_array_equal(sinf(x), expected)

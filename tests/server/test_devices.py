@@ -122,7 +122,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def crew(folder: Path) -> Iterator[Command]:
     """Two workers and two devices."""
-    flags = ("--workers", "2", "--metrics-address", "127.0.0.1:0", "--compute-threads", "3")
+    flags = ("--workers", "2", "--http-port", "127.0.0.1:0", "--compute-threads", "3")
     with serving(folder, *flags, devices=2) as command:
         command.wait_for_log(" device serves ", times=2)
         yield command
@@ -195,8 +195,11 @@ def test_a_rolling_restart_renews_devices_without_a_word_to_callers(crew: Comman
     assert not any(map(is_alive, before))
 
 
-def test_metrics_tell_memory_and_restarts_of_each_device(crew: Command) -> None:
-    (address,) = re.findall(r" metrics address=(\S+)", crew.log)
+def test_metrics_tell_memory_and_restarts_of_each_device(crew: Command, folder: Path) -> None:
+    served = crew.log.count(" device serves ")
+    kill(crew, folder)
+    crew.wait_for_log(" device serves ", times=served + 1)
+    (address,) = re.findall(r" http address=(\S+)", crew.log)
     seen = scrape(address)
     assert seen.labels("gradwire_device_memory_bytes", "device") == {"0", "1"}
     assert seen.value("gradwire_device_memory_bytes", device="0") > 0
@@ -218,11 +221,11 @@ def test_who_ends_all_processes_at_once_lets_workers_finish(crew: Command) -> No
 
 def test_health_tells_when_no_device_is_there_and_when_one_is_again(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, "--metrics-address", "127.0.0.1:0") as command,
+        serving(tmp_path, "--http-port", "127.0.0.1:0") as command,
         watching(command) as health,
         Callers(command.address, "unary") as callers,
     ):
-        (address,) = re.findall(r" metrics address=(\S+)", command.log)
+        (address,) = re.findall(r" http address=(\S+)", command.log)
         callers.wait_for_more()
         for number, end in enumerate((kill, lose), start=1):
             end(command, tmp_path)

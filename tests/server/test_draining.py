@@ -118,7 +118,7 @@ def _refused(address: str) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_an_idle_server_with_status_0(tmp_path: Path, number: int) -> None:
-    with running_command(log=tmp_path / "log") as command:
+    with running_command("--backend", "auto", log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             client.check_alive()
         command.signal(number)

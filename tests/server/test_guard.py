@@ -26,6 +26,7 @@ from every_method import (
 from gradwire import v1
 from gradwire_server.guard import SCOPES
 from gradwire_server.tokens import Scope, add_token
+from papers import Papers, pair, trusting
 from raw_calls import RawClient, published_request, wait_idle
 from refusals import check_refusal
 from serving import ServerThread, serving
@@ -181,8 +182,22 @@ def test_strangers_may_do_what_anonymous_scopes_says(away: str) -> None:
             assert call(client.channel, method, messages)[1] is None
 
 
-def test_this_machine_may_do_all_and_in_any_way() -> None:
-    with serving(anonymous_scopes="") as server, RawClient(server.address) as client:
+def test_strangers_with_a_certificate_may_do_all(away: str, tmp_path: Path) -> None:
+    host = away.rpartition(":")[0]
+    papers = Papers(tmp_path)
+    papers.write(name=host)
+    with (
+        serving(address=f"{host}:0", anonymous_scopes="", **papers.mutual) as server,
+        RawClient(server.address, trusting(papers.roots, pair(papers.authority))) as client,
+    ):
+        for method, messages in EVERY.items():
+            assert call(client.channel, method, messages)[1] is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "unix:{}/socket"])
+def test_this_machine_may_do_all_and_in_any_way(address: str, tmp_path: Path) -> None:
+    listening = {"address": address.format(tmp_path), "anonymous_scopes": ""}
+    with serving(**listening) as server, RawClient(server.address) as client:
         client.check_alive()
         for method, messages in EVERY.items():
             replies, refusal = call(client.channel, method, messages)

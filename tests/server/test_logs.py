@@ -66,7 +66,8 @@ def good_and_bad_calls(command: Command) -> None:
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     log = tmp_path_factory.mktemp("json") / "log"
-    with running_command("--log-format", "json", "--stall-timeout-s", "0.5", log=log) as command:
+    flags = ("--log-format", "json", "--stall-timeout-s", "0.5", "--backend", "auto")
+    with running_command(*flags, log=log) as command:
         good_and_bad_calls(command)
         command.signal(signal.SIGTERM)
         assert command.wait() == 0

@@ -79,3 +79,16 @@ def test_bytes_that_are_no_message_of_a_stream_are_refused_as_invalid_data(
         answer.refusal, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_DATA", field="message"
     )
     check_in_band(refusal)
+
+
+def test_a_unary_call_without_a_request_is_refused_as_invalid_data(client: RawClient) -> None:
+    call: grpc.StreamUnaryMultiCallable[bytes, bytes]
+    call = client.channel.stream_unary("/gradwire.v1.GradientService/Evaluate")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(iter([]), timeout=PATIENCE_S)
+    check_refusal(
+        refusal_of(caught.value),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_DATA",
+        field="message",
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,12 +15,11 @@ from gradwire import v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.many_items import find_recipe
 from gradwire_server.plans import Plan
-from many_calls import ManyCall, named
+from many_calls import ManyCall, named, rows
 from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
     RawClient,
-    float32,
     identity_request,
     published_request,
     wait_idle,
@@ -59,13 +57,6 @@ def backend() -> Iterator[Gated]:
     backend = Gated()
     yield backend
     backend.gate.set()
-
-
-def rows(length: int) -> v1.EvaluateRequest:
-    """Halve an axis of float32 numbers."""
-    request = identity_request(2 * length, data=bytes(8 * length))
-    request.output.CopyFrom(float32(length))
-    return request
 
 
 def needed(server: ServerThread, request: v1.EvaluateRequest) -> int:
@@ -260,58 +251,6 @@ def test_a_server_that_is_not_ready_says_so() -> None:
         assert refusal.retry_after_s == 0.5
         check_in_band(refusal)
     server.stop()
-
-
-def test_a_stream_is_one_line_in_the_log_and_tells_of_its_requests(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bad = published_request()
-    bad.input.sizes[0] = 0
-    with caplog.at_level(logging.INFO), serving() as server, RawClient(server.address) as client:
-        with ManyCall(client) as call:
-            call.send(*(named(published_request(), name) for name in NAMES), named(bad, "bad"))
-            call.answers()
-        wait_idle(server)
-    facts = [vars(each)["facts"] for each in caplog.records if each.getMessage() == "call"]
-    assert len(facts) == 1
-    told = {key: facts[0][key] for key in ("method", "status", "items", "items_failed")}
-    assert told == {"method": "EvaluateMany", "status": "OK", "items": 101, "items_failed": 1}
-
-
-def test_a_fault_is_told_in_the_log_and_to_its_request_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Faulty(NumpyCpu):
-        def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-            if plan.input_shape[-1] == 10:
-                raise ZeroDivisionError("a secret")
-            super().apply(plan, x, y)
-
-    with (
-        serving(backend=Faulty(), warm_up=False) as server,
-        RawClient(server.address) as client,
-        ManyCall(client) as call,
-    ):
-        call.send(named(rows(5), "bad"), named(rows(4), "good"))
-        answers = call.answers()
-    assert answers["good"].WhichOneof("outcome") == "result"
-    error = answers["bad"].error
-    assert error.reason == v1.ErrorReason.ERROR_REASON_INTERNAL
-    assert "secret" not in error.message
-    logged = [each for each in caplog.records if each.levelno == logging.ERROR]
-    assert [vars(each)["facts"]["request_id"] for each in logged] == ["bad"]
-    assert "a secret" in caplog.text
-
-
-def test_cancelled_streams_leave_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with serving() as server, RawClient(server.address) as client:
-        for number in range(40):
-            with ManyCall(client) as call:
-                call.send(*(named(rows(1 + number), name) for name in NAMES))
-                for _ in range(number):
-                    call.receive()
-        wait_idle(server)
-    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize(("length", "kept"), [(1, True), (5000, False)])

@@ -37,7 +37,7 @@ EAGER = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 DATA = bytes(ROWS * 4096)
 
 # What malloc keeps for later would hide what the server does.
-_HANDS_BACK = ("--malloc-keep-bytes", "0")
+_HANDS_BACK = ("--malloc-keep-bytes", "0", "--backend", "auto")
 
 
 def doubling() -> v1.EvaluateRequest:
@@ -117,9 +117,10 @@ def test_no_task_is_left_however_streams_end() -> None:
             wait_until(lambda: tasks() <= before)
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    with running_command(*_HANDS_BACK, log=tmp_path / "log", env=EAGER) as command:
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    log = tmp_path_factory.mktemp("memory") / "log"
+    with running_command(*_HANDS_BACK, log=log, env=EAGER) as command:
         yield command
 
 
@@ -206,9 +207,13 @@ def test_nothing_is_allocated_before_bytes_arrive(
         client.check_alive()
 
 
-def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(command: Command) -> None:
+def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path: Path) -> None:
     rows = 1 << 14
-    with RawClient(command.address) as client:
+    with (
+        # One of its own: another stream's high water would hide this one's.
+        running_command(*_HANDS_BACK, log=tmp_path / "log", env=EAGER) as command,
+        RawClient(command.address) as client,
+    ):
         burst(client, [complete])
         level = memory_kib(command.pid, "VmHWM")
 

@@ -93,9 +93,9 @@ def test_the_first_calls_of_a_client_import_nothing() -> None:
 def test_no_trace_of_it_is_left(tmp_path: Path, workers: int) -> None:
     folder = tmp_path / "own"  # the path of a socket has at most 107 bytes
     folder.mkdir()
-    flags = ("--metrics-address", "127.0.0.1:0", "--workers", str(workers))
+    flags = ("--http-port", "127.0.0.1:0", "--workers", str(workers))
     with running_command(*flags, log=tmp_path / "log", env={"TMPDIR": str(folder)}) as command:
-        (address,) = re.findall(r" metrics address=(\S+)", command.log)
+        (address,) = re.findall(r" http address=(\S+)", command.log)
         told = scrape(address)
         command.wait_for_log(" serving ", times=workers)
         assert "call" not in command.log

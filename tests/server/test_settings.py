@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import socket
+import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ OTHERS: dict[str, tuple[str, object]] = {
     "tls_client_ca": ("ca.pem", "ca.pem"),
     "tokens": ("tokens", "***"),
     "anonymous_scopes": ("evaluate,inspect", "evaluate,inspect"),
-    "backend": ("numpy_cpu", "numpy_cpu"),
+    "backend": ("cuda", "cuda"),
     "cuda_devices": ("0,2", "0,2"),
     "retry_after_s": ("0.5", 0.5),
     "stall_timeout_s": ("7.5", 7.5),
@@ -41,8 +44,9 @@ OTHERS: dict[str, tuple[str, object]] = {
     "log_format": ("json", "json"),
     "log_level": ("debug", "debug"),
     "max_rank": ("5", 5),
-    "metrics_address": ("127.0.0.3:8", "127.0.0.3:8"),
-    "metrics_insecure": ("true", True),
+    "http_port": ("127.0.0.3:8", "127.0.0.3:8"),
+    "http_open": ("true", True),
+    "http_hosts": ("gradwire,status.example", "gradwire,status.example"),
     "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "max_message_bytes": ("33554432", 33554432),
 }
@@ -142,16 +146,38 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("--workers", "2", "--address", "unix:/tmp/gradwire"),
         "workers is 2 and address unix:/tmp/gradwire",
     ),
+    "niceness beyond Linux's": (("--compute-niceness", "20"), "compute_niceness is 20; at most 19"),
+    "GPUs by words": (
+        ("--backend", "cuda", "--cuda-devices", "all"),
+        "cuda_devices is all; numbers such as 0,2 are needed, or nothing",
+    ),
+    "a GPU twice": (
+        ("--backend", "cuda", "--cuda-devices", "0,1,0"),
+        "cuda_devices is 0,1,0, which names device 0 more than once; name each once",
+    ),
+    "GPUs for a CPU": (
+        ("--backend", "numpy_cpu", "--cuda-devices", "0"),
+        "cuda_devices is 0 and backend numpy_cpu, which takes no GPU; give backend cuda, or leave",
+    ),
+    "GPUs for no backend": (("--cuda-devices", "0"), "cuda_devices is 0 and backend auto, which"),
     "unknown backend": (("--backend", "abacus"), "abacus"),
     "unknown level": (("--log-level", "loud"), "loud"),
     "unknown flag": (("--nonsense",), "--nonsense"),
     "certificate alone": (("--tls-certificate", "c.pem"), "tls_key"),
     "key alone": (("--tls-key", "k.pem"), "tls_certificate"),
     "authorities alone": (("--tls-client-ca", "a.pem"), "tls_certificate"),
-    "metrics without a port": (("--metrics-address", "127.0.0.1"), "metrics_address is 127.0.0.1;"),
-    "metrics for all": (
-        ("--metrics-address", "0.0.0.0:0", "--insecure"),
-        "metrics_address is 0.0.0.0:0, which is not loopback: give metrics_insecure",
+    "HTTP without a port": (
+        ("--http-port", "127.0.0.1"),
+        "http_port is 127.0.0.1; PORT or",
+    ),
+    "HTTP on no port": (("--http-port", "65536"), "http_port is 127.0.0.1:65536; PORT or"),
+    "HTTP for all": (
+        ("--http-port", "0.0.0.0:0", "--insecure"),
+        "http_port is 0.0.0.0:0, which is not loopback: give tokens, or tls_client_ca",
+    ),
+    "tokens in the clear over HTTP": (
+        ("--http-port", "0.0.0.0:0", "--tokens", "tokens"),
+        "http_port is 0.0.0.0:0, where tokens would travel in the clear: give tls_certificate",
     ),
     "no host in a URL": (
         ("--otlp-endpoint", "http://:4318"),
@@ -171,6 +197,16 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(
     assert done.exit_code == 2
     assert word in done.stderr
     assert not done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is that of a thread on Linux alone")
+@pytest.mark.parametrize("niceness", [0, 3])
+def test_threads_that_compute_are_as_nice_as_asked(niceness: int) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with serving(compute_niceness=niceness) as server:
+        pool = server.server.workshop.pool
+        theirs = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert theirs.result() == min(own + niceness, 19)
 
 
 def refused_in_one_line(*flags: str) -> str:

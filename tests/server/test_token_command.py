@@ -90,12 +90,9 @@ def test_what_makes_no_sense_leaves_the_file_as_it_was(
 
 def test_those_who_add_at_once_take_turns(path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        list(
-            threads.map(
-                lambda number: add_token(path, name=f"t{number}", scopes=[Scope.EVALUATE]),
-                range(40),
-            )
-        )
+        names = (f"t{number}" for number in range(40))
+        made = [threads.submit(add_token, path, name=n, scopes=[Scope.EVALUATE]) for n in names]
+        assert len({each.result() for each in made}) == 40
     assert len(read_tokens(path.read_bytes())) == 40
 
 

@@ -31,7 +31,7 @@ UNARY = {"method": "Evaluate"}
 
 @pytest.fixture
 def server() -> Iterator[ServerThread]:
-    with serving(metrics_address="127.0.0.1:0", max_streams=2, slab_bytes=1 << 16) as server:
+    with serving(http_port="0", max_streams=2, slab_bytes=1 << 16) as server:
         yield server
 
 

@@ -84,7 +84,7 @@ def test_cells_of_another_layout_are_left_alone(size: int) -> None:
     assert Cells.attached(fd) is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["start", "end", "count"]), st.integers(0, 3))))
 def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
     events: list[tuple[str, int]],

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint is there when it is asked for, and in nobody's way."""
+"""The HTTP port is there when it is asked for, with the metrics, and in nobody's way."""
 
 from __future__ import annotations
 
@@ -30,35 +30,32 @@ def test_without_an_address_nothing_is_measured() -> None:
         client.check_alive()
         assert server.server.instruments.address == ""
         assert server.server.workshop.active.observer.recorder is None
-        assert "gradwire-metrics" not in threads()
+        assert not threads() & {"gradwire-http", "gradwire-history"}
 
 
 def test_the_log_tells_the_port_that_was_taken(tmp_path: Path) -> None:
-    with running_command("--metrics-address", HERE, log=tmp_path / "log") as command:
-        (address,) = re.findall(r" metrics address=(\S+)", command.log)
+    with running_command("--http-port", HERE, log=tmp_path / "log") as command:
+        (address,) = re.findall(r" http address=(\S+)", command.log)
         assert scrape(address).value("gradwire_worker_ready") == 1
 
 
-def test_it_is_at_metrics_and_nowhere_else() -> None:
-    with serving(metrics_address=HERE) as server:
+def test_they_are_at_metrics() -> None:
+    with serving(http_port=HERE) as server:
         address = server.server.instruments.address
-        assert get(address, "/")[0] == get(address, "/metrics?x=1")[0] == 200
+        assert get(address, "/metrics?x=1")[0] == 200
         assert get(address, "/etc/passwd")[0] == 404
-        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as raw:
-            raw.sendall(b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
-            assert raw.recv(100).startswith(b"HTTP/1.0 501 ")
 
 
 def test_it_speaks_openmetrics_to_who_asks() -> None:
     accept = "application/openmetrics-text; version=1.0.0"
-    with serving(metrics_address=HERE) as server:
+    with serving(http_port=HERE) as server:
         _, content_type, text = get(server.server.instruments.address, accept=accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert text.endswith("# EOF\n")
 
 
 def test_it_answers_before_the_server_serves_and_while_the_event_loop_is_busy() -> None:
-    server = ServerThread(metrics_address=HERE)
+    server = ServerThread(http_port=HERE)
     server.listen()
     address = server.server.instruments.address
     assert scrape(address).value("gradwire_worker_ready") in {0, 1}
@@ -90,7 +87,7 @@ def readers(address: str, count: int, says: bytes) -> Generator[list[socket.sock
 
 @pytest.mark.parametrize("says", [b"", b"GET /metr", b"GET /metrics HTTP/1.0\r\nAccept: "])
 def test_readers_that_ask_for_nothing_hold_up_no_scrape_no_call_and_no_stop(says: bytes) -> None:
-    with contextlib.ExitStack() as afterwards, serving(metrics_address=HERE) as server:
+    with contextlib.ExitStack() as afterwards, serving(http_port=HERE) as server:
         address = server.server.instruments.address
         silent = afterwards.enter_context(readers(address, 100, says))
         assert scrape(address).value("gradwire_worker_ready") == 1
@@ -102,7 +99,7 @@ def test_readers_that_ask_for_nothing_hold_up_no_scrape_no_call_and_no_stop(says
 
 
 def test_readers_that_do_not_read_hold_up_no_scrape() -> None:
-    with serving(metrics_address=HERE) as server:
+    with serving(http_port=HERE) as server:
         address = server.server.instruments.address
         with readers(address, 20, b"GET /metrics HTTP/1.0\r\n\r\n"):
             assert scrape(address).value("gradwire_worker_ready") == 1
@@ -110,7 +107,7 @@ def test_readers_that_do_not_read_hold_up_no_scrape() -> None:
 
 def test_scrapes_at_once_all_have_an_answer() -> None:
     with (
-        serving(metrics_address=HERE) as server,
+        serving(http_port=HERE) as server,
         ThreadPoolExecutor(16) as pool,
     ):
         address = server.server.instruments.address
@@ -120,7 +117,7 @@ def test_scrapes_at_once_all_have_an_answer() -> None:
 
 def test_a_name_and_an_ipv6_address_are_served() -> None:
     for host in ("localhost", "[::1]"):
-        with serving(metrics_address=f"{host}:0") as server:
+        with serving(http_port=f"{host}:0") as server:
             address = server.server.instruments.address
             assert address.startswith(f"{host}:")
             assert scrape(address).value("gradwire_worker_ready") == 1
@@ -130,14 +127,14 @@ def test_a_name_and_an_ipv6_address_are_served() -> None:
 def test_an_address_that_cannot_be_had_is_told_in_one_line(workers: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        flags = ("--address", HERE, "--workers", workers, "--metrics-address", address)
+        flags = ("--address", HERE, "--workers", workers, "--http-port", address)
         done = run_command(*flags)
     assert done.returncode == 1
-    assert f"Error: metrics_address {address} cannot be had: Address already in use" in done.stderr
+    assert f"Error: http_port {address} cannot be had: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_metrics_for_all_need_a_word() -> None:
-    with serving(metrics_address="0.0.0.0:0", metrics_insecure=True) as server:
+def test_an_open_port_is_for_everybody() -> None:
+    with serving(http_port="0.0.0.0:0", http_open=True) as server:
         port = server.server.instruments.address.rpartition(":")[2]
         wait_until(lambda: scrape(f"127.0.0.1:{port}").value("gradwire_worker_ready"))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gradwire_server.outlets import Outlets, are_wanted, tracer
 from gradwire_server.settings import Settings
-from gradwire_server.telemetry import Ledgers, Outlets, are_wanted, tracer
+from gradwire_server.telemetry import Ledgers
 from gradwire_server.telemetry.otlp_settings import Export, Signal, export_of
 from processes import run_command, running_command
 
@@ -140,5 +141,5 @@ def test_without_prometheus_client_who_asks_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ValueError, match=r"^metrics_address is .*: pip install .*server"):
-        Outlets(Settings(metrics_address="127.0.0.1:0"), Ledgers(1))
+    with pytest.raises(ValueError, match=r"^http_port is .*: pip install .*server"):
+        Outlets(Settings(http_port="0"), Ledgers(1), served="127.0.0.1:1")

@@ -16,7 +16,7 @@ from processes import Command, running_command
 from raw_calls import RawClient, published_request, wait_until
 from scraping import Scrape, scrape
 
-FLAGS = ("--workers", "2", "--backend", "numpy_cpu", "--metrics-address", "127.0.0.1:0")
+FLAGS = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "127.0.0.1:0")
 KILLS = 4
 OPERATOR = ops.InterpolateBackward(mode="nearest", data_format="NCX")
 GRADIENT = np.ones((1, 1, 4, 4), np.float32)
@@ -25,7 +25,7 @@ WORKERS = {"0", "1"}
 
 def endpoint(command: Command) -> str:
     """Return the one address that the log tells."""
-    (address,) = re.findall(r" metrics address=(\S+)", command.log)
+    (address,) = re.findall(r" http address=(\S+)", command.log)
     return str(address)
 
 

@@ -41,7 +41,7 @@ class Candidate:
             # Infinities and NaN are part of the cases, and no reason to warn.
             with np.errstate(all="ignore"):
                 result = self.function(_tensor(given) if self.torch else given.view(), output_shape)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             words = " ".join(str(error).split())
             raise CandidateError(f"it raised {type(error).__name__}: {words}") from error
         if base.tobytes() != memory.base.tobytes():
@@ -87,7 +87,7 @@ def _module(place: str) -> ModuleType:
         assert spec.loader is not None  # noqa: S101 (likewise)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise CommandError(message, code=INVALID) from error
     finally:

@@ -28,6 +28,9 @@ ROUNDING = 4
 # The rank that most kernels have first.
 RANKS = (4, 3, 5, 2, 1)
 
+# Attributes that tell the sizes of a forward's output.
+SIZES = ("size", "sizes", "shape", "sizes_tensor")
+
 # Values that a report writes out.
 MOST_VALUES = 24
 
@@ -76,7 +79,7 @@ def run(asked: Check, connection: Connection, *, wants_json: bool) -> int:
                 break
         if not tally.ran:
             message = f"no case fits the operator with these attributes: {tally.reason}"
-            raise CommandError(message, code=INVALID)
+            raise CommandError(f"{message}{_hint(asked.operator)}", code=INVALID)
         smallest = _smallest(tally, asked.most)
     told = [_tables(asked, failure) for failure, _ in smallest]
     if wants_json:
@@ -86,11 +89,19 @@ def run(asked: Check, connection: Connection, *, wants_json: bool) -> int:
     return OTHER if tally.failures else 0
 
 
+def _hint(operator: Operator) -> str:
+    """Tell which attributes pin sizes that the cases have of their own."""
+    pinned = [name for name in SIZES if getattr(operator, name, ())]
+    if not pinned:
+        return ""
+    return f"; each case has its own sizes: leave {' and '.join(pinned)} out, or give scales"
+
+
 def _run_rank(asked: Check, client: Any, rank: int, tally: Tally) -> None:
     """Run the cases of a rank: the channel before the spatial axes, or else behind them."""
     kind = OPERATORS[asked.operator.name]
     if not kind.min_rank <= rank <= kind.max_rank:
-        tally.reason = tally.reason or f"it takes {kind.min_rank} to {kind.max_rank} axes"
+        tally.reason = tally.reason or f"it takes tensors of {kind.ranks()} axes"
         return
     for channels_last in (False, True):
         frame = Frame(rank, channels_last)
@@ -148,7 +159,8 @@ def _weight(failure: Failure) -> tuple[bool, int]:
 def _tables(asked: Check, failure: Failure) -> Tables | None:
     if failure.element is None:
         return None
-    call = Call(asked.operator, failure.case.dtype, failure.input_shape, failure.output_shape)
+    operator = asked.operator.for_output(failure.output_shape)
+    call = Call(operator, failure.case.dtype, failure.input_shape, failure.output_shape)
     return tables([call])[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
+from gradwire._words import counted
 from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.tables import AxisTable, Call, Tables, forward_name, tables
 from gradwire.cli.texts import as_json, middle_left_out, number, numbers, places, table
@@ -75,7 +75,7 @@ def _heading(call: Call, told: Tables) -> list[str]:
 
 def _axis(told: Tables, number_: int, most: int, *, alone: bool) -> Iterator[str]:
     axis = told.axes[number_]
-    sides = f"{_count(axis.inputs, 'input')}, {_count(axis.outputs, 'output')}"
+    sides = f"{counted(axis.inputs, 'input')}, {counted(axis.outputs, 'output')}"
     if axis.is_identity and not alone:
         yield f"\naxis {number_}: {sides}: the identity, each output is the input of its index"
         return
@@ -83,7 +83,7 @@ def _axis(told: Tables, number_: int, most: int, *, alone: bool) -> Iterator[str
     if like is not None and not alone:
         yield f"\naxis {number_}: as axis {like}"
         return
-    yield f"\naxis {number_}: {sides}, {_count(len(axis.weight), 'weight')}"
+    yield f"\naxis {number_}: {sides}, {counted(len(axis.weight), 'weight')}"
     if axis.coordinates is None:
         yield "This dialect tells no coordinates."
     yield ""
@@ -91,7 +91,7 @@ def _axis(told: Tables, number_: int, most: int, *, alone: bool) -> Iterator[str
     yield ""
     yield from _inputs(axis, most)
     if len(axis.unread):
-        yield f"  {_count(len(axis.unread), 'input')} that no output reads: {places(axis.unread)}"
+        yield f"  {counted(len(axis.unread), 'input')} that no output reads: {places(axis.unread)}"
 
 
 def _outputs(axis: AxisTable, most: int, *, fill: float) -> list[str]:
@@ -126,15 +126,11 @@ def _rows(count: int, most: int, row: Callable[[int], list[str]]) -> Iterator[li
             yield row(index)
 
 
-def _count(amount: int, noun: str) -> str:
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
-
-
 def _facts(call: Call, told: Tables, axes: Sequence[int]) -> dict[str, Any]:
     name = call.operator.name
     return {
         "operator": name,
-        "attributes": dataclasses.asdict(call.operator),
+        "attributes": call.operator.shown(),
         "gradient": OPERATORS[name].gradient,
         "forward": forward_name(call.operator),
         "dtype": str(call.dtype),

@@ -250,7 +250,7 @@ def check(
     FUNCTION is called with a gradient, a NumPy array of any strides, and the shape of its result, a
     tuple; it returns an array of that shape and of the gradient's type. With --torch both are
     tensors. For a forward operator it is given the input in place of a gradient. MODULE may be
-    the name of a file that ends in .py.
+    the name of a file that ends in .py. Leave sizes out, which each case has of its own.
 
     Each failure is shrunk to the smallest case that fails alike. Exit with 0 if there is none, with
     1 if there is one.

@@ -114,13 +114,18 @@ def _data_types(info: v1.OperatorInfo) -> list[str]:
     return [name.removeprefix("DATA_TYPE_").lower() for name in names]
 
 
+def _ranks(info: v1.OperatorInfo) -> str:
+    few, many = info.min_rank, info.max_rank
+    return f"{few}" if few == many else f"{few} to {many}"
+
+
 def _described(info: v1.OperatorInfo) -> str:
     lines = [
         f"{info.name}",
         f"  {info.summary}",
         "",
         f"  {'forward' if info.gradient else 'gradient':14}{info.counterpart}",
-        f"  {'axes':14}{info.min_rank} to {info.max_rank}",
+        f"  {'axes':14}{_ranks(info)}",
         f"  {'types':14}{', '.join(_data_types(info))}",
         f"  {'output shape':14}{'always needed' if info.output_required else 'told by attributes'}",
         f"  {'source':14}{info.source}",

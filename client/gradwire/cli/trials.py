@@ -136,6 +136,7 @@ class Trial:
 
     def _evaluate(self, given: Array, output_shape: Shape) -> Array:
         try:
-            return self.client.evaluate(self.operator, given, output_shape=output_shape)
+            operator = self.operator.for_output(output_shape)
+            return self.client.evaluate(operator, given, output_shape=output_shape)
         except (InvalidRequestError, LimitExceededError) as error:
             raise Unfit(str(error)) from error

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 import operator
-import reprlib
 import struct
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import Field, dataclass
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from gradwire.errors import InvalidRequestError
+from gradwire.ops._values import alternatives, did_you_mean, plain, shown
 
 _METADATA_KEY = "attribute"
+# Of a cubic kernel's slope at distance 1: weights stay below 2**6 times as much, which float32
+# holds with room for their sums.
+SLOPE_BITS = 120
 _FLOAT_TYPES = {32: "float", 64: "double"}
 _FORMATS = {32: "<f", 64: "<d"}
 
@@ -70,16 +74,16 @@ class Choice:
 
     @property
     def wanted(self) -> str:
-        return f"give {_alternatives(self.allowed)}"
+        return f"give {alternatives(self.allowed)}"
 
     def normalize(self, path: str, value: object) -> str | None:
         if value is None and self.optional:
             return None
         if not isinstance(value, str):
-            raise InvalidRequestError.of(path, f"is {_shown(value)}; {self.wanted}")
+            raise InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
         value = dict(self.synonyms).get(value, value)
         if value not in self.allowed:
-            hint = _did_you_mean(value, (*dict(self.synonyms), *self.allowed))
+            hint = did_you_mean(value, (*dict(self.synonyms), *self.allowed))
             raise InvalidRequestError.of(path, f"is {value!r}; {self.wanted}{hint}")
         # An equal plain string: a subclass, such as an enum's member, would not survive pickling.
         return self.allowed[self.allowed.index(value)]
@@ -105,12 +109,12 @@ class Flag:
         return "give True or False"
 
     def normalize(self, path: str, value: object) -> bool | None:
-        plain = _plain(value)
-        if plain is None and self.optional:
+        bare = plain(value)
+        if bare is None and self.optional:
             return None
-        if not isinstance(plain, bool):
-            raise InvalidRequestError.of(path, f"is {_shown(value)}; {self.wanted}")
-        return plain
+        if not isinstance(bare, bool):
+            raise InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
+        return bare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,7 @@ class Number:
 
     optional      whether None is one of its values
     default_text  what holds where it is None
+    most_bits     its magnitude is at most 2**most_bits; None for what the type holds
     """
 
     bits: Literal[32, 64]
@@ -126,6 +131,7 @@ class Number:
     default_text: str = ""
     positive: bool = False
     optional: bool = False
+    most_bits: int | None = None
 
     @property
     def type_name(self) -> str:
@@ -133,10 +139,18 @@ class Number:
 
     @property
     def wanted(self) -> str:
-        return f"give a number, {_finite(self)}"
+        bound = (
+            "" if self.most_bits is None else f", from -2**{self.most_bits} to 2**{self.most_bits}"
+        )
+        return f"give a number, {_finite(self)}{bound}"
 
     def normalize(self, path: str, value: object) -> float | None:
-        return None if value is None and self.optional else _number(path, value, self)
+        if value is None and self.optional:
+            return None
+        number = _number(path, value, self)
+        if self.most_bits is not None and abs(number) > 2.0**self.most_bits:
+            raise InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
+        return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +211,14 @@ class Integers:
         return tuple(self._number(f"{path}[{i}]", item) for i, item in enumerate(items))
 
     def _number(self, path: str, item: object) -> int:
-        plain = _plain(item)
+        bare = plain(item)
         try:
-            number = operator.index(plain)  # type: ignore[arg-type]
+            number = operator.index(bare)  # type: ignore[arg-type]
         except TypeError:
             number = None
         fits = number is not None and self.least <= number < 2 ** (self.bits - 1)
-        if number is None or isinstance(plain, bool) or not fits:
-            raise InvalidRequestError.of(path, f"is {_shown(item)}; {self.wanted}")
+        if number is None or isinstance(bare, bool) or not fits:
+            raise InvalidRequestError.of(path, f"is {shown(item)}; {self.wanted}")
         return number
 
 
@@ -219,6 +233,17 @@ def rule_of(field: Field[object]) -> Attribute:
     return rule
 
 
+def told(field: Field[Any], value: Any) -> Any:
+    """Return an attribute's value for people: floats with the digits that tell them apart.
+
+    A float32 comes as the float64 that is nearest to its shortest decimal: 0.1, not what it is.
+    """
+    rule = rule_of(field)
+    if value is None or not isinstance(rule, Number | Floats) or rule.bits == 64:  # noqa: PLR2004
+        return value
+    return tuple(map(_shortest, value)) if isinstance(rule, Floats) else _shortest(value)
+
+
 def is_default(field: Field[Any], value: object) -> bool:
     """Whether a value has the bits of the field's default; -0.0 equals 0.0 and has not."""
     return bool(value == field.default) and repr(value) == repr(field.default)
@@ -227,7 +252,7 @@ def is_default(field: Field[Any], value: object) -> bool:
 def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestError:
     """Make the error for an attribute that an operator does not have."""
     names = tuple(known)
-    hint = _did_you_mean(name, names)
+    hint = did_you_mean(name, names)
     return InvalidRequestError.of(
         f"{path}.{name}", f"is not an attribute; {path} has {', '.join(names)}{hint}"
     )
@@ -241,7 +266,7 @@ def _items(path: str, value: Any, rule: Floats | Integers) -> list[object]:
         unfit, items = True, []
     if unfit:
         wanted = f"{rule.wanted}, in a sequence"
-        raise InvalidRequestError.of(path, f"is {_shown(value)}; {wanted}")
+        raise InvalidRequestError.of(path, f"is {shown(value)}; {wanted}")
     if len(items) > rule.most:
         raise InvalidRequestError.of(path, f"has more than {rule.most} values; give one per axis")
     return items
@@ -253,43 +278,23 @@ def _finite(rule: Number | Floats) -> str:
 
 
 def _number(path: str, item: object, rule: Number | Floats) -> float:
-    plain = _plain(item)
-    if isinstance(plain, bool) or not hasattr(plain, "__float__"):
-        raise InvalidRequestError.of(path, f"is {_shown(item)}; {rule.wanted}")
+    bare = plain(item)
+    if isinstance(bare, bool) or not hasattr(bare, "__float__"):
+        raise InvalidRequestError.of(path, f"is {shown(item)}; {rule.wanted}")
     try:
-        (rounded,) = struct.unpack(_FORMATS[rule.bits], struct.pack(_FORMATS[rule.bits], plain))
+        (rounded,) = struct.unpack(_FORMATS[rule.bits], struct.pack(_FORMATS[rule.bits], bare))
     except (OverflowError, TypeError, ValueError, struct.error):
         rounded = math.inf
     if not math.isfinite(rounded) or (rule.positive and rounded <= 0):
-        raise InvalidRequestError.of(path, f"is {_shown(item)}; {rule.wanted}")
+        raise InvalidRequestError.of(path, f"is {shown(item)}; {rule.wanted}")
     return float(rounded)
+
+
+def _shortest(value: float) -> float:
+    return float(str(np.float32(value)))
 
 
 def _is_single(value: object, method: str) -> bool:
     """Whether a value is a number; arrays with axes have its methods too."""
-    plain = _plain(value)
-    return hasattr(plain, method) and not hasattr(plain, "__iter__")
-
-
-def _plain(value: object) -> object:
-    """Unwrap an array scalar, or an array without axes, of whichever library."""
-    item = getattr(value, "item", None)
-    return item() if callable(item) and getattr(value, "ndim", None) == 0 else value
-
-
-def _shown(value: object) -> str:
-    try:
-        text = reprlib.repr(value)
-    except ValueError:  # Python refuses to print integers of more than 4300 digits.
-        text = "too long to show"
-    return text if value is None else f"{text} ({type(value).__name__})"
-
-
-def _alternatives(names: tuple[str, ...]) -> str:
-    return " or ".join(repr(name) for name in names)
-
-
-def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    by_lower = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower().replace("-", "_"), by_lower, n=1)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+    bare = plain(value)
+    return hasattr(bare, method) and not hasattr(bare, "__iter__")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Self
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import is_default, rule_of, unknown_name
+from gradwire.ops._attributes import is_default, rule_of, told, unknown_name
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +63,7 @@ class Operator:
 
     def __repr__(self) -> str:
         given = [
-            f"{field.name}={value!r}"
+            f"{field.name}={told(field, value)!r}"
             for field in dataclasses.fields(self)
             if not is_default(field, value := getattr(self, field.name))
         ]
@@ -77,11 +78,30 @@ class Operator:
         """Return the path of an attribute in a request, for errors."""
         return f"operator.{cls.name}.{attribute}"
 
+    @classmethod
+    def ranks(cls) -> str:
+        """Tell how many axes its tensors have: "4", or "3 to 5"."""
+        few, many = cls.min_rank, cls.max_rank
+        return f"{few}" if few == many else f"{few} to {many}"
+
     def _check_together(self) -> None:
         """Check rules between attributes; each attribute alone is in order."""
 
+    def shown(self) -> dict[str, Any]:
+        """Return the attributes for people: floats with no more digits than tell them apart."""
+        fields = dataclasses.fields(self)
+        return {field.name: told(field, getattr(self, field.name)) for field in fields}
+
     def linear(self) -> Operator:
         """Return the operator without what it adds whatever its input is: 0 goes to 0."""
+        return self
+
+    def for_output(self, output_shape: Sequence[int]) -> Operator:
+        """Return the operator, told what shape its output has where attributes have to tell it.
+
+        What they tell already stays, whether it agrees or not.
+        """
+        del output_shape
         return self
 
     def for_counterpart(self) -> dict[str, Any]:

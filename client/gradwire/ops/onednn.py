@@ -16,6 +16,7 @@ Source: https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolatebackward.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
@@ -140,6 +141,13 @@ class Interpolate(_Interpolate):
     gradient: ClassVar[bool] = False
     counterpart: ClassVar[str] = "interpolate_backward"
     output_required: ClassVar[bool] = False
+
+    def for_output(self, output_shape: Sequence[int]) -> Interpolate:
+        """Return it with sizes, where nothing else tells the output's."""
+        if self.sizes or self.scales or self.sizes_tensor:
+            return self
+        spatial = output_shape[2:] if self.data_format == "NCX" else output_shape[1:-1]
+        return dataclasses.replace(self, sizes=tuple(spatial))
 
 
 OPERATORS = (InterpolateBackward, Interpolate)

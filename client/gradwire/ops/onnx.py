@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, Flag, Floats, Integers, Number, attribute
+from gradwire.ops._attributes import (
+    SLOPE_BITS,
+    Choice,
+    Flag,
+    Floats,
+    Integers,
+    Number,
+    attribute,
+)
 from gradwire.ops._operator import Operator
 from gradwire.tensors import MAX_RANK
 
@@ -68,7 +76,11 @@ class _Resize(Operator):
     cubic_coeff_a: float = field(
         default=-0.75,
         metadata=attribute(
-            Number(bits=32, description="Slope of mode cubic's kernel at distance 1, finite.")
+            Number(
+                bits=32,
+                most_bits=SLOPE_BITS,
+                description="Slope of mode cubic's kernel at distance 1, from -2**120 to 2**120.",
+            )
         ),
     )
     exclude_outside: bool = field(
@@ -171,7 +183,7 @@ class _Resize(Operator):
         if self.sizes and self.scales:
             raise InvalidRequestError.of(
                 self.path("scales"),
-                f"is {self.scales}, sizes is {self.sizes}; give one of the two",
+                f"is {self.shown()['scales']}, sizes is {self.sizes}; give one of the two",
             )
         if self.antialias and self.mode == "nearest":
             raise InvalidRequestError.of(
@@ -221,6 +233,14 @@ class OnnxResize(_Resize):
     def linear(self) -> OnnxResize:
         """Return it without extrapolation_value, which is added whatever the input is."""
         return dataclasses.replace(self, extrapolation_value=0.0)
+
+    def for_output(self, output_shape: Sequence[int]) -> OnnxResize:
+        """Return it with sizes, where nothing else tells the output's."""
+        if self.sizes or self.scales or self.keep_aspect_ratio_policy != "stretch":
+            return self
+        axes = [axis for axis in self.axes if -len(output_shape) <= axis < len(output_shape)]
+        sizes = [output_shape[axis] for axis in axes] if self.axes else output_shape
+        return dataclasses.replace(self, sizes=tuple(sizes))
 
 
 OPERATORS = (OnnxResizeGrad, OnnxResize)

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, Flag, Floats, Integers, Number, attribute
+from gradwire.ops._attributes import (
+    SLOPE_BITS,
+    Choice,
+    Flag,
+    Floats,
+    Integers,
+    Number,
+    attribute,
+)
 from gradwire.ops._operator import Operator
 
 Mode = Literal["nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"]
@@ -137,7 +145,12 @@ class _Interpolate(Operator):
     cube_coeff: float = field(
         default=-0.75,
         metadata=attribute(
-            Number(bits=64, description="Slope of the kernels of cubic and bicubic_pillow, finite.")
+            Number(
+                bits=64,
+                most_bits=SLOPE_BITS,
+                description="Slope of the kernels of cubic and bicubic_pillow, from -2**120 to "
+                "2**120.",
+            )
         ),
     )
 
@@ -146,7 +159,7 @@ class _Interpolate(Operator):
             if getattr(self, name) and self.shape_calculation_mode != name:
                 raise InvalidRequestError.of(
                     self.path(name),
-                    f"is {getattr(self, name)}; shape_calculation_mode is "
+                    f"is {self.shown()[name]}; shape_calculation_mode is "
                     f"{self.shape_calculation_mode!r}: give {self.shape_calculation_mode}",
                 )
         if self.shape_calculation_mode == "scales" and not self.scales:

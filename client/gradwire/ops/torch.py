@@ -11,6 +11,7 @@ Source: https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
@@ -177,6 +178,13 @@ class TorchInterpolate(_Interpolate):
     counterpart: ClassVar[str] = "torch_upsample_backward"
     output_required: ClassVar[bool] = False
     fixed: ClassVar[tuple[tuple[str, str], ...]] = (("follow", "forward_adjoint"),)
+
+    def for_output(self, output_shape: Sequence[int]) -> TorchInterpolate:
+        """Return it with size, where nothing else tells the output's."""
+        if self.size or self.scale_factor:
+            return self
+        # What it asks for, coordinates from the two sizes, is then so without it.
+        return dataclasses.replace(self, size=tuple(output_shape[2:]), recompute_scale_factor=None)
 
 
 OPERATORS = (TorchUpsampleBackward, TorchInterpolate)

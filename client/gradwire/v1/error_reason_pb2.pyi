@@ -47,7 +47,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 11
     """The deadline has passed. DEADLINE_EXCEEDED."""
     ERROR_REASON_STALLED: _ErrorReason.ValueType  # 12
-    """The stream made no progress for the server's stall timeout. DEADLINE_EXCEEDED."""
+    """The stream made no progress, or the request did not come, for the server's stall timeout. DEADLINE_EXCEEDED."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 13
     """The server is shutting down. UNAVAILABLE; another one, or this one later, answers."""
     ERROR_REASON_EVALUATION_CHANGED: _ErrorReason.ValueType  # 14
@@ -95,7 +95,7 @@ ERROR_REASON_OUT_OF_MEMORY: ErrorReason.ValueType  # 10
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 11
 """The deadline has passed. DEADLINE_EXCEEDED."""
 ERROR_REASON_STALLED: ErrorReason.ValueType  # 12
-"""The stream made no progress for the server's stall timeout. DEADLINE_EXCEEDED."""
+"""The stream made no progress, or the request did not come, for the server's stall timeout. DEADLINE_EXCEEDED."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 13
 """The server is shutting down. UNAVAILABLE; another one, or this one later, answers."""
 ERROR_REASON_EVALUATION_CHANGED: ErrorReason.ValueType  # 14

@@ -57,7 +57,7 @@ class GradientServiceStub:
     * `UNIMPLEMENTED`: the operator or a field is not known to this server.
     * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
-    * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
+    * `DEADLINE_EXCEEDED`: the deadline has passed; with reason STALLED, the request did not come in time.
     * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
     * `INTERNAL`: a fault of the server.
     """
@@ -145,7 +145,7 @@ class GradientServiceAsyncStub(GradientServiceStub):
     * `UNIMPLEMENTED`: the operator or a field is not known to this server.
     * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
-    * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
+    * `DEADLINE_EXCEEDED`: the deadline has passed; with reason STALLED, the request did not come in time.
     * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
     * `INTERNAL`: a fault of the server.
     """
@@ -236,7 +236,7 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
         * `UNIMPLEMENTED`: the operator or a field is not known to this server.
         * `FAILED_PRECONDITION`: a limit is exceeded; with reason USE_STREAM, EvaluateStream takes the same request.
         * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
-        * `DEADLINE_EXCEEDED`: the deadline has passed; work is stopped.
+        * `DEADLINE_EXCEEDED`: the deadline has passed; with reason STALLED, the request did not come in time.
         * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
         * `INTERNAL`: a fault of the server.
         """

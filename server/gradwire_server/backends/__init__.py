@@ -145,6 +145,18 @@ def choose(
     return compiled, f"{_COMPILED} is the fastest backend for the CPU; {_why_not_cuda()}"
 
 
+def device_numbers(text: str) -> tuple[int, ...]:
+    """Read numbers of devices such as "0,2"; ValueError, as the end of a sentence, where wrong."""
+    words = text.split(",") if text else []
+    numbers = [int(one) for one in words if one.isascii() and one.isdecimal()]
+    if len(numbers) < len(words):
+        raise ValueError("; numbers such as 0,2 are needed, or nothing")
+    twice = [number for number in numbers if numbers.count(number) > 1]
+    if twice:
+        raise ValueError(f", which names device {twice[0]} more than once; name each once")
+    return tuple(numbers)
+
+
 def preload(name: str) -> None:
     """Import what choose() is going to, where that can be; it says what is wrong otherwise."""
     if name in {"auto", _COMPILED}:
@@ -193,5 +205,6 @@ __all__ = [
     "bound",
     "choose",
     "compute_dtype",
+    "device_numbers",
     "preload",
 ]

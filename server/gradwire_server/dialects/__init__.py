@@ -27,7 +27,9 @@ from gradwire_server.errors import (
     TableTooLargeError,
     UnknownOperatorError,
 )
+from gradwire_server.plans.interruption import ask
 from gradwire_server.plans.plan import Plan
+from gradwire_server.words import counted
 
 __all__ = ["DIALECTS", "Dialect", "Forward", "forward", "lower", "output_shape", "table_type"]
 
@@ -112,7 +114,10 @@ def lower(
     tables = {axis: axis.build() for axis in set(told.axes) if axis is not None}
     maps = [None if axis is None else tables[axis] for axis in told.axes]
     plan = Plan.build(maps, told.call.source, fill=told.fill)
-    return plan.adjoint() if told.call.gradient else plan
+    if not told.call.gradient:
+        return plan
+    ask()
+    return plan.adjoint()
 
 
 def forward(
@@ -132,7 +137,7 @@ def forward(
     if len(input_shape) != len(output_shape):
         raise InvalidFieldError(
             "output.sizes",
-            f"has {len(output_shape)} axes, input.sizes has {len(input_shape)}; "
+            f"has {counted(len(output_shape), 'axis')}, input.sizes has {len(input_shape)}; "
             f"{name} keeps the number of axes",
             came=len(output_shape),
             expected=len(input_shape),
@@ -157,10 +162,11 @@ def _dialect(name: str) -> Dialect:
 
 def _check_shape(dialect: Dialect, shape: Shape, *, field: str) -> None:
     if len(shape) not in dialect.ranks:
-        ranks = f"{dialect.ranks[0]} to {dialect.ranks[-1]}"
+        few, many = dialect.ranks[0], dialect.ranks[-1]
+        ranks = f"{few}" if few == many else f"{few} to {many}"
         raise InvalidFieldError(
             field,
-            f"has {len(shape)} axes; {dialect.name} takes {ranks}",
+            f"has {counted(len(shape), 'axis')}; {dialect.name} takes {ranks}",
             came=len(shape),
             expected=ranks,
         )
@@ -173,14 +179,15 @@ def _check_shape(dialect: Dialect, shape: Shape, *, field: str) -> None:
 
 def _check_float32_axes(axes: Axes, call: Call, *, limit: int) -> None:
     for number, axis in enumerate(axes):
-        longest = 0 if axis is None else max(axis.inputs, axis.outputs)
+        longest = 0 if axis is None else max(axis.inputs, axis.outputs, axis.padded)
         if axis is None or not axis.in_float32 or longest <= limit:
             continue
-        field = call.source_sizes if axis.inputs > limit else call.result_sizes
+        field = call.result_sizes if axis.outputs > limit else call.source_sizes
+        padded = " with its padding" if longest == axis.padded > axis.outputs else ""
         raise LimitExceededError(
-            f"{field}[{number}] is {longest}; {call.operator} computes coordinates in float32, "
-            f"which this server allows on axes of at most {limit} elements: shorten the axis, or "
-            f"raise GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
+            f"{field}[{number}] is {longest}{padded}; {call.operator} computes coordinates in "
+            f"float32, which this server allows on axes of at most {limit} elements: shorten the "
+            f"axis, or raise GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
             field=f"{field}[{number}]",
             size=longest,
             limit="max_float32_axis",

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.banded_map import BandedMap
+from gradwire_server.plans.interruption import ask
 from gradwire_server.plans.sampling import Taps
 
 Shape = tuple[int, ...]
@@ -58,6 +59,7 @@ class Axis:
     sample           computes the taps of all outputs; called once the limits are known to hold
     arguments        what it is given; axes that are equal with all of this have one table
     in_float32       whether coordinates are float32 numbers, which bounds the lengths
+    padded           length of the inputs with what is put around them, where something is
     """
 
     inputs: int
@@ -66,6 +68,7 @@ class Axis:
     sample: Callable[..., Taps]
     arguments: tuple[Hashable, ...]
     in_float32: bool = True
+    padded: int = 0
 
     @property
     def most_entries(self) -> int:
@@ -73,7 +76,8 @@ class Axis:
         return self.outputs * (self.most_taps + 1) + self.inputs
 
     def build(self) -> BandedMap:
-        """Build the forward's table."""
+        """Build the forward's table, unless nobody waits for it any more."""
+        ask()
         return self.map_of(self.sample(*self.arguments))
 
     def map_of(self, taps: Taps) -> BandedMap:

@@ -24,6 +24,7 @@ from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
+from gradwire_server.words import counted
 
 # X + 0.5 is exact in float32 for every index X of an axis up to this long.
 EXACT_HALF_PIXEL_AXIS: Final = 2**23
@@ -135,7 +136,8 @@ def _per_axis(call: Call, field: str, values: Sequence[float]) -> list[np.float3
     if len(values) not in {0, rank}:
         raise InvalidFieldError(
             call.attribute(field),
-            f"has {len(values)} values for tensors of {rank} axes; give {rank}, or none",
+            f"has {counted(len(values), 'value')} for tensors of {counted(rank, 'axis')}; give "
+            f"{rank}, or none",
             came=len(values),
             expected=rank,
         )

@@ -26,6 +26,7 @@ from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Call, Dialect,
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling, sines
 from gradwire_server.plans.sampling import Coordinates, Taps
+from gradwire_server.words import counted
 
 # Sums of weights up to it leave an output without any: `1000. * float(np.finfo(np.float32).eps)`.
 LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
@@ -86,8 +87,9 @@ def _lanczos(radius: int) -> Kernel:
         kind = x.dtype.type
         turn = kind(math.pi) * x
         # What is outside is left out below, and reaches no more than some elements too far.
-        first, second = (sines.sin(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
-        product = kind(radius) * first.astype(kind) * second.astype(kind)
+        sine = sines.sin_as_float32 if kind is np.float32 else sines.sin
+        first, second = (sine(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
+        product = kind(radius) * first * second
         flat = x <= kind(FLAT)
         square = np.where(flat, kind(1), kind(math.pi**2) * (x * x))
         weight = np.where(flat, kind(1), product / square)
@@ -182,7 +184,8 @@ def _check_shape(attributes: Resize, call: Call) -> None:
     if len(attributes.shape) != len(call.result):
         raise InvalidFieldError(
             call.attribute("shape"),
-            f"has {len(attributes.shape)} values for tensors of {len(call.result)} axes; give "
+            f"has {counted(len(attributes.shape), 'value')} for tensors of "
+            f"{counted(len(call.result), 'axis')}; give "
             f"{len(call.result)}, or none",
             came=len(attributes.shape),
             expected=len(call.result),
@@ -201,7 +204,8 @@ def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
     if len(attributes.shape) != len(input_shape):
         raise InvalidFieldError(
             "operator.jax_resize.shape",
-            f"has {len(attributes.shape)} values for a tensor of {len(input_shape)} axes; give "
+            f"has {counted(len(attributes.shape), 'value')} for a tensor of "
+            f"{counted(len(input_shape), 'axis')}; give "
             f"{len(input_shape)}, or the output's sizes",
             came=len(attributes.shape),
             expected=len(input_shape),

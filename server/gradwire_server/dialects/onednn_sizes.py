@@ -14,6 +14,7 @@ import numpy as np
 
 from gradwire_server.dialects.dialect import Shape
 from gradwire_server.errors import InvalidFieldError
+from gradwire_server.words import counted, shortest
 
 # Beyond it int64(float) and float(int64) no longer name the same number.
 LARGEST_INFERRED_SIZE: Final = 2**53
@@ -86,9 +87,9 @@ def check_sizes(attributes: Sizing, operator: str, *, src: Shape, dst: Shape) ->
         if not abs(product - expected) < 1:
             raise InvalidFieldError(
                 f"operator.{operator}.scales[{i}]",
-                f"is {scale}, which takes src's {size} elements to {product:g}, dst has "
+                f"is {shortest(scale)}, which takes src's {size} elements to {product:g}, dst has "
                 f"{expected}; give {expected / size:.9g}, or leave scales empty",
-                came=scale,
+                came=shortest(scale),
                 expected=f"{expected / size:.9g}",
             )
 
@@ -103,8 +104,8 @@ def _check_lengths(attributes: Sizing, operator: str, *, spatial: int) -> None:
         if length not in {0, spatial}:
             raise InvalidFieldError(
                 f"operator.{operator}.{field}",
-                f"has {length} values for tensors of {spatial + 2} axes, {spatial} of them "
-                f"spatial; give {spatial}, or none",
+                f"has {counted(length, 'value')} for tensors of {spatial + 2} axes, {spatial} of "
+                f"them spatial; give {spatial}, or none",
                 came=length,
                 expected=spatial,
             )
@@ -121,9 +122,9 @@ def _scaled(size: int, scale: float, *, field: str) -> int:
     if not 1 <= product <= LARGEST_INFERRED_SIZE:
         raise InvalidFieldError(
             field,
-            f"is {scale}, which takes src's {size} elements to {product:g}; "
+            f"is {shortest(scale)}, which takes src's {size} elements to {product:g}; "
             f"give a scale that leaves 1 to 2**53",
-            came=scale,
+            came=shortest(scale),
             size=size,
         )
     return int(product)

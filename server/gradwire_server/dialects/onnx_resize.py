@@ -28,6 +28,7 @@ from gradwire_server.dialects.onnx_lines import CROP, WHOLE, Line
 from gradwire_server.dialects.onnx_sizes import Sizing, extents, named_axes
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.sampling import Taps
+from gradwire_server.words import counted
 
 ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
     "spec_float64": np.float64,
@@ -162,8 +163,8 @@ def _rois(attributes: Resize, call: Call) -> dict[int, tuple[float, float]]:
     if len(attributes.roi) not in {0, 2 * len(axes)}:
         raise InvalidFieldError(
             call.attribute("roi"),
-            f"has {len(attributes.roi)} values for {len(axes)} axes; give {2 * len(axes)}, all "
-            f"starts before all ends, or none",
+            f"has {counted(len(attributes.roi), 'value')} for {counted(len(axes), 'axis')}; give "
+            f"{2 * len(axes)}, all starts before all ends, or none",
             came=len(attributes.roi),
             expected=2 * len(axes),
         )

@@ -20,6 +20,7 @@ import numpy as np
 
 from gradwire_server.dialects.dialect import Shape
 from gradwire_server.errors import InvalidFieldError
+from gradwire_server.words import counted, shortest
 
 # Beyond it int64(float) and float(int64) no longer name the same number.
 LARGEST_INFERRED_SIZE: Final = 2**53
@@ -72,7 +73,7 @@ def named_axes(attributes: Sizing, operator: str, *, rank: int) -> list[int]:
         if not -rank <= axis < rank:
             raise InvalidFieldError(
                 f"operator.{operator}.axes[{i}]",
-                f"is {axis}; tensors of {rank} axes have {-rank} to {rank - 1}",
+                f"is {axis}; tensors of {counted(rank, 'axis')} have {-rank} to {rank - 1}",
                 came=axis,
                 rank=rank,
             )
@@ -103,7 +104,8 @@ def extents(
         if len(values) not in {0, len(axes)}:
             raise InvalidFieldError(
                 f"operator.{operator}.{field}",
-                f"has {len(values)} values for {len(axes)} axes; give {len(axes)}",
+                f"has {counted(len(values), 'value')} for {counted(len(axes), 'axis')}; give "
+                f"{len(axes)}",
                 came=len(values),
                 expected=len(axes),
             )
@@ -132,9 +134,9 @@ def _by_scales(
         if not 1 <= width <= LARGEST_INFERRED_SIZE:
             raise InvalidFieldError(
                 f"operator.{operator}.scales[{i}]",
-                f"is {each}, which makes {width:g} of {length} elements; give a scale that leaves "
-                f"1 to 2**53",
-                came=each,
+                f"is {shortest(each)}, which makes {width:g} of {length} elements; give a scale "
+                f"that leaves 1 to 2**53",
+                came=shortest(each),
                 size=length,
             )
         made.append(Extent(int(width), scale, width))
@@ -167,7 +169,7 @@ def _by_sizes(
             raise InvalidFieldError(
                 f"operator.{operator}.sizes[{i}]",
                 f"is {sizes[i]}; the scale {scale:g} of {policy} makes {width:g} of {length} "
-                f"elements there, and at least 0.5 are needed",
+                f"elements there; give sizes that leave 0.5 to 2**53",
                 came=sizes[i],
                 size=length,
             )

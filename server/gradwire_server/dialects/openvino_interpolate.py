@@ -18,6 +18,7 @@ from gradwire_server.dialects import openvino_filters as filters
 from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
 from gradwire_server.dialects.openvino_filters import Line
 from gradwire_server.errors import InvalidFieldError
+from gradwire_server.words import counted, shortest
 
 # Added to a scale before a length is multiplied by it and cut: `ov::util::dim::scale`.
 SCALE_EPSILON: Final = np.float32(1e-6)
@@ -92,7 +93,7 @@ def _axis(mode: str, line: Line) -> Axis | None:
         most_taps = filters.pillow_taps(line, radius=radius)
         return Axis(*sides, most_taps, filters.pillow, (line, radius), in_float32=False)
     most_taps = filters.MOST_TAPS.get(mode) or filters.linear_taps(line)
-    return Axis(*sides, most_taps, filters.SAMPLES[mode], (line,))
+    return Axis(*sides, most_taps, filters.SAMPLES[mode], (line,), padded=line.length)
 
 
 def _numbers(attributes: Interpolate, operator: str, *, rank: int) -> tuple[int, ...]:
@@ -102,8 +103,8 @@ def _numbers(attributes: Interpolate, operator: str, *, rank: int) -> tuple[int,
         if number >= rank or number in numbers[:i]:
             raise InvalidFieldError(
                 f"operator.{operator}.axes[{i}]",
-                f"is {number}, for tensors of {rank} axes; give different axes from 0 to "
-                f"{rank - 1}",
+                f"is {number}, for tensors of {counted(rank, 'axis')}; give different axes from 0 "
+                f"to {rank - 1}",
                 came=number,
             )
     expected = set(range(0 if rank in ALL_AXES else 2, rank))
@@ -127,7 +128,8 @@ def _pads(attributes: Interpolate, operator: str, *, rank: int) -> list[tuple[in
         if len(values) > rank:
             raise InvalidFieldError(
                 f"operator.{operator}.{field}",
-                f"has {len(values)} values for tensors of {rank} axes; give at most {rank}",
+                f"has {counted(len(values), 'value')} for tensors of {counted(rank, 'axis')}; give "
+                f"at most {rank}",
                 came=len(values),
                 expected=rank,
             )
@@ -155,7 +157,8 @@ def _inferred(attributes: Interpolate, operator: str, source: Shape) -> dict[int
     if len(values) != len(numbers):
         raise InvalidFieldError(
             f"operator.{operator}.{field}",
-            f"has {len(values)} values for {len(numbers)} axes; give {len(numbers)}",
+            f"has {counted(len(values), 'value')} for {counted(len(numbers), 'axis')}; give "
+            f"{len(numbers)}",
             came=len(values),
             expected=len(numbers),
         )
@@ -167,9 +170,9 @@ def _inferred(attributes: Interpolate, operator: str, source: Shape) -> dict[int
         if not 1 <= product <= LARGEST_INFERRED_SIZE:
             raise InvalidFieldError(
                 f"operator.{operator}.scales[{i}]",
-                f"is {scale}, which makes {product:g} of {padded[axis]} elements; give a number "
-                f"that leaves 1 to 2**53",
-                came=scale,
+                f"is {shortest(scale)}, which makes {product:g} of {padded[axis]} elements; give a "
+                f"number that leaves 1 to 2**53",
+                came=shortest(scale),
                 size=padded[axis],
             )
         told[axis] = int(product)

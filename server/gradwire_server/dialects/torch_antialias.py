@@ -18,7 +18,7 @@ import numpy as np
 
 from gradwire_server.dialects.torch_lines import Filter, Keys, Line, Numbers
 from gradwire_server.plans.sampling import Indices, Taps, in_blocks
-from gradwire_server.plans.sines import sin, sinf
+from gradwire_server.plans.sines import Doubles, quick_sin, sin, sinf, unsettled
 
 # With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
 CUBIC: Final = Keys(-0.5, fused=True, last=True)
@@ -38,15 +38,21 @@ def _keys(x: Numbers) -> Numbers:
 def _lanczos(x: Numbers) -> Numbers:
     """Return sinc(x) sinc(x / 3), where x / 3 is a double and so is its sinc."""
     x = np.abs(x)
-    weight = _sinc(x).astype(np.float64) * _sinc(x.astype(np.float64) / 3)
+    narrow, third = _sinc(x).astype(np.float64), x.astype(np.float64) / 3
+    if x.dtype == np.float64:
+        weight = narrow * _sinc(third)
+    else:
+        weight = narrow * _sinc(third, quick_sin)
+        doubtful = unsettled(weight)
+        weight[doubtful] = narrow[doubtful] * _sinc(third[doubtful])
     return np.where(x < 3, weight, 0).astype(x.dtype)  # noqa: PLR2004 - the radius
 
 
-def _sinc(x: Numbers) -> Numbers:
+def _sinc(x: Numbers, sine_of: Callable[[Doubles], Doubles] = sin) -> Numbers:
     y = x * x.dtype.type(np.pi)
     one = y.dtype.type(1)
     single = y.dtype == np.float32
-    sine: Numbers = sinf(y.astype(np.float32)) if single else sin(y.astype(np.float64))
+    sine: Numbers = sinf(y.astype(np.float32)) if single else sine_of(y.astype(np.float64))
     return np.where(y == 0, one, sine / np.where(y == 0, one, y))
 
 

@@ -21,6 +21,7 @@ from gradwire_server.dialects.dialect import (
 )
 from gradwire_server.dialects.torch_filters import ANTIALIAS, BACKWARD, FORWARD, Filter, Line
 from gradwire_server.errors import InvalidFieldError
+from gradwire_server.words import counted
 
 T = TypeVar("T")
 
@@ -148,8 +149,8 @@ def _per_axis(values: Sequence[T], field: str, operator: str, *, spatial: int) -
     if len(values) not in {0, 1, spatial}:
         raise InvalidFieldError(
             f"operator.{operator}.{field}",
-            f"has {len(values)} values for tensors of {spatial + 2} axes, {spatial} of them "
-            f"spatial; give {spatial}, one for all, or none",
+            f"has {counted(len(values), 'value')} for tensors of {spatial + 2} axes, {spatial} of "
+            f"them spatial; give {spatial}, one for all, or none",
             came=len(values),
             expected=spatial,
         )

@@ -109,11 +109,8 @@ class Admission:
     def take_memory(self, needed: int) -> None:
         """Take bytes of the budget, or raise OverloadedError."""
         if not self.has_room(needed):
-            raise self._full(
+            raise self.full(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
-                "max_memory_bytes",
-                self.max_memory_bytes,
-                drain=self._memory_drain,
                 missing=self.memory_bytes + needed - self.max_memory_bytes,
                 amount=needed,
             )
@@ -125,6 +122,13 @@ class Admission:
         """Give them back."""
         self.memory_bytes -= held
         self._memory_drain.leave(self._clock(), amount=held, empty=not self.memory_bytes)
+
+    def full(self, came: str, *, missing: int, amount: int) -> OverloadedError:
+        """Return the error for who needs an amount of memory of which so many bytes are missing."""
+        limit, drain = "max_memory_bytes", self._memory_drain
+        return self._full(
+            came, limit, self.max_memory_bytes, drain=drain, missing=missing, amount=amount
+        )
 
     @contextmanager
     def stream(self) -> Generator[None]:

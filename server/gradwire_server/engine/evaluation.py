@@ -24,6 +24,7 @@ from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step, Walk, walk_over
 from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
 from gradwire_server.plans import Plan
+from gradwire_server.plans.interruption import Check, asking
 from gradwire_server.recent import Recent
 
 # Changes whenever any request may give other bits than before.
@@ -212,13 +213,17 @@ class Preparer:
         self._plans = plans
         self._recent: Recent[Evaluation] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
 
-    def prepare(self, request: EvaluationRequest) -> Evaluation:
-        """Check a request against every limit and lower it; nothing of the tensors is allocated."""
+    def prepare(self, request: EvaluationRequest, *, check: Check | None = None) -> Evaluation:
+        """Check a request against every limit and lower it; nothing of the tensors is allocated.
+
+        While long tables are built, check is called again and again; what it raises ends that.
+        """
         request, output = request.resolved()
         key = (*_key(request, output), request.input.key, output.key)
         evaluation = self._recent.get(key)
         if evaluation is None:
-            evaluation = self._prepare(request, output)
+            with asking(check):
+                evaluation = self._prepare(request, output)
             self._recent.keep(key, evaluation, weight=evaluation.plan.table_entries)
         return evaluation
 

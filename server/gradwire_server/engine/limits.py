@@ -8,6 +8,7 @@ from gradwire_server.dialects import DEFAULT_MAX_FLOAT32_AXIS, DEFAULT_MAX_TABLE
 from gradwire_server.engine.layout import TensorSpec
 from gradwire_server.errors import LimitExceededError
 from gradwire_server.plans import Plan
+from gradwire_server.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,14 @@ class Limits:
     def check_tensor(self, name: str, tensor: TensorSpec) -> None:
         """Refuse a tensor with too many axes or elements; name is "input" or "output"."""
         if len(tensor.sizes) > self.max_rank:
-            raise exceeded(f"{name} has {len(tensor.sizes)} axes", "max_rank", self.max_rank)
+            raise exceeded(
+                f"{name} has {counted(len(tensor.sizes), 'axis')}", "max_rank", self.max_rank
+            )
         if tensor.elements > self.max_elements:
             raise exceeded(
-                f"{name} has {tensor.elements} elements", "max_elements", self.max_elements
+                f"{name} has {counted(tensor.elements, 'element')}",
+                "max_elements",
+                self.max_elements,
             )
 
     def check_plan(self, plan: Plan) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradwire_server.plans.interruption import ask
+
 Coordinates = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 Rounding = Callable[[Coordinates], Coordinates]
@@ -103,6 +105,8 @@ def in_blocks(
 ) -> Taps:
     """Compute the taps of some outputs at a time, so that what this takes on the way stays small.
 
+    Between two blocks it asks whether to go on.
+
     block        takes outputs, int64[some], and returns their taps, [some, taps]
     coordinates  of all outputs; those that a block returns are dropped
     """
@@ -112,6 +116,7 @@ def in_blocks(
     index = np.empty((outputs, taps), np.int64)
     weight: Coordinates | None = None
     for first in range(0, outputs, some):
+        ask()
         part = block(np.arange(first, min(first + some, outputs)))
         if weight is None:
             weight = np.empty((outputs, taps), part.weight.dtype)

@@ -1,5 +1,7 @@
 """Where one process keeps its metrics: an array of float64 that another process may read.
 
+Its notes, which are words, lie behind the array.
+
 The place of every time series follows from the definitions alone, so that no index is shared, and
 merging the workers' metrics is adding their arrays. An array that the supervisor made lives in
 memory it shares with one worker: nothing is sent, a worker that is busy or dead is read all the
@@ -22,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire_server.telemetry.definitions import COUNTS, STATES, Metric
+from gradwire_server.telemetry.notes import NOTES_BYTES, Notes
 
 _BYTES = 8
 
@@ -38,7 +41,8 @@ _STARTS = {metric.name: start for metric, start in zip(_STORED, _ENDS, strict=Fa
 
 COUNTED = _ENDS[len(COUNTS)]
 TOTAL = _ENDS[-1]
-_LAYOUT = float(zlib.crc32(repr(_STORED).encode()))
+_SIZE = TOTAL * _BYTES + NOTES_BYTES
+_LAYOUT = float(zlib.crc32(repr((_STORED, NOTES_BYTES)).encode()))
 
 
 def span(metric: Metric) -> slice:
@@ -58,25 +62,28 @@ def place(metric: Metric, *values: str) -> int:
 class Cells:
     """The metrics of one process. Written by one thread.
 
-    fd  of the memory, for a process to share it; None where it is this process's alone
+    fd     of the memory, for a process to share it; None where it is this process's alone
+    notes  what it tells in words
     """
 
     def __init__(self, memory: bytearray | mmap.mmap, *, fd: int | None = None) -> None:
         self.fd = fd
-        self.values = memoryview(memory).cast("B").cast("d")
-        self.array: NDArray[np.float64] = np.frombuffer(memory, np.float64)
+        everything = memoryview(memory).cast("B")
+        self.values = everything[: TOTAL * _BYTES].cast("d")
+        self.array: NDArray[np.float64] = np.frombuffer(memory, np.float64, TOTAL)
+        self.notes = Notes(everything[TOTAL * _BYTES :])
 
     @classmethod
     def private(cls) -> Cells:
         """Make cells for this process."""
-        return cls(bytearray(TOTAL * _BYTES))
+        return cls(bytearray(_SIZE))
 
     @classmethod
     def shared(cls) -> Cells:
         """Make cells for another process, which attaches itself to fd."""
         fd = os.memfd_create("gradwire-metrics")
-        os.ftruncate(fd, TOTAL * _BYTES)
-        cells = cls(mmap.mmap(fd, TOTAL * _BYTES), fd=fd)
+        os.ftruncate(fd, _SIZE)
+        cells = cls(mmap.mmap(fd, _SIZE), fd=fd)
         cells.values[0] = _LAYOUT
         return cells
 
@@ -88,7 +95,7 @@ class Cells:
         """
         try:
             size = os.fstat(fd).st_size
-            cells = cls(mmap.mmap(fd, size)) if size == TOTAL * _BYTES else None
+            cells = cls(mmap.mmap(fd, size)) if size == _SIZE else None
         finally:
             os.close(fd)
         return cells if cells is not None and cells.values[0] == _LAYOUT else None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire_server.telemetry.cells import COUNTED, TOTAL, Cells
+from gradwire_server.telemetry.notes import NotedError, newest
 
 # How the process that only watches the workers is labeled.
 SUPERVISOR = "supervisor"
@@ -38,6 +39,7 @@ class Device:
     """What is known of one device at one moment.
 
     name          as it is labeled
+    device        what it is called; empty until it is found
     memory_bytes  of its memory that are taken
     processes     that had it and have it; they count nothing
     """
@@ -45,6 +47,7 @@ class Device:
     name: str
     memory_bytes: float
     processes: Worker
+    device: str = ""
 
 
 class Running:
@@ -87,6 +90,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._ended = np.zeros(COUNTED)
         self._running: list[Running] = []
+        self._errors: list[NotedError] = []
         self._restarts = 0
 
     def add(self, running: Running) -> None:
@@ -106,6 +110,7 @@ class Ledger:
                 self._running.remove(running)
                 if running.cells is not None:
                     self._ended += running.cells.array[:COUNTED]
+                    self._errors = newest([*self._errors, *running.cells.notes.errors()])
                     running.cells.close()
 
     def note_restart(self) -> None:
@@ -124,16 +129,30 @@ class Ledger:
             pids = tuple(running.pid for running in self._running if running.pid)
             return Worker(self._name, values, pids, self._restarts)
 
+    def errors(self) -> list[NotedError]:
+        """Return the latest errors, of processes that have ended too."""
+        with self._lock:
+            running = [one.cells.notes.errors() for one in self._running if one.cells is not None]
+            return newest([*self._errors, *(error for errors in running for error in errors)])
+
+    def told(self) -> dict[str, str]:
+        """Return what the latest process tells of itself; empty where there is none."""
+        with self._lock:
+            running = [one.cells.notes.told() for one in self._running if one.cells is not None]
+        return next((told for told in reversed(running) if told), dict[str, str]())
+
 
 class DeviceLedger(Ledger):
     """The processes of one device, which count nothing.
 
+    device  what the device is called; empty until it is found
     memory  reads the bytes of its memory that they take
     """
 
     def __init__(self, name: str, memory: Callable[[], float]) -> None:
         super().__init__(f"device-{name}", wanted=False)
         self.name, self.memory = name, memory
+        self.device = ""
 
 
 class Ledgers:
@@ -152,7 +171,7 @@ class Ledgers:
 
     def read_devices(self) -> list[Device]:
         """Return what is known of every device now."""
-        return [Device(one.name, one.memory(), one.read()) for one in self.devices]
+        return [Device(one.name, one.memory(), one.read(), one.device) for one in self.devices]
 
     @classmethod
     def of_this_process(cls, cells: Cells, devices: Sequence[DeviceLedger] = ()) -> Ledgers:

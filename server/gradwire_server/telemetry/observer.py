@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gradwire_server.failures import Failure
 from gradwire_server.telemetry.recording import Observed, Recorder
 
 
@@ -37,19 +38,15 @@ class Observer:
         *,
         status: str,
         duration_s: float,
-        reason: str = "",
-        limit: str = "",
+        failed: Failure | None = None,
     ) -> None:
-        """Note that a call has its status.
-
-        reason  of its error, without the prefix of its enum; empty where there is none
-        limit   name of the setting in the way, if any
-        """
+        """Note that a call has its status, and its error if it has one."""
         if self.recorder is not None:
             self.recorder.end(call, status=status, duration_s=duration_s)
-            if reason:
-                self.recorder.fail(call.method, reason=reason, limit=limit)
+            if failed is not None:
+                self.recorder.fail(call, failed)
         if self.tracer is not None:
+            reason = "" if failed is None else failed.reason_name
             self.tracer.end(begun, call, status=status, reason=reason)
 
     def items(
@@ -59,18 +56,17 @@ class Observer:
         *,
         status: str,
         count: int = 1,
-        reason: str = "",
-        limit: str = "",
+        failed: Failure | None = None,
     ) -> None:
-        """Note answers to items alike within a call; reason and limit as of `end`.
+        """Note answers to items alike within a call, and their error if they have one.
 
         evaluated  their operator and data type; None where they are not known
         """
         if self.recorder is not None:
             operator, dtype = evaluated or ("", None)
             self.recorder.items(operator, dtype, status=status, count=count)
-            if reason:
-                self.recorder.fail(call.method, reason=reason, limit=limit)
+            if failed is not None:
+                self.recorder.fail(call, failed)
 
     def step(self, nbytes: int) -> None:
         """Note a step of a stream, and how many bytes it read and wrote."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gradwire_server.failures import Failure
 from gradwire_server.phases import PHASES, Phase, Phases
 from gradwire_server.telemetry.cells import Cells, place
 from gradwire_server.telemetry.definitions import (
@@ -100,9 +101,20 @@ class Recorder:
         if call.sent_bytes:
             observe(series.sent, SENT.buckets, call.sent_bytes)
 
-    def fail(self, method: str, *, reason: str, limit: str) -> None:
-        """Count an error; limit names the setting in the way, or is empty."""
-        self._values[place(ERRORS, method, reason, limit)] += 1.0
+    def fail(self, call: Observed, failed: Failure) -> None:
+        """Count an error and note it."""
+        reason, limit = failed.reason_name, failed.facts.get("limit", "")
+        self._values[place(ERRORS, call.method, reason, limit)] += 1.0
+        self._cells.notes.error(
+            method=call.method,
+            operator=call.operator,
+            status=failed.code.name,
+            reason=reason,
+            message=failed.message,
+            request_id=failed.facts.get("request_id", call.request_id),
+            # Those that tell when to come again tell each caller another time.
+            alike="" if failed.retry_after_s is None else limit or reason,
+        )
 
     def items(self, operator: str, dtype: np.dtype[Any] | None, *, status: str, count: int) -> None:
         """Count answers within a call of EvaluateMany; operator and dtype as a call's own."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
         _index_path: str
 
+        def save(self, key: object, data: object) -> None: ...
         def _open_for_write(self, filepath: str) -> AbstractContextManager[BinaryIO]: ...
         def _load_index(self) -> dict[object, str]: ...
         def _load_data(self, name: str) -> object: ...
@@ -51,6 +52,14 @@ else:
 
 class _CheckedFiles(_Files):
     """The files of one function: an index, and code for each signature."""
+
+    def save(self, key: object, data: object) -> None:
+        """Keep code, unless there is no room for it: it is there for this process all the same."""
+        try:
+            super().save(key, data)
+        except OSError as error:
+            facts = {"file": self._index_path, "error": str(error)}
+            _log.warning("what is compiled cannot be kept", extra={"facts": facts})
 
     @contextlib.contextmanager
     def _open_for_write(self, filepath: str) -> Generator[BinaryIO]:

@@ -14,9 +14,9 @@ from gradwire_server.telemetry.ledger import Ledgers
 from gradwire_server.telemetry.otlp_settings import Export, Signal, export_of
 
 if TYPE_CHECKING:
-    from gradwire_server.telemetry.exposition import Endpoint
     from gradwire_server.telemetry.otlp import MetricsPusher
     from gradwire_server.telemetry.spans import Tracer
+    from gradwire_server.web import Site
 
 _log = logging.getLogger("gradwire_server")
 
@@ -26,33 +26,36 @@ LAST_EXPORT_S = 3.0
 
 def are_wanted(settings: Settings) -> bool:
     """Whether anybody will read the metrics."""
-    return bool(settings.metrics_address) or _export(settings, "metrics") is not None
+    return bool(settings.http_port) or _export(settings, "metrics") is not None
 
 
 class Outlets:
-    """The ways out for metrics: the endpoint and the exporter, those that are wanted.
+    """The ways out for metrics: the HTTP port and the exporter, those that are wanted.
 
-    address  of the endpoint, with the port bound; empty where there is none
+    address  of the HTTP port, with the port bound; empty where there is none
+
+    served   address that the server serves
 
     Raises OSError where the address cannot be had, ValueError where a setting makes no sense or
     needs a package that is missing.
     """
 
-    def __init__(self, settings: Settings, ledgers: Ledgers) -> None:
-        self._endpoint: Endpoint | None = None
+    def __init__(self, settings: Settings, ledgers: Ledgers, *, served: str) -> None:
+        self._site: Site | None = None
         self._pusher: MetricsPusher | None = None
         self.address = ""
-        if settings.metrics_address:
+        if settings.http_port:
             if find_spec("prometheus_client") is None:
                 raise ValueError(
-                    f"metrics_address is {settings.metrics_address}; it needs prometheus_client: "
+                    f"http_port is {settings.http_port}; it needs prometheus_client: "
                     'pip install "gradwire[server]"'
                 )
-            from gradwire_server.telemetry.exposition import Endpoint  # noqa: PLC0415
+            from gradwire_server.web import Site  # noqa: PLC0415
 
-            self._endpoint = Endpoint(settings.metrics_address, ledgers)
-            self.address = self._endpoint.address
-            _log.info("metrics", extra={"facts": {"address": self.address}})
+            self._site = Site(settings, ledgers, served=served)
+            self.address = self._site.address
+            facts = {"address": self.address, "tls": bool(settings.tls_certificate)}
+            _log.info("http", extra={"facts": facts})
         export = _export(settings, "metrics")
         if export is not None:
             from gradwire_server.telemetry.otlp import MetricsPusher  # noqa: PLC0415
@@ -63,19 +66,21 @@ class Outlets:
         """Export what is left and stop answering."""
         if self._pusher is not None:
             self._pusher.close(LAST_EXPORT_S)
-        if self._endpoint is not None:
-            self._endpoint.close()
+        if self._site is not None:
+            self._site.close()
 
 
 @contextmanager
-def collecting(settings: Settings) -> Generator[Ledgers]:
+def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
     """Tell the metrics of several workers, if anybody wants them; yield what they count in.
+
+    served  address that they serve
 
     Raises as Outlets does.
     """
     wanted = are_wanted(settings)
     ledgers = Ledgers(settings.workers, wanted=wanted)
-    outlets = Outlets(settings, ledgers) if wanted else None
+    outlets = Outlets(settings, ledgers, served=served) if wanted else None
     try:
         yield ledgers
     finally:

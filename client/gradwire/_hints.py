@@ -1,0 +1,33 @@
+"""What to do about a connection that did not come about: grpc tells what happened, not why."""
+
+from __future__ import annotations
+
+_WANTS = (
+    "the server hung up, as one does that wants TLS (credentials, --tls-ca) or the certificate of "
+    "a client that it lets in (--tls-certificate, --tls-key)"
+)
+_STRANGE = "the server's certificate is of no authority trusted here (credentials, --tls-ca)"
+
+# The first whose words are all there tells.
+_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("WRONG_VERSION_NUMBER",),
+        "the server speaks plain text there; leave out credentials (--tls-ca), or give it TLS",
+    ),
+    (("CERTIFICATE_VERIFY_FAILED", "has expired"), "the server's certificate has expired"),
+    (("CERTIFICATE_VERIFY_FAILED",), _STRANGE),
+    (
+        ("Hostname Verification Check failed",),
+        "the server's certificate is for other names than that in target",
+    ),
+    (("failed to connect", "Socket closed"), _WANTS),
+    (("failed to connect", "Connection reset"), _WANTS),
+)
+
+
+def with_hint(message: str) -> str:
+    """Return a message of grpc's, begun with what it means where that is known."""
+    for words, hint in _HINTS:
+        if all(word in message for word in words):
+            return f"{hint}: {message}"
+    return message

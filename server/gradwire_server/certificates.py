@@ -1,0 +1,96 @@
+"""The server's certificates, read anew when their files change; what cannot be used is kept out.
+
+New connections get the new ones, those there are go on as they began. A file that is not whole, a
+key that belongs to another certificate and the like are logged, and what was there stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from dataclasses import dataclass
+
+from gradwire._reloaded import Reloaded
+from gradwire_server.settings import Settings
+
+_log = logging.getLogger("gradwire_server")
+
+_NAMES = ("tls_key", "tls_certificate", "tls_client_ca")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Papers:
+    """What a server shows, and whom it lets in.
+
+    key, chain   its private key and its certificates, as PEM
+    authorities  whose clients are let in, as PEM; None for everybody
+    context      the same for Python's ssl, TLS 1.2 or newer
+    """
+
+    key: bytes
+    chain: bytes
+    authorities: bytes | None
+    context: ssl.SSLContext
+
+
+class Certificates:
+    """Those that the settings name. Any number of threads may use it.
+
+    Raises ValueError where they cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        given = {name: getattr(settings, name) for name in _NAMES}
+        self._paths = {name: path for name, path in given.items() if path}
+        try:
+            self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=self._keep)
+        except OSError as error:
+            raise ValueError(self._words(error)) from error
+
+    def get(self) -> Papers:
+        """Return what is shown now."""
+        return self._papers.get()
+
+    def _made(self, contents: tuple[bytes, ...]) -> Papers:
+        found = dict(zip(self._paths, contents, strict=True))
+        for name, content in found.items():
+            if b"-----BEGIN " not in content:
+                raise ValueError(f"{name} is {self._paths[name]}, which is no PEM file")
+        authorities = found.get("tls_client_ca")
+        return Papers(
+            found["tls_key"], found["tls_certificate"], authorities, self._context(authorities)
+        )
+
+    def _context(self, authorities: bytes | None) -> ssl.SSLContext:
+        """Have OpenSSL look at what gRPC would keep to itself."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            # A key that needs a password is none here; nobody is asked for one.
+            context.load_cert_chain(
+                self._paths["tls_certificate"], self._paths["tls_key"], password=lambda: b""
+            )
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(
+                f"tls_certificate and tls_key cannot be used together: {_reason(error)}"
+            ) from error
+        if authorities is not None:
+            try:
+                context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
+            except OSError as error:
+                raise ValueError(f"tls_client_ca cannot be used: {_reason(error)}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _words(self, error: OSError) -> str:
+        named = (name for name, path in self._paths.items() if path == str(error.filename))
+        return f"{next(named, 'a file')} cannot be read: {error}"
+
+    def _keep(self, error: Exception) -> None:
+        words = self._words(error) if isinstance(error, OSError) else str(error)
+        facts = {"error": words, "kept": "the certificates as they were"}
+        _log.error("certificates cannot be used", extra={"facts": facts})
+
+
+def _reason(error: OSError) -> str:
+    return getattr(error, "reason", None) or error.strerror or str(error)

@@ -1,0 +1,42 @@
+"""What a server lets out of its machine, and on whose word. All raise ValueError."""
+
+from __future__ import annotations
+
+from gradwire_server.addresses import is_host_and_port, is_loopback
+
+
+def check_calls(address: str, *, clear: bool) -> None:
+    """Refuse to serve in the clear beyond this machine.
+
+    clear  whether that is wanted, or TLS keeps it from being so
+    """
+    if address == "unix:":
+        raise ValueError("address is unix: without a path")
+    if not (clear or address.startswith("unix:") or is_loopback(address)):
+        raise ValueError(
+            f"address is {address}, which is not loopback: give tls_certificate and tls_key, or "
+            "insecure to serve in the clear"
+        )
+
+
+def check_http(address: str, *, is_open: bool, asks: bool, clear: bool) -> None:
+    """Refuse to tell others of the server, and to have tokens sent in the clear.
+
+    is_open  whether everybody may read
+    asks     whether readers show a token or a certificate
+    clear    as of check_calls
+    """
+    if not is_host_and_port(address):
+        raise ValueError(f"http_port is {address}; PORT or HOST:PORT is needed")
+    if is_open or is_loopback(address):
+        return
+    if not asks:
+        raise ValueError(
+            f"http_port is {address}, which is not loopback: give tokens, or tls_client_ca, or "
+            "http_open to let everybody read it"
+        )
+    if not clear:
+        raise ValueError(
+            f"http_port is {address}, where tokens would travel in the clear: give "
+            "tls_certificate and tls_key, or insecure"
+        )

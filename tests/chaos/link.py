@@ -1,0 +1,206 @@
+"""Two networks joined by a line in user space that delays, loses and holds back packets.
+
+    unshare -rn python -m chaos.link SCENARIO
+
+Each network is a namespace with a device (tun) whose packets this process carries to the other one.
+The server is in one, callers in the other; the kernel's TCP deals with what is lost. What callers
+saw is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import json
+import os
+import random
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from callers import Callers
+from gradwire import Client, GradwireError, Item, RetryPolicy, ops
+
+# linux/if_tun.h
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+_CALLERS, _SERVER, _PORT = "10.77.0.1", "10.77.0.2", 50051
+ADDRESS = f"{_SERVER}:{_PORT}"
+_MTU = 1500
+# What a call over a line that is down may take, and what the server waits for a caller.
+TIMEOUT_S, STALL_S = 2.0, 5.0
+COPY = ops.DmlResample(interpolation_mode="linear")
+
+
+def device(name: str, address: str) -> int:
+    """Make this namespace's end of the line; return what its packets are read from."""
+    end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    for words in (
+        f"addr add {address}/24 dev {name}",
+        f"link set {name} up mtu {_MTU}",
+        "link set lo up",
+    ):
+        subprocess.run(["/usr/bin/env", "ip", *words.split()], check=True)  # noqa: S603 - our words
+    return end
+
+
+class Line:
+    """Carries packets between two ends, in a thread.
+
+    delay_s, jitter_s  that each is under way, at most
+    loss               part of them that is lost
+    up                 whether any is carried
+    lost, carried      packets so far
+    """
+
+    def __init__(self, one: int, other: int) -> None:
+        self._to = {one: other, other: one}
+        self._chance = random.Random(0)  # noqa: S311 - nothing secret
+        self._under_way: list[tuple[float, int, int, bytes]] = []
+        self._numbers = count()
+        self.delay_s = self.jitter_s = self.loss = 0.0
+        self.up = True
+        self.lost = self.carried = 0
+        threading.Thread(target=self._carry, daemon=True).start()
+
+    def _carry(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            for end in self._to:
+                ready.register(end, selectors.EVENT_READ)
+            while True:
+                now = time.monotonic()
+                left_s = self._under_way[0][0] - now if self._under_way else 0.1
+                for key, _ in ready.select(max(0.0, left_s)):
+                    self._take(key.fd)
+                self._deliver()
+
+    def _take(self, end: int) -> None:
+        packet = os.read(end, 1 << 16)
+        if not self.up or self._chance.random() < self.loss:
+            self.lost += 1
+            return
+        due = time.monotonic() + self.delay_s + self._chance.random() * self.jitter_s
+        heapq.heappush(self._under_way, (due, next(self._numbers), self._to[end], packet))
+
+    def _deliver(self) -> None:
+        now = time.monotonic()
+        while self._under_way and self._under_way[0][0] <= now:
+            _, _, end, packet = heapq.heappop(self._under_way)
+            os.write(end, packet)
+            self.carried += 1
+
+
+def serve_beyond(descriptor: int) -> None:
+    """Make the far end in a network of its own, hand it over, and become a server there."""
+    with socket.socket(fileno=descriptor) as back:
+        socket.send_fds(back, [b"."], [device("far", _SERVER)])
+    # Of no interest to the server; the line is the other process's.
+    flags = ("--backend", "numpy_cpu", "--insecure", "--stall-timeout-s", str(STALL_S))
+    os.execv(  # noqa: S606 - our own server
+        sys.executable, [sys.executable, "-m", "gradwire_server", "--address", ADDRESS, *flags]
+    )
+
+
+@contextmanager
+def joined() -> Generator[Line]:
+    """Run a server beyond a line."""
+    near = device("near", _CALLERS)
+    ours, theirs = socket.socketpair()
+    own = [sys.executable, "-m", "chaos.link", "serve", str(theirs.fileno())]
+    with subprocess.Popen(  # noqa: S603 - this very module
+        ["/usr/bin/env", "unshare", "-n", *own],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+    ) as server:
+        _, ends, _, _ = socket.recv_fds(ours, 1, 1)
+        line = Line(near, ends[0])
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith(b"gradwire-server listening on ")
+        try:
+            yield line
+        finally:
+            server.kill()
+
+
+def loss(line: Line) -> dict[str, Any]:
+    """Call over a line that is slow, loses packets, and is down for a second now and then."""
+    line.delay_s, line.jitter_s, line.loss = 0.004, 0.004, 0.01
+    patient = RetryPolicy(max_attempts=100, max_backoff_s=0.5)
+    with Callers(ADDRESS, "unary", "async unary", "many", "small stream", retry=patient) as callers:
+        for _ in range(2):
+            callers.wait_for_more()
+            line.up = False
+            time.sleep(1.0)
+            line.up = True
+        callers.wait_for_more()
+    return {
+        "calls": sum(tally.calls for tally in callers.tallies),
+        "wrong": sum(tally.wrong for tally in callers.tallies),
+        "lost": [text for tally in callers.tallies for text in tally.lost],
+        "packets_lost": line.lost,
+        "packets_carried": line.carried,
+    }
+
+
+def vanish(line: Line) -> dict[str, Any]:
+    """Call when the other end has vanished without a word, and when it is there again."""
+    small, large = np.ones((4, 4), np.float32), np.ones((512, 512), np.float32)
+    once = RetryPolicy(max_attempts=1)
+    ended: dict[str, str] = {}
+
+    def call(client: Client, name: str, timeout_s: float) -> None:
+        array = large if name == "stream" else small
+        try:
+            if name == "many":
+                next(client.evaluate_many([Item(COPY, array, array.shape)], timeout_s=timeout_s))
+            else:
+                client.evaluate(COPY, array, output_shape=array.shape, timeout_s=timeout_s)
+        except GradwireError as error:
+            ended[name] = type(error).__name__
+        else:
+            ended[name] = "a result"
+
+    seconds: dict[str, float] = {}
+    names = ("unary", "many", "stream")
+    with Client(ADDRESS, retry=once, stream_threshold_bytes=1 << 12) as client:
+        for name in names:
+            call(client, name, 30.0)
+        first = dict(ended)
+        line.up = False
+        for name in names:
+            began = time.monotonic()
+            call(client, name, TIMEOUT_S)
+            seconds[name] = time.monotonic() - began
+        gone = dict(ended)
+        line.up = True
+    with Client(ADDRESS, stream_threshold_bytes=1 << 12) as client:
+        for name in names:
+            call(client, name, 30.0)
+    return {"first": first, "gone": gone, "seconds": seconds, "again": ended}
+
+
+SCENARIOS = {each.__name__: each for each in (loss, vanish)}
+
+
+def main() -> None:
+    """Play one scenario, or be the server of one."""
+    if sys.argv[1] == "serve":
+        serve_beyond(int(sys.argv[2]))
+    with joined() as line:
+        report = SCENARIOS[sys.argv[1]](line)
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Whatever a caller floods a server with, its memory is bounded and the others are served."""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from chaos.attacks import ATTACKS, MIB, unfinished
+from processes import Command, memory_kib, running_command
+from raw_calls import (
+    PUBLISHED_RESULT,
+    RawClient,
+    identity_request,
+    published_request,
+    wait_until,
+)
+from raw_frames import (
+    END_HEADERS,
+    HEADERS,
+    WINDOW,
+    RawConnection,
+    call_headers,
+    data_frames,
+    frame,
+    message,
+    settings,
+)
+
+STALL_S = 1.5
+BUDGET_MIB = 256
+# A share of the budget for what the flood is about, and what grpc and Python need to see it off.
+MOST_MIB = 160
+# While they last so many calls of others are answered.
+OTHERS = 10
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    flags = {
+        "--backend": "numpy_cpu",
+        "--log-level": "warning",
+        "--stall-timeout-s": STALL_S,
+        "--max-memory-bytes": BUDGET_MIB << 20,
+        "--malloc-keep-bytes": 0,
+    }
+    given = [str(each) for pair in flags.items() for each in pair]
+    log = tmp_path_factory.mktemp("floods") / "log"
+    with running_command(*given, log=log) as command:
+        yield command
+        assert "Traceback" not in command.log
+
+
+class Others:
+    """A caller that means well, in a thread of its own, until the block ends.
+
+    served  calls that were answered with the right bits
+    wrong   what became of the others
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._call, daemon=True)
+        self.served = 0
+        self.wrong: list[object] = []
+
+    def _call(self) -> None:
+        with RawClient(self._address) as client:
+            while not self._over.is_set():
+                answer = client.evaluate(published_request())
+                if answer.data == PUBLISHED_RESULT:
+                    self.served += 1
+                else:
+                    self.wrong.append(answer)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        wait_until(lambda: self.served)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_flood_takes_bounded_memory_and_others_are_served(command: Command, name: str) -> None:
+    with Others(command.address) as others:
+        wait_until(lambda: others.served >= OTHERS)
+        files = open_files(command.pid)
+        resident = memory_kib(command.pid, "VmRSS")
+        Path(f"/proc/{command.pid}/clear_refs").write_text("5")  # forgets the highest VmRSS
+        least = others.served + OTHERS
+        ATTACKS[name](command.address)
+        while others.served < least:
+            time.sleep(0.1)  # they share an interpreter with the attack
+            ATTACKS[name](command.address)
+        assert memory_kib(command.pid, "VmHWM") < resident + MOST_MIB * 1024
+        wait_until(lambda: open_files(command.pid) <= files)
+    assert not others.wrong
+    with RawClient(command.address) as client:
+        client.check_alive()
+
+
+def ends(received: bytes) -> list[int]:
+    """Return the status of every call that has ended, of frames without header compression."""
+    return [int(found) for found in re.findall(rb"grpc-status[\x01\x02](1?\d)", received)]
+
+
+def test_a_request_that_does_not_come_whole_is_ended(command: Command) -> None:
+    with RawConnection(command.address) as connection:
+        connection.send(*unfinished(3))
+        received = connection.drain(STALL_S + 1.0)
+    # DEADLINE_EXCEEDED
+    assert ends(received) == [4] * 3
+    assert received.count(b"the request was not there after 1.5 s") == 3
+
+
+def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Command) -> None:
+    with RawConnection(command.address) as slow:
+        slow.send(*unfinished(40))
+        received = slow.drain(STALL_S + 1.0)
+    # 16 MiB may come with each, and a quarter of 256 MiB is one caller's: for the others
+    # RESOURCE_EXHAUSTED, and later DEADLINE_EXCEEDED.
+    assert ends(received) == [8] * 36 + [4] * 4
+    assert received.count(b"messages of this caller hold") >= 36
+
+
+def test_replies_that_are_not_read_hold_a_share_of_the_memory(command: Command) -> None:
+    request = identity_request(MIB // 4, data=bytes(4))
+    request.input.strides[:] = [0]
+    body = message(request.SerializeToString())
+    with RawConnection(command.address, window=0) as connection:
+        for stream in range(1, 180, 2):
+            head = frame(HEADERS, END_HEADERS, stream, call_headers())
+            connection.send(head, *data_frames(stream, body))
+            # One after the other: at once they would be refused for what they need meanwhile.
+            assert connection.socket.recv(1 << 16)
+        connection.drain(1.0)
+        # Now they are read.
+        connection.send(settings(s4=2 * MIB), frame(WINDOW, 0, 0, struct.pack(">I", 1 << 30)))
+        received = connection.drain(1.0)
+    statuses = Counter(ends(received))
+    # Of 90 MiB a quarter of the budget, 64 MiB, is one caller's: OK and RESOURCE_EXHAUSTED.
+    assert statuses.keys() == {0, 8}
+    assert statuses.total() == 90
+    assert statuses[0] * MIB <= BUDGET_MIB * MIB // 4
+    assert 0 < received.count(b"messages of this caller hold") <= statuses[8]

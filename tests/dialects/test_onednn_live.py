@@ -1,0 +1,51 @@
+"""interpolate and interpolate_backward against the installed oneDNN, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import axis_tables
+import live_onednn
+from axis_tables import AxisCase
+from conformance import installed
+from dialect_oracles import Matrix, evaluate
+from gradwire import ops
+
+if installed.version("onednn") is None:
+    pytest.skip("compares with oneDNN where it is installed", allow_module_level=True)
+
+
+def matrix(case: AxisCase) -> Matrix:
+    operator = ops.Interpolate(
+        mode=case.attributes["mode"], data_format="NCX", sizes=(case.outputs,)
+    )
+    return axis_tables.axis_matrix(operator, case, rank=3, axis=2, dtype=np.float32)
+
+
+@pytest.mark.parametrize("dtype", live_onednn.DTYPES)
+@pytest.mark.parametrize("operator", live_onednn.TABLES)
+def test_weights_have_the_library_s_bits(operator: str, dtype: str) -> None:
+    for case in live_onednn.cases(1000):
+        attributes = case.attributes
+        if operator == "interpolate_backward" and attributes["mode"] == "nearest":
+            attributes = {**attributes, "data_format": "NCX"}  # its other one moves ties
+        table = live_onednn.TABLES[operator](AxisCase(attributes, case.inputs, case.outputs), dtype)
+        ours = matrix(case).astype(live_onednn.DTYPES[dtype]).astype(np.float64)
+        np.testing.assert_array_equal(table, ours, str(case))
+
+
+def test_ties_of_the_gradient_are_one_element_low_in_nxc_alone() -> None:
+    for data_format, reached in (("NCX", [7, 21]), ("NXC", [7, 20])):
+        case = AxisCase({"mode": "nearest", "data_format": data_format}, 28, 2)
+        assert live_onednn.forward_table(case).argmax(axis=1).tolist() == [7, 21]
+        assert live_onednn.gradient_table(case).argmax(axis=1).tolist() == reached
+        assert matrix(case).argmax(axis=1).tolist() == [7, 21]
+
+
+def test_an_infinity_at_a_whole_coordinate_is_nan_in_the_library_alone() -> None:
+    diff_src, diff_dst = np.zeros((1, 1, 1), np.float32), np.full((1, 1, 1), np.inf, np.float32)
+    live_onednn.resample("linear", diff_src, diff_dst, backward=True)
+    assert np.isnan(diff_src).all()
+    operator = ops.InterpolateBackward(mode="linear", data_format="NCX")
+    np.testing.assert_array_equal(evaluate(operator, diff_dst, (1, 1, 1)), diff_dst)

@@ -1,0 +1,121 @@
+"""Looks for bytes that break a law, guided by what they reach of the code.
+
+    PYTHONPATH=tests python -m fuzz.run [--seconds 600] [--json FILE] [--keep] [TARGET ...]
+
+Each target has its share of the time, in a process of its own. Starts with what tests/fuzz/corpus
+holds; --keep adds to it what reached more, as long as that is short. Bytes that break a law are
+printed, and the status is 1 then. Needs atheris, for which there are wheels for Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fuzz import corpus
+
+NAMES = tuple(sorted(each.stem for each in corpus.FOLDER.glob("*.txt")))
+# As .ci/run has it: a stage that skips itself.
+_SKIPPED = 77
+_MOST_KEPT = 64
+_LONGEST_KEPT = 256
+# A single input, and what a process may take.
+_LIMITS = ("-timeout=20", "-rss_limit_mb=2048", "-max_len=4096")
+
+
+def fuzz(name: str, arguments: Sequence[str]) -> None:
+    """Feed one target until told to stop; never returns."""
+    atheris: Any = import_module("atheris")
+    with atheris.instrument_imports(include=["gradwire", "gradwire_server"]):
+        targets = import_module("fuzz.targets").TARGETS
+    atheris.Setup([sys.argv[0], *arguments], targets[name])
+    atheris.Fuzz()
+
+
+def run(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:
+    """Fuzz one target for a while in a process of its own; return what came of it."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "found")
+        folder.mkdir()
+        for number, data in enumerate(corpus.read(name)):
+            (folder / f"kept-{number}").write_bytes(data)
+        told = _started(
+            name,
+            str(folder),
+            f"-max_total_time={seconds}",
+            f"-artifact_prefix={place}/broken-",
+            "-print_final_stats=1",
+            *_LIMITS,
+        )
+        if keep and not told.returncode:
+            found = {each.read_bytes() for each in folder.iterdir()} - set(corpus.read(name))
+            short = sorted((each for each in found if len(each) <= _LONGEST_KEPT), key=len)
+            corpus.write(name, [*corpus.read(name), *short[:_MOST_KEPT]])
+        broken = [each.read_bytes().hex() for each in Path(place).glob("broken-*")]
+    said = told.stderr
+    if told.returncode:
+        sys.stderr.write(said[-4000:])
+    return {
+        "seconds": seconds,
+        "executions": _figure(r"number_of_executed_units:\s*(\d+)", said),
+        "features": _figure(r"(?s:.*)ft: (\d+)", said),
+        "peak_rss_mib": _figure(r"peak_rss_mb:\s*(\d+)", said),
+        "status": told.returncode,
+        "broken": broken,
+    }
+
+
+def _started(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - this very module
+        [sys.executable, "-m", "fuzz.run", "--target", name, *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
+def _figure(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else None
+
+
+def main() -> None:
+    """Run and print."""
+    if sys.argv[1:2] == ["--target"]:
+        fuzz(sys.argv[2], sys.argv[3:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", default=NAMES)
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", action="store_true")
+    arguments = parser.parse_args()
+    if find_spec("atheris") is None:
+        sys.stderr.write("atheris is not installed, for which this Python may have no wheel\n")
+        sys.exit(_SKIPPED)
+    share = max(1, arguments.seconds // len(arguments.targets))
+    report: dict[str, Any] = {}
+    for name in arguments.targets:
+        report[name] = run(name, share, keep=arguments.keep)
+        sys.stderr.write(f"{name}: {report[name]}\n")
+    text = json.dumps(report, indent=2)
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(text + "\n")
+    if any(each["status"] or not each["executions"] for each in report.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Every place where bytes of the other end are read, as functions of these bytes.
+
+A target returns where its law holds and raises AssertionError where it does not. The laws of the
+server: what comes is answered with the bits that the dense reading of its message gives, or is
+refused by an error of the table in failures.py that tells why, and never with INTERNAL. Of the
+SDK: what comes is a result, or a GradwireError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from gradwire import ops, v1
+from gradwire._framing import Parts, read_chunk, read_many_result
+from gradwire._job import Job, prepare
+from gradwire._many_items import parse_answer
+from gradwire._statuses import from_in_band, from_status
+from gradwire.chunks import Transfer
+from gradwire.errors import GradwireError
+from gradwire.retries import is_retryable
+from gradwire.timing import read_timing
+from gradwire_server import calls, encoding, failures, headers, many_items, wire
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.calls import ActiveCalls
+from gradwire_server.engine import Admission, Limits, PlanCache, Preparer
+from gradwire_server.service import Workshop
+from gradwire_server.settings import Settings
+
+T = TypeVar("T")
+Outcome = bytes | tuple[str, str]
+
+# Small, so that whatever is allowed takes no time.
+_LIMITS: dict[str, Any] = {
+    "max_elements": 1 << 12,
+    "max_table_entries": 1 << 12,
+    "max_work": 1 << 16,
+    "max_request_memory_bytes": 1 << 20,
+}
+_MOST_CHUNKS = 8
+
+
+def evaluate(data: bytes) -> None:
+    """Read the bytes as the server reads the request of Evaluate."""
+    outcome = _outcome(lambda: _run(encoding.read_request(data)))
+    message = _parsed(v1.EvaluateRequest, data)
+    if message is not None and headers.beside_data(data) <= headers.MAX_HEADER_BYTES:
+        written = message.SerializeToString()
+        assert outcome == _outcome(lambda: _run(encoding.parts_of(_parsed_again(written))))
+    elif message is None:
+        assert outcome[0] == "INVALID_DATA"
+
+
+def evaluate_many(data: bytes) -> None:
+    """Read the bytes as the server reads a request of EvaluateMany."""
+    outcome = _outcome(lambda: _run(many_items.read(data)))
+    message = _parsed(v1.EvaluateManyRequest, data)
+    if message is None:
+        assert outcome[0] == "INVALID_DATA"
+    elif isinstance(outcome, bytes):
+        written = message.evaluation.SerializeToString()
+        assert outcome == _outcome(lambda: _run(encoding.read_request(written)))
+
+
+def evaluate_stream(data: bytes) -> None:
+    """Read them as the server reads EvaluateStream, each message after its length in one byte."""
+    read: Any = encoding.EVALUATE_STREAM[0]
+    for piece in _pieces(data):
+        came, message = read(piece), _parsed(v1.EvaluateStreamRequest, piece)
+        if isinstance(came, encoding.Malformed):
+            assert failures.failure(came.error).reason_name == "INVALID_DATA"
+            assert message is None
+        elif isinstance(came, encoding.Chunk):
+            chunk = v1.Chunk(offset=came.offset, data=came.data.tobytes())
+            assert message == v1.EvaluateStreamRequest(chunk=chunk)
+        else:
+            assert came == message
+            _outcome(partial(_opened, came.open))
+
+
+def names(data: bytes) -> None:
+    """Read them as request ids and trace contexts, which go into logs and trailing metadata."""
+    text = data.decode("latin-1")
+    outcome = _outcome(lambda: wire.read_request_id(text).encode())
+    assert outcome == data or isinstance(outcome, tuple)
+    assert not isinstance(outcome, bytes) or text.isprintable() or not text
+    kept = calls.traceparent_of([("traceparent", text), ("traceparent-bin", data)])
+    assert kept.isprintable()
+    assert len(kept) == len("00-") + 32 + 1 + 16 + 3
+
+
+def answer(data: bytes) -> None:
+    """Read the bytes as the SDK reads the answer of Evaluate."""
+    job = _job()
+    result = _tolerated(lambda: job.unary_result(data))
+    assert result is None or result.shape == (1, 1, 3)
+
+
+def answers(data: bytes) -> None:
+    """Read the bytes as the SDK reads an answer of EvaluateMany."""
+
+    def read() -> object:
+        parts = read_many_result(data)
+        template = _job().template
+        if parts is not None:
+            return template.result(parts[1], parts[2], out=None)
+        _, outcome = parse_answer(data)
+        if isinstance(outcome, GradwireError):
+            raise outcome
+        return template.result(*outcome, out=None)
+
+    _tolerated(read)
+
+
+def streamed(data: bytes) -> None:
+    """Read them as the SDK reads answers of EvaluateStream, each after its length in one byte."""
+    transfer = Transfer(_job(), chunk_bytes=16)
+
+    def read() -> None:
+        transfer.begin()
+        for piece in _pieces(data):
+            chunk = read_chunk(piece)
+            if chunk is not None:
+                transfer.store(*chunk)
+                continue
+            response = _parsed(v1.EvaluateStreamResponse, piece)
+            if response is None:
+                return
+            if response.HasField("opened"):
+                transfer.accept(response.opened)
+            elif response.HasField("chunk"):
+                transfer.store(response.chunk.offset, response.chunk.data)
+            elif response.HasField("error"):
+                raise from_in_band(response.error)
+
+    _tolerated(read)
+    assert not transfer.complete or transfer.result is not None
+
+
+def statuses(data: bytes) -> None:
+    """Read them as the SDK reads a status, its details, errors in-band and phases of a call."""
+    text = data.decode("latin-1")
+    code = data[0] if data else 0
+    found = [from_status(code, text, data), from_status(text, text, data)]
+    error = _parsed(v1.Error, data)
+    if error is not None:
+        found.append(from_in_band(error))
+    for each in found:
+        assert isinstance(each, GradwireError)
+        assert isinstance(is_retryable(each, streamed=True), bool)
+        assert str(each)
+        assert getattr(each, "retry_after_s", 0.0) >= 0
+    timing = read_timing([("gradwire-timing", text)], total_s=1.0, tries=1)
+    assert timing.total_s == 1.0
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    each.__name__: each
+    for each in (
+        evaluate,
+        evaluate_many,
+        evaluate_stream,
+        names,
+        answer,
+        answers,
+        streamed,
+        statuses,
+    )
+}
+
+
+def _outcome(work: Callable[[], bytes]) -> Outcome:
+    """Return the result, or reason and message of the refusal."""
+    try:
+        return work()
+    except Exception as error:
+        failed = failures.failure(error)
+        if failed.reason_name == "INTERNAL":
+            raise
+        assert failed.message.isprintable()
+        assert len(failed.details()) + len(failed.message) < 4096
+        failed.in_band()
+        return failed.reason_name, failed.message
+
+
+def _tolerated(work: Callable[[], T]) -> T | None:
+    """Return what the SDK makes of something; None where it raises an error of its own."""
+    try:
+        return work()
+    except GradwireError:
+        return None
+
+
+@cache
+def _workshop() -> Workshop:
+    settings = Settings(**_LIMITS)
+    limits = Limits(**_LIMITS)
+    admission = Admission(
+        max_memory_bytes=1 << 30,
+        max_streams=1,
+        retry_after_s=1.0,
+        threads=1,
+        max_queue=1,
+        max_queue_s=1.0,
+        max_standing_queue_s=1.0,
+    )
+    ready = asyncio.Event()
+    ready.set()
+    return Workshop(
+        settings=settings,
+        backend=NumpyCpu(),
+        backend_reason="",
+        preparer=Preparer(limits, PlanCache(max_entries=1 << 12)),
+        admission=admission,
+        pool=ThreadPoolExecutor(1),
+        active=ActiveCalls(),
+        ready=ready,
+        draining=asyncio.Event(),
+        building=asyncio.Lock(),
+    )
+
+
+def _run(parts: Parts) -> bytes:
+    _, header, data = parts
+    workshop = _workshop()
+    recipe = _at_once(many_items.find_recipe(header, workshop))
+    many_items.check_length(recipe, data)
+    result = np.empty(recipe.evaluation.output.wire_bytes, np.uint8)
+    for _ in recipe.in_memory.run(result, np.frombuffer(bytes(data), np.uint8)):
+        pass
+    return result.tobytes()
+
+
+def _opened(header: v1.Open) -> bytes:
+    evaluation = _at_once(_workshop().prepare(wire.read_request(header)))
+    return evaluation.digest.encode()
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Do what waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("it waits")
+
+
+def _parsed(kind: type[Any], data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _parsed_again(written: bytes) -> v1.EvaluateRequest:
+    return v1.EvaluateRequest.FromString(written)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    at = 0
+    for _ in range(_MOST_CHUNKS):
+        if at >= len(data):
+            return
+        stop = at + 1 + data[at]
+        yield data[at + 1 : stop]
+        at = stop
+
+
+@cache
+def _job() -> Job:
+    """Halve six numbers."""
+    halve = ops.InterpolateBackward(mode="linear", data_format="NCX")
+    array = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
+    return prepare(halve, array, output_shape=(1, 1, 3), out=None)

@@ -1,0 +1,108 @@
+"""Whatever a server answers, the SDK has a result or an error of its own, and its threads end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzz import corpus
+from gradwire import Client, GradwireError, Item, RetryPolicy, ops
+from raw_calls import wait_until
+
+HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
+SMALL = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
+ONCE = RetryPolicy(max_attempts=1)
+KEPT = {name: corpus.read(name) for name in ("answer", "answers", "streamed", "statuses")}
+
+
+class Strange(grpc.GenericRpcHandler):
+    """Answers every call with the messages and the status it was told.
+
+    code  None for OK
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self.code: grpc.StatusCode | None = None
+        self.details = b""
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Return what does so."""
+        return grpc.stream_stream_rpc_method_handler(self._answer)
+
+    def _answer(self, _requests: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from self.messages
+        if self.code is not None:
+            trailers = (("grpc-status-details-bin", self.details), ("gradwire-timing", "?;dur=x"))
+            context.set_trailing_metadata(trailers)
+            context.abort(self.code, "a strange server")
+
+
+@pytest.fixture(scope="module")
+def strange() -> Iterator[tuple[Strange, str]]:
+    handler = Strange()
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield handler, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """Cut as the corpus joins."""
+    cut: list[bytes] = []
+    while data:
+        cut.append(data[1 : 1 + data[0]])
+        data = data[1 + data[0] :]
+    return cut
+
+
+MESSAGES = st.one_of(
+    st.lists(
+        st.sampled_from(KEPT["answer"] + KEPT["answers"]) | st.binary(max_size=40), max_size=3
+    ),
+    st.sampled_from(KEPT["streamed"]).map(pieces),
+)
+
+
+@pytest.mark.parametrize("way", ["unary", "stream", "many"])
+@settings(max_examples=30, deadline=None)
+@given(
+    messages=MESSAGES,
+    code=st.none() | st.sampled_from([each for each in grpc.StatusCode if each.value[0]]),
+    details=st.sampled_from(KEPT["statuses"]) | st.binary(max_size=40),
+)
+def test_an_answer_is_a_result_or_an_error_of_the_sdk(
+    strange: tuple[Strange, str],
+    way: str,
+    messages: list[bytes],
+    code: grpc.StatusCode | None,
+    details: bytes,
+) -> None:
+    handler, address = strange
+    # Of a second message to a unary call grpc itself takes no note, until the deadline.
+    handler.messages = messages[:1] if way == "unary" else messages
+    handler.code, handler.details = code, details
+    threshold = 0 if way == "stream" else 1 << 20
+    with (
+        contextlib.suppress(GradwireError),
+        Client(address, retry=ONCE, stream_threshold_bytes=threshold, timeout_s=2.0) as client,
+    ):
+        if way == "many":
+            result = next(client.evaluate_many([Item(HALVE, SMALL, (1, 1, 3))]))
+        else:
+            result = client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
+        assert result.shape == (1, 1, 3)
+        assert result.dtype == np.float32
+    ours = {"gradwire-receiver", "gradwire-watch"}
+    wait_until(lambda: not ours & {each.name for each in threading.enumerate()})

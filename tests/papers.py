@@ -1,0 +1,84 @@
+"""Certificates for tests, of authorities of their own, as files that servers are told of."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import trustme
+
+from gradwire import Client, RetryPolicy
+
+Pair = tuple[bytes, bytes]
+_YESTERDAY = datetime.now(UTC) - timedelta(days=1)
+
+
+class Papers:
+    """The files of one server, which can be written anew.
+
+    settings   of a server with a certificate
+    mutual     the same, and of one that lets in clients of its authority only
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.authority = trustme.CA()
+        self.settings: dict[str, Any] = {
+            "tls_certificate": str(folder / "chain.pem"),
+            "tls_key": str(folder / "key.pem"),
+        }
+        self.mutual: dict[str, Any] = {**self.settings, "tls_client_ca": str(folder / "ca.pem")}
+        self.write()
+        self.write_authorities(self.authority)
+
+    @property
+    def roots(self) -> bytes:
+        """The authority's certificate."""
+        return self.authority.cert_pem.bytes()
+
+    def write(
+        self,
+        authority: trustme.CA | None = None,
+        *,
+        name: str = "127.0.0.1",
+        expired: bool = False,
+    ) -> None:
+        """Give the server another certificate."""
+        issued = (authority or self.authority).issue_cert(
+            name, not_after=_YESTERDAY if expired else None
+        )
+        # The key first: for a moment the two do not belong together.
+        self.put("key.pem", issued.private_key_pem.bytes())
+        self.put("chain.pem", issued.cert_chain_pems[0].bytes())
+
+    def write_authorities(self, *authorities: trustme.CA) -> None:
+        """Say whose clients are let in."""
+        self.put("ca.pem", b"".join(each.cert_pem.bytes() for each in authorities))
+
+    def put(self, name: str, content: bytes) -> None:
+        """Replace a file at once."""
+        beside = self._folder / f"{name}.new"
+        beside.write_bytes(content)
+        beside.replace(self._folder / name)
+
+    def read(self, name: str) -> bytes:
+        """Return what a file holds."""
+        return (self._folder / name).read_bytes()
+
+
+def pair(authority: trustme.CA, *, expired: bool = False) -> Pair:
+    """Return the private key and the certificate of a client."""
+    issued = authority.issue_cert("client.test", not_after=_YESTERDAY if expired else None)
+    return issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes()
+
+
+def trusting(roots: bytes, shown: Pair | None = None) -> grpc.ChannelCredentials:
+    """Return the credentials of a client that trusts roots and shows a certificate."""
+    return grpc.ssl_channel_credentials(roots, *(shown or (None, None)))
+
+
+def impatient(address: str, credentials: grpc.ChannelCredentials | None) -> Client:
+    """Return a client that tries once."""
+    return Client(address, credentials=credentials, retry=RetryPolicy(max_attempts=1))

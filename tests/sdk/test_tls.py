@@ -1,0 +1,93 @@
+"""Whoever comes without the right papers hears what is wrong, and gets nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import trustme
+
+from gradwire import Client, Item, UnavailableError, ops
+from papers import Papers, impatient, pair, trusting
+from serving import serving
+
+OPERATOR = ops.InterpolateBackward(mode="nearest", data_format="NCX")
+SMALL = np.ones((1, 1, 4, 4), np.float32)
+LARGE = np.ones((1, 8, 512, 512), np.float32)
+STRANGER = trustme.CA()
+HUNG_UP = "the server hung up, as one does that wants TLS"
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def private(papers: Papers) -> Iterator[str]:
+    with serving(**papers.settings) as server:
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+def mutual(papers: Papers) -> Iterator[str]:
+    with serving(**papers.mutual) as server:
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[str]:
+    with serving() as server:
+        yield server.address
+
+
+def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, words: str) -> None:
+    """Assert that no kind of call is answered, and that each says why."""
+    with impatient(address, credentials) as client:
+        for x in (SMALL, LARGE):
+            shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
+            with pytest.raises(UnavailableError, match=words):
+                client.evaluate(OPERATOR, x, output_shape=shape)
+        with pytest.raises(UnavailableError, match=words):
+            list(client.evaluate_many([Item(OPERATOR, SMALL, (1, 1, 2, 2))]))
+        for ask in (client.operators, client.server_info, lambda: client.wait_ready(0.1)):
+            with pytest.raises(UnavailableError, match=words):
+                ask()
+
+
+def test_plain_text_meets_tls(private: str, mutual: str) -> None:
+    check_nothing(private, None, HUNG_UP)
+    check_nothing(mutual, None, HUNG_UP)
+
+
+def test_tls_meets_plain_text(plain: str, papers: Papers) -> None:
+    check_nothing(plain, trusting(papers.roots), "the server speaks plain text")
+
+
+def test_a_server_of_another_authority_is_not_trusted(private: str) -> None:
+    roots = STRANGER.cert_pem.bytes()
+    check_nothing(private, trusting(roots), "of no authority trusted here")
+
+
+def test_a_client_without_papers_of_the_authority_is_not_let_in(
+    mutual: str, papers: Papers
+) -> None:
+    for shown in (None, pair(STRANGER), pair(papers.authority, expired=True)):
+        check_nothing(mutual, trusting(papers.roots, shown), HUNG_UP)
+    with Client(mutual, credentials=trusting(papers.roots, pair(papers.authority))) as client:
+        assert client.operators()
+
+
+def test_a_server_whose_certificate_has_expired_or_is_anothers_is_not_trusted(
+    tmp_path: Path,
+) -> None:
+    papers = Papers(tmp_path)
+    papers.write(expired=True)
+    with serving(**papers.settings) as server:
+        check_nothing(server.address, trusting(papers.roots), "certificate has expired")
+    papers.write(name="elsewhere.test")
+    with serving(**papers.settings) as server:
+        check_nothing(server.address, trusting(papers.roots), "is for other names")

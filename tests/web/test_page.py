@@ -1,0 +1,197 @@
+"""Whatever there is to tell, the page says it in words, and what others wrote stays text."""
+
+from __future__ import annotations
+
+import copy
+import html.parser
+from html import unescape
+from typing import Any, TypeAlias, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire_server.settings import Settings
+from gradwire_server.telemetry.cells import Cells, place
+from gradwire_server.telemetry.definitions import REQUEST_DURATION
+from gradwire_server.telemetry.ledger import DeviceLedger, Ledgers, Running
+from gradwire_server.web import page, words
+from gradwire_server.web.history import History, totals
+from gradwire_server.web.markup import Markup, element, joined
+from gradwire_server.web.status import Subject, status
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;"
+
+
+class Reader(html.parser.HTMLParser):
+    """Reads a page.
+
+    seen  its elements in their order, with their attributes
+    text  its text
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take note of an element."""
+        self.seen.append((tag, dict(attrs)))
+        if tag not in {"meta", "link"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Refuse an end that is none."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Take note of text."""
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All text."""
+        return " ".join(self.words)
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    """Return what a server tells that has done nothing, but for changes."""
+    cells = Cells.private()
+    ledgers = Ledgers.of_this_process(cells)
+    history = History(lambda: totals(ledgers.read()))
+    return status(Subject.now(Settings(), "127.0.0.1:1"), ledgers, history) | changes
+
+
+def read(found: dict[str, Any]) -> Reader:
+    reader = Reader(page.render(found).decode())
+    assert not reader.open
+    return reader
+
+
+def test_what_is_empty_is_said_in_words() -> None:
+    text = read(told()).text
+    for phrase in (
+        "not serving",
+        "Not known yet: no worker has told.",
+        "No GPU is in use.",
+        "No call has ended",
+        "Nothing has been called yet.",
+        "All have their defaults.",
+        "None.",
+    ):
+        assert phrase in text
+
+
+@pytest.mark.parametrize("state", ["serving", "partly", "away"])
+def test_every_state_has_words_and_not_only_a_color(state: str) -> None:
+    assert len({read(told(state=each)).text for each in ("serving", "partly", "away")}) == 3
+    places = [told()["workers"][0] | {"state": each} for each in ("serving", "hangs", "away")]
+    assert "its event loop hangs" in read(told(state=state, workers=places)).text
+
+
+def test_devices_are_told() -> None:
+    device = {
+        "device": "0",
+        "name": "NVIDIA H200",
+        "state": "away",
+        "memory_bytes": {"now": 1 << 30, "limit": 4 << 30},
+        "restarts": 2,
+    }
+    text = read(told(devices=[device])).text
+    for phrase in ("GPU 0", "NVIDIA H200", "away", "1.07 GB of 4.29 GB"):
+        assert phrase in text
+    assert "No GPU" not in text
+
+
+def test_what_is_known_of_a_device_comes_from_its_ledger() -> None:
+    ledgers = Ledgers.of_this_process(Cells.private())
+    ledger = DeviceLedger("3", lambda: 5e9)
+    ledger.device = "NVIDIA L4"
+    ledger.add(Running(None, pid=7))
+    ledgers.devices.append(ledger)
+    history = History(lambda: totals(ledgers.read()))
+    (device,) = status(Subject.now(Settings(), "a:1"), ledgers, history)["devices"]
+    assert (device["device"], device["name"], device["state"]) == ("3", "NVIDIA L4", "there")
+    assert device["memory_bytes"]["now"] == 5e9
+
+
+Told: TypeAlias = dict[str, "Told"] | list["Told"] | str | float | None
+
+
+def replaced(value: Told, text: str) -> Told:
+    """Put a text wherever there is one."""
+    if isinstance(value, dict):
+        return {key: replaced(each, text) for key, each in value.items()}
+    if isinstance(value, list):
+        return [replaced(each, text) for each in value]
+    return text if isinstance(value, str) else value
+
+
+@given(st.sampled_from([HOSTILE, '"><svg onload=1>', "javascript:alert(1)"]) | st.text(min_size=1))
+@settings(deadline=None)
+def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
+    cells = Cells.private()
+    at = place(REQUEST_DURATION, "Evaluate", "interpolate", "float32", "OK")
+    cells.observe(at, REQUEST_DURATION.buckets, 0.1)
+    ledgers = Ledgers.of_this_process(cells)
+    cells.notes.tell({"backend": "b", "backend_reason": "w"})
+    names = {"status": "s", "reason": "r", "message": "m", "request_id": "i"}
+    cells.notes.error(method="Evaluate", operator="interpolate", **names)
+    history = History(lambda: totals(ledgers.read()))
+    plain = status(Subject.now(Settings(max_rank=3), "a:1"), ledgers, history)
+    kept = {key: plain[key] for key in ("state", "now")}
+    hostile = cast("dict[str, Any]", replaced(copy.deepcopy(plain), text)) | kept
+    hostile["workers"] = [each | {"state": "serving"} for each in hostile["workers"]]
+    for error, original in zip(hostile["errors"], plain["errors"], strict=True):
+        error["latest"] = original["latest"]
+    before, after = read(plain), read(hostile)
+    assert [(tag, set(has)) for tag, has in after.seen] == [
+        (tag, set(has)) for tag, has in before.seen
+    ]
+    links = {"href", "src", "action", "style"}
+    for (_, has), (_, had) in zip(after.seen, before.seen, strict=True):
+        assert {name: has[name] for name in has.keys() & links} == {
+            name: had[name] for name in had.keys() & links
+        }
+        assert not any(name.startswith("on") for name in has)
+
+
+@given(st.text(), st.text())
+def test_markup_escapes_all_that_is_none(text: str, attribute: str) -> None:
+    made = element("p", text, Markup("<b>"), title=attribute, hidden=True, id=None)
+    assert made.count("<") == 3
+    inside = made.partition(">")[2].removesuffix("</p>").removesuffix("<b>")
+    assert unescape(inside) == unescape(unescape(inside)) or "&" in text
+    assert joined(made) == made
+    assert '"' not in str(joined(attribute))
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (words.size(0), "0 B"),
+        (words.size(999), "999 B"),
+        (words.size(1_500), "1.5 kB"),
+        (words.size(12_345_678), "12.3 MB"),
+        (words.size(2e12), "2 TB"),
+        (words.duration(None), words.NOTHING),
+        (words.duration(0.00001234), "12.3 µs"),
+        (words.duration(0.00123), "1.23 ms"),
+        (words.duration(2.5), "2.5 s"),
+        (words.span(59.9), "59 s"),
+        (words.span(61), "1 min 1 s"),
+        (words.span(7260), "2 h 1 min"),
+        (words.span(90000), "1 d 1 h"),
+        (words.rate(0), "0"),
+        (words.rate(0.25), "0.2"),
+        (words.rate(1234.5), "1,234"),
+        (words.plural(1, "worker"), "1 worker"),
+        (words.plural(1200, "worker"), "1,200 workers"),
+    ],
+)
+def test_figures_are_short(written: str, wanted: str) -> None:
+    assert written == wanted

@@ -1,0 +1,178 @@
+"""Whatever comes to the HTTP port, it answers in bounded memory and time, and to its own names."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire_server.web.requests import MOST_HEAD_BYTES, Answer, BadRequestError, Request, parse
+from raw_calls import RawClient
+from serving import ServerThread, serving
+
+EMPTY = b"\r\n\r\n"
+# Of an attacker's site whose name leads to this machine.
+FOREIGN = (
+    "evil.example",
+    "evil.example:80",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "",
+)
+OURS = (
+    *("localhost", "LOCALHOST:1", "status.localhost", "127.0.0.1:99", "[::1]:99", "10.1.2.3"),
+    *("status.example", "Gradwire:9464"),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving(http_port="0", http_hosts="status.example, gradwire") as server:
+        yield server
+
+
+def place(server: ServerThread) -> tuple[str, int]:
+    host, port = server.server.instruments.address.split(":")
+    return host, int(port)
+
+
+def say(server: ServerThread, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send bytes; return status, headers by their names in lower case, and body."""
+    with socket.create_connection(place(server), timeout=30) as connection:
+        connection.sendall(request)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while came := connection.recv(1 << 16):
+                answer += came
+    head, _, body = answer.partition(EMPTY)
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    status = re.fullmatch(r"HTTP/1\.1 (\d{3}) .+", first)
+    assert status is not None, answer[:200]
+    return int(status[1]), {name.lower(): text for name, text in headers.items()}, body
+
+
+def ask(server: ServerThread, path: str, *, host: str = "localhost", method: str = "GET") -> int:
+    return say(server, f"{method} {path} HTTP/1.1\r\nHost: {host}".encode() + EMPTY)[0]
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz"])
+def test_every_path_is_read_and_none_is_written(server: ServerThread, path: str) -> None:
+    assert ask(server, path) == ask(server, f"{path}?x=%00") == 200
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH"):
+        assert ask(server, path, method=method) == 405
+    _, full, body = say(server, f"GET {path} HTTP/1.1\r\nHost: a.localhost".encode() + EMPTY)
+    status, headers, nothing = say(server, f"HEAD {path} HTTP/1.0".encode() + EMPTY)
+    assert (status, nothing) == (200, b"")
+    assert headers["content-type"] == full["content-type"]
+    assert int(full["content-length"]) == len(body) > 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "//", "/%2e%2e/etc/passwd", "/../settings.py", "/page.js"]
+)
+def test_there_is_nothing_else(server: ServerThread, path: str) -> None:
+    assert ask(server, path) == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nothing"])
+def test_no_answer_is_kept_guessed_at_framed_or_read_by_another_site(
+    server: ServerThread, path: str
+) -> None:
+    _, headers, _ = say(server, f"GET {path} HTTP/1.1\r\nHost: localhost".encode() + EMPTY)
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    policy = headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", "frame-ancestors 'none'"} <= set(policy)
+    assert "unsafe" not in headers["content-security-policy"]
+    assert "access-control-allow-origin" not in headers
+    assert "server" not in headers
+
+
+@pytest.mark.parametrize("host", OURS)
+def test_it_answers_to_its_own_names_and_to_addresses(server: ServerThread, host: str) -> None:
+    assert ask(server, "/", host=host) == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz"])
+@pytest.mark.parametrize("host", FOREIGN)
+def test_it_answers_to_no_other_name(server: ServerThread, host: str, path: str) -> None:
+    wanted = 421 if host else 200  # an empty Host names nobody: no browser sends it
+    assert ask(server, path, host=host) == wanted
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/1.1",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example",
+        b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost",
+        b"GET / HTTP/2.0\r\nHost: localhost",
+        b"GET / HTTP/1.1 more\r\nHost: localhost",
+        b"GET  / HTTP/1.1\r\nHost: localhost",
+        b"GET",
+        b"PRI * HTTP/2.0\r\n\r\nSM",
+        b"hello",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200,
+    ],
+)
+def test_what_is_no_request_is_told_so(server: ServerThread, request_: bytes) -> None:
+    assert say(server, request_ + EMPTY)[0] == 400
+
+
+def test_tls_on_a_port_without_it_is_told_at_once(server: ServerThread) -> None:
+    assert say(server, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")[0] == 400
+
+
+LINES = st.sampled_from([b"GET / HTTP/1.1", b"Host: a", b"Host:", b" a", b":", b"\xff: \x00", b""])
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200) | st.lists(LINES | st.binary(max_size=20)).map(b"\r\n".join))
+def test_any_bytes_are_a_request_or_a_refusal(head: bytes) -> None:
+    found: Request | Answer
+    try:
+        found = parse(head, peer="ipv4:127.0.0.1:1", certified=False)
+    except BadRequestError as error:
+        found = error.answer
+    if isinstance(found, Request):
+        assert found.path.startswith("/")
+        assert found.method in {"GET", "HEAD"}
+    else:
+        assert found.status.value in {400, 405}
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"GET /" + b"a" * (1 << 20), b"GET / HTTP/1.1\r\nX: " + b"b" * (1 << 20)],
+)
+def test_a_request_without_end_is_read_to_the_limit(server: ServerThread, endless: bytes) -> None:
+    with socket.create_connection(place(server), timeout=30) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(endless[: MOST_HEAD_BYTES + 8192])
+        assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
+
+
+def test_who_sends_a_byte_now_and_then_is_not_waited_for(server: ServerThread) -> None:
+    answer = b""
+    with (
+        socket.create_connection(place(server), timeout=0.2) as connection,
+        contextlib.suppress(ConnectionError),
+    ):
+        for byte in b"GET / HTTP/1.1\r\nHost: " + b"a" * 1000:
+            with contextlib.suppress(TimeoutError):
+                connection.sendall(bytes([byte]))
+                answer = connection.recv(1000)
+            if answer:
+                break
+            time.sleep(0.01)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    with RawClient(server.address) as client:
+        client.check_alive()

@@ -1,0 +1,191 @@
+"""The status page tells what a server did, of all its workers and of those that have died."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradwire import Client, ops
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.telemetry.cells import TOTAL, place
+from gradwire_server.telemetry.definitions import READY
+from gradwire_server.telemetry.ledger import Worker
+from gradwire_server.tokens import Scope, add_token
+from gradwire_server.version import VERSION
+from gradwire_server.web.status import DEAD_S, SILENT_S, is_alive, state_of
+from processes import Command, running_command
+from raw_calls import RawClient, as_stream, published_request, wait_until
+from serving import ServerThread, serving
+
+ITEM = ops.InterpolateBackward(mode="nearest", data_format="NCX"), np.ones((1, 1, 4, 4), np.float32)
+
+
+def told_at(address: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(address, timeout=30)
+    try:
+        connection.request("GET", "/status.json")
+        told: dict[str, Any] = json.load(connection.getresponse())
+    finally:
+        connection.close()
+    return told
+
+
+def status_at(address: str, path: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=30)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def http_address(command: Command) -> str:
+    (address,) = re.findall(r" http address=(\S+)", command.log)
+    return str(address)
+
+
+def spoil(address: str, request_id: str = "nightly") -> None:
+    """Make a call that is refused."""
+    wrong = published_request()
+    wrong.request_id = request_id
+    wrong.input.sizes[0] = 0
+    with RawClient(address) as client:
+        assert client.evaluate(wrong).refusal is not None
+
+
+def test_calls_items_and_errors_are_told() -> None:
+    with serving(http_port="0", backend=NumpyCpu(), max_streams=5) as server:
+        address = server.server.instruments.address
+        with RawClient(server.address) as client:
+            for _ in range(3):
+                client.evaluate(published_request())
+            client.stream(as_stream(published_request()))
+        with Client(server.address) as sdk:
+            assert len(list(sdk.evaluate_many([(*ITEM, (1, 1, 2, 2))] * 7))) == 7
+        for _ in range(4):
+            spoil(server.address)
+        wait_until(lambda: told_at(address)["totals"] == {"calls": 9, "items": 7})
+        told = told_at(address)
+    assert told["state"] == "serving"
+    assert (told["version"], told["address"]) == (VERSION, server.address)
+    assert (told["backend"], told["backend_reason"]) == ("numpy_cpu", "numpy_cpu was given")
+    assert told["settings"]["max_streams"] == told["streams"]["limit"] == 5
+    rows = {each["operator"]: each for each in told["operators"]}
+    assert list(rows) == ["interpolate_backward", "dml_resample_grad", ""]
+    assert (rows["dml_resample_grad"]["calls"], rows["dml_resample_grad"]["failed"]) == (4, 0)
+    assert (rows[""]["calls"], rows[""]["failed"]) == (5, 4)
+    assert rows["interpolate_backward"]["items"] == 7
+    (error,) = told["errors"]
+    assert (error["count"], error["reason"], error["request_id"]) == (4, "INVALID_FIELD", "nightly")
+    assert "input.sizes[0]" in error["message"]
+    phases = {each["phase"]: each for each in told["latency"]["phases"]}
+    assert phases["call"]["count"] == 9
+    assert 0 < phases["compute"]["p50_s"] <= phases["compute"]["p99_s"]
+    assert told["devices"] == []
+
+
+def test_rates_follow_calls() -> None:
+    with serving(http_port="0", backend=NumpyCpu()) as server:
+        address = server.server.instruments.address
+        with RawClient(server.address) as client:
+
+            def is_told() -> bool:
+                client.evaluate(published_request())
+                told = told_at(address)
+                (row,) = told["operators"] or [{"per_s": 0}]
+                return bool(told["rates"]) and min(told["rates"]["calls"], row["per_s"]) > 0
+
+            wait_until(is_told)
+            wait_until(lambda: told_at(address)["history"]["rates"])
+        (first, *_) = told_at(address)["history"]["rates"]
+    assert first["calls"] > 0
+    assert first["tensor_bytes"] > 0
+    assert first["failed"] == 0
+
+
+def test_secrets_are_masked(tmp_path: Path) -> None:
+    tokens = tmp_path / "secret"
+    add_token(tokens, name="reader", scopes={Scope.INSPECT})
+    with serving(http_port="0.0.0.0:0", http_open=True, tokens=str(tokens)) as server:
+        port = server.server.instruments.address.rpartition(":")[2]
+        told = told_at(f"127.0.0.1:{port}")
+    assert told["settings"]["tokens"] == "***"
+    assert str(tokens) not in json.dumps(told)
+
+
+def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -> None:
+    flags = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "0")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        address = http_address(command)
+        told = told_at(address)
+        assert (told["state"], told["workers_serving"]) == ("serving", 2)
+        assert told["backend"] == "numpy_cpu"
+        assert {pid for each in told["workers"] for pid in each["pids"]} == {
+            *command.workers.values()
+        }
+        seen: list[str] = []
+
+        def both() -> bool:
+            seen.append(f"call {len(seen)}")
+            spoil(command.address, seen[-1])
+            return all(re.search(rf"worker={one} .*reason=INVALID", command.log) for one in "01")
+
+        wait_until(both)
+        wait_until(lambda: [one["count"] for one in told_at(address)["errors"]] == [len(seen)])
+        os.kill(command.workers[0], signal.SIGKILL)
+        command.wait_for_log(" worker serves worker=0 ", times=2)
+        wait_until(lambda: told_at(address)["workers_serving"] == 2)
+        told = told_at(address)
+    (error,) = told["errors"]
+    assert error["count"] == len(seen) == told["totals"]["calls"]
+    assert [each["restarts"] for each in told["workers"]] == [1, 0]
+
+
+def worker(*, ready: bool, pids: tuple[int, ...] = (1,)) -> Worker:
+    values = np.zeros(TOTAL)
+    values[place(READY)] = ready
+    return Worker("0", values, pids, 0)
+
+
+def test_a_worker_whose_event_loop_is_silent_hangs_if_it_served() -> None:
+    assert state_of(worker(ready=True), SILENT_S - 1) == "serving"
+    assert state_of(worker(ready=True), SILENT_S) == "hangs"
+    # It compiles, say.
+    assert state_of(worker(ready=False), SILENT_S) == "not ready"
+    assert state_of(worker(ready=False, pids=()), 0.0) == "away"
+
+
+def test_a_server_lives_as_long_as_one_event_loop_does() -> None:
+    serving, starting = worker(ready=True), worker(ready=False)
+    assert is_alive([serving, serving], [DEAD_S, 0.0])
+    assert not is_alive([serving, serving], [DEAD_S, DEAD_S + 1])
+    assert not is_alive([serving, starting], [DEAD_S, 0.0])
+    assert is_alive([starting, starting], [DEAD_S, DEAD_S])
+
+
+def test_probes_tell_whether_calls_are_taken(tmp_path: Path) -> None:
+    server = ServerThread(http_port="0", backend=NumpyCpu())
+    server.listen()
+    address = server.server.instruments.address
+    assert status_at(address, "/healthz") == 200
+    server.wait_until_serving()
+    assert status_at(address, "/readyz") == 200
+    server.stop()
+    flags = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "0")
+    with running_command(*flags, "--drain-delay-s", "60", log=tmp_path / "log") as command:
+        address = http_address(command)
+        os.kill(command.workers[1], signal.SIGKILL)
+        wait_until(lambda: told_at(address)["state"] == "partly")
+        assert status_at(address, "/readyz") == 200
+        wait_until(lambda: told_at(address)["state"] == "serving")
+        command.signal(signal.SIGTERM)
+        wait_until(lambda: status_at(address, "/readyz") == 503)
+        assert status_at(address, "/healthz") == 200
+        wait_until(lambda: told_at(address)["state"] == "away")
