@@ -18,8 +18,10 @@ from command_line import GRADWIRE, run, run_here
 from gradwire.bench.document import from_json
 from gradwire.bench.problems import PROBLEMS
 from gradwire_server import LocalClient
+from gradwire_server.tokens import Scope, add_token
 from raw_calls import wait_until
 from relay import relaying
+from serving import serving
 
 SHORT = ("--duration", "0.5", "--warm-up", "0")
 
@@ -107,6 +109,19 @@ def test_two_files_are_compared(target: str, tmp_path: Path) -> None:
     done = run_here("bench", "--compare", found, other)
     assert done.code == 2
     assert "is missing" in done.stderr
+
+
+def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
+    tokens, shown = tmp_path / "tokens", tmp_path / "token"
+    shown.write_text(add_token(tokens, name="load", scopes=[Scope.EVALUATE]))
+    with serving(tokens=str(tokens), warm_up=True) as server:
+        arguments = ("bench", "--target", server.address, *SHORT)
+        done = run_here(
+            *arguments, "--token-file", shown,
+            "--scenario", "slow-readers", "--scenario", "tiny",
+        )  # fmt: skip
+        assert (done.code, done.stderr) == (0, "")
+        assert run_here(*arguments).code == 8
 
 
 def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPatch) -> None:

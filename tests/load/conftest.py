@@ -13,7 +13,8 @@ from serving import ServerThread, serving
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerThread]:
-    with serving() as running:
+    # Calls have a deadline, and a compiler takes its time where nothing is kept.
+    with serving(warm_up=True) as running:
         yield running
 
 

@@ -66,7 +66,7 @@ MIXED = Scenario(
     ),
 )
 
-_FLAGS: Final = ("--workers", "2", "--metrics-address", "127.0.0.1:0")
+_FLAGS: Final = ("--workers", "2", "--http-port", "127.0.0.1:0")
 _REST_S: Final = 60.0
 _MIB: Final = 1 << 20
 # Of the memory in use: what its growth over the run may be where that is less than the noise.

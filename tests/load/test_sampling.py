@@ -47,12 +47,11 @@ def test_a_process_that_is_gone_is_nothing_to_see() -> None:
 
 
 def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None:
-    flags = ("--metrics-address", "127.0.0.1:0", "--workers", "2", "--backend", "numpy_cpu")
+    flags = ("--http-port", "127.0.0.1:0", "--workers", "2", "--backend", "numpy_cpu")
     with running_command(*flags, log=tmp_path / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
-        found = re.search(r"127\.0\.0\.1:\d+(?=/metrics| |$)", metrics_line(command.log))
-        assert found is not None
-        told = MetricsEndpoint(f"http://{found[0]}/metrics")()
+        (address,) = re.findall(r" http address=(\S+)", command.log)
+        told = MetricsEndpoint(f"http://{address}/metrics")()
         seen = ProcessTree(command.pid)()
         assert told is not None
         assert seen is not None
@@ -60,10 +59,6 @@ def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None
         assert told.processes == seen.processes == 3
         assert seen.rss_bytes / 2 < told.rss_bytes < 2 * seen.rss_bytes
         assert 0 < told.cpu_s <= seen.cpu_s + 0.1
-
-
-def metrics_line(log: str) -> str:
-    return next(line for line in log.splitlines() if "metrics" in line)
 
 
 def test_no_endpoint_is_nothing_to_see(free_port: int) -> None:

@@ -270,7 +270,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str
 
     body = "".join(cells("td", row) for row in rows)
     return (
-        f'<div class="wide"><table><caption>{escape(caption)}</caption>'
+        f'<p class="soft">{escape(caption)}</p><div class="wide"><table>'
         f"<thead>{cells('th', titles)}</thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -36,7 +36,7 @@ from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.local_server import local_process
 from gradwire.cli.progress import StatusLine
 from gradwire.cli.texts import table
-from gradwire.errors import GradwireError
+from gradwire.errors import PermissionDeniedError
 
 # Seconds that a server has to become ready: the first start of one of its own compiles.
 OWN_PATIENCE_S: Final = 600.0
@@ -152,8 +152,8 @@ def _server(subject: _Subject) -> Server:
         client.wait_ready(OWN_PATIENCE_S if subject.own else TARGET_PATIENCE_S)
         try:
             info = client.server_info()
-        except GradwireError:
-            # It need not tell everybody.
+        except PermissionDeniedError:
+            # A token that opens evaluations need not open this.
             return Server(
                 target=target,
                 own=subject.own,
