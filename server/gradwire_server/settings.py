@@ -157,6 +157,9 @@ class Settings:
         "Seconds, give or take a tenth, after which a connection takes no new calls, so that "
         "clients find new servers; running calls finish. 0 means never.",
     )
+    max_connection_age_grace_s: float = _setting(
+        3600.0, "Seconds after that in which calls that run then have to end."
+    )
     trim_after_s: float = _setting(
         1.0,
         "Seconds without a call after which freed memory is handed back to the system; 0 for "

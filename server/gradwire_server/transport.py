@@ -18,9 +18,6 @@ _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 # Clients may ask so often whether the server is there while they wait for it.
 _LEAST_PING_INTERVAL_MS = 10_000
-# Calls that run when a connection is of age have so long: without an end, what a caller never reads
-# would be kept for as long as he keeps the connection.
-_GRACE_MS = 3_600_000
 
 
 def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
@@ -43,12 +40,19 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
     ]
     if max_age_s:
-        age_ms = min(math.ceil(max_age_s * 1000), 2**31 - 1)
+        # Without a grace, what a caller never reads is kept for as long as he keeps the connection.
         told += [
-            ("grpc.max_connection_age_ms", age_ms),
-            ("grpc.max_connection_age_grace_ms", _GRACE_MS),
+            ("grpc.max_connection_age_ms", _milliseconds(max_age_s)),
+            (
+                "grpc.max_connection_age_grace_ms",
+                _milliseconds(settings.max_connection_age_grace_s),
+            ),
         ]
     return told
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(math.ceil(seconds * 1000), 2**31 - 1)
 
 
 def credentials(settings: Settings) -> grpc.ServerCredentials:
