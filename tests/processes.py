@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 _SERVER = ("-m", "gradwire_server")
 _READY = "gradwire-server listening on "
@@ -20,12 +21,16 @@ _PATIENCE_S = 30.0
 
 
 def run_command(
-    *flags: str, env: Mapping[str, str] | None = None, program: Sequence[str] = _SERVER
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = _SERVER,
+    stdout: IO[str] | int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with arguments that make it end by itself."""
     return subprocess.run(  # noqa: S603 - our own server
         [sys.executable, *program, *flags],
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         check=False,
         timeout=60,

@@ -7,6 +7,7 @@ _WANTS = (
     "a client that it lets in (--tls-certificate, --tls-key)"
 )
 _STRANGE = "the server's certificate is of no authority trusted here (credentials, --tls-ca)"
+_OTHER_NAMES = "the server's certificate is for other names than that in target"
 
 # The first whose words are all there tells.
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -16,10 +17,9 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("CERTIFICATE_VERIFY_FAILED", "has expired"), "the server's certificate has expired"),
     (("CERTIFICATE_VERIFY_FAILED",), _STRANGE),
-    (
-        ("Hostname Verification Check failed",),
-        "the server's certificate is for other names than that in target",
-    ),
+    (("Hostname Verification Check failed",), _OTHER_NAMES),
+    # The same in the words of older releases.
+    (("is not in peer certificate",), _OTHER_NAMES),
     (("failed to connect", "Socket closed"), _WANTS),
     (("failed to connect", "Connection reset"), _WANTS),
 )

@@ -6,6 +6,9 @@ links, restored, or written twice within one tick of the clock are all seen. The
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +17,23 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 LOOK_EVERY_S = 1.0
+# Far more than thousands of tokens or certificates.
+_MOST_BYTES = 1 << 20
+
+
+def read_small(path: Path) -> bytes:
+    """Return what a file holds; OSError where it is no regular file, or one of more than 1 MiB.
+
+    A pipe would be waited for, and a device may have no end.
+    """
+    # Opening a pipe waits for who writes to it, but for this flag.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, "more than 1 MiB", str(path))
+    return content
 
 
 class Reloaded(Generic[T]):
@@ -74,4 +94,4 @@ class Reloaded(Generic[T]):
         return True
 
     def _contents(self) -> tuple[bytes, ...]:
-        return tuple(path.read_bytes() for path in self._paths)
+        return tuple(read_small(path) for path in self._paths)

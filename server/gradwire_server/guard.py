@@ -94,7 +94,8 @@ class Guard(grpc.GenericRpcHandler):
             if refusal is not None:
                 await self._refuse(method, refusal, requests, context)
             elif handler.stream_unary is not None:
-                await _reply(handler.stream_unary(requests, context), context)
+                stream_unary: Any = handler.stream_unary  # grpc's types know none of asyncio
+                await _reply(stream_unary(requests, context), context)
             elif handler.unary_unary is not None:
                 await self._answer_one(handler.unary_unary, method, context)
             else:

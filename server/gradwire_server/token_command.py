@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from datetime import datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import click
@@ -21,6 +21,27 @@ def _scopes(context: click.Context, parameter: click.Parameter, value: str) -> f
     return scopes
 
 
+def _last_day(
+    context: click.Context, parameter: click.Parameter, value: datetime | None
+) -> date | None:
+    if value is None:
+        return None
+    if value.date() < datetime.now(UTC).date():
+        raise click.BadParameter(f"{value.date()} is over", context, parameter)
+    return value.date()
+
+
+def _print(made: str, name: str, path: Path) -> None:
+    """Show a token; take it out of the file again where nobody can have seen it."""
+    try:
+        click.echo(made)
+    except OSError as error:
+        revoke_token(path, name)
+        raise click.ClickException(
+            f"the token cannot be printed: {error.strerror}; {name} is not in {path}"
+        ) from error
+
+
 @click.command()
 @click.option("--name", help="What the file and the log call it; by default one by chance.")
 @click.option(
@@ -33,6 +54,7 @@ def _scopes(context: click.Context, parameter: click.Parameter, value: str) -> f
 @click.option(
     "--expires",
     type=click.DateTime(["%Y-%m-%d"]),
+    callback=_last_day,
     help="The last day on which it is taken, UTC; by default it has no end.",
 )
 @click.option(
@@ -50,7 +72,7 @@ def token(
     *,
     name: str | None,
     scopes: frozenset[Scope],
-    expires: datetime | None,
+    expires: date | None,
     path: Path,
     revoke: str | None,
 ) -> None:
@@ -59,16 +81,19 @@ def token(
     It is printed this once. Servers with this file take it at once, and one that was revoked no
     more within a second.
     """
+    if revoke is not None and (name is not None or expires is not None):
+        raise click.UsageError("--revoke takes a token out; --name and --expires make one")
     try:
         if revoke is not None:
             revoke_token(path, revoke)
             click.echo(f"{revoke} is revoked in {path}", err=True)
             return
-        name = name or f"token-{secrets.token_hex(4)}"
-        made = add_token(
-            path, name=name, scopes=scopes, expires=None if expires is None else expires.date()
-        )
-    except (ValueError, OSError) as error:
+        name = f"token-{secrets.token_hex(4)}" if name is None else name
+        made = add_token(path, name=name, scopes=scopes, expires=expires)
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error
+    except ValueError as error:
         raise click.ClickException(f"{path}: {error}") from error
-    click.echo(made)
-    click.echo(f"{name} ({', '.join(sorted(scopes))}) is in {path}", err=True)
+    _print(made, name, path)
+    until = "" if expires is None else f" until {expires}"
+    click.echo(f"{name} ({', '.join(sorted(scopes))}) is in {path}{until}", err=True)

@@ -22,6 +22,8 @@ from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
+from gradwire._reloaded import read_small
+
 _HEADER = "# name sha256 scopes [last day, UTC]: written by gradwire-server token\n"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NAMES = "up to 64 letters, digits, '.', '_' and '-' are one"
@@ -116,7 +118,7 @@ def add_token(
     there already or no name, or the file cannot be read as one of tokens; OSError as files do.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name: {_NAMES}")
+        raise ValueError(f"{name[:80]!r} is no name: {_NAMES}")
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     line = Token(name, digest_of(token), frozenset(scopes), expires).line
     with _changing(path) as lines:
@@ -143,7 +145,7 @@ def _changing(path: Path) -> Generator[list[str]]:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         try:
-            content = path.read_bytes()
+            content = read_small(path)
         except FileNotFoundError:
             content = _HEADER.encode()
         read_tokens(content)

@@ -125,7 +125,7 @@ MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
         ((*PUBLISHED, "--output-shape", "2,0"), "'2,0' is not a shape"),
         ((*PUBLISHED, "--output-shape", "2,99999999999999999999"), "larger than files can be"),
         ((*PUBLISHED, "--output-shape", f"2,{2**60}"), "larger than files can be"),
-        ((*PUBLISHED, "--output-shape", "2,2", "--timeout", "nan"), "'nan' is no time"),
+        ((*PUBLISHED, "--output-shape", "2,2", "--timeout", "nan"), "'nan' is no number"),
         ((*PUBLISHED, "--output-shape", "2,2", "--attr", "scales"), "'scales' has no '='"),
         ((*PUBLISHED, *SCALES, *SCALES, "--output-shape", "2,2"), "scales is given twice"),
         ((*PUBLISHED, "--attr", "scale=1", "--output-shape", "2,2"), "did you mean 'scales'?"),

@@ -93,7 +93,7 @@ def test_health_of_a_serving_server_is_code_0(target: str) -> None:
 def test_a_time_to_wait_is_a_number() -> None:
     done = run_here("health", "--target", "127.0.0.1:1", "--wait", "nan")
     assert (done.code, done.stdout) == (2, "")
-    assert "'nan' is no time; give seconds above 0" in done.stderr
+    assert "'nan' is no number; give one above 0" in done.stderr
 
 
 def test_health_waits_for_a_server_only_so_long() -> None:

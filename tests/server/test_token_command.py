@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 import threading
@@ -160,3 +161,46 @@ def is_refused(address: str, token: str) -> bool:
         _, refusal = call(client.channel, LIST, EVERY[LIST], bearer(token))
     assert refusal is None or refusal.code is grpc.StatusCode.UNAUTHENTICATED
     return refusal is not None
+
+
+def test_a_token_that_cannot_be_printed_is_not_kept(path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run_command("token", "--file", str(path), "--name", "lost", stdout=full)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f"No space left on device; lost is not in {path}")
+    assert read_tokens(path.read_bytes()) == ()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device without an end", "too large"])
+def test_a_file_that_can_hold_no_tokens_is_refused_unread(kind: str, path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "too large":
+        path.write_bytes(b"#" * ((1 << 20) + 1))
+    else:
+        path.symlink_to("/dev/full")
+    words = "more than 1 MiB" if kind == "too large" else "not a regular file"
+    done = command("--file", path)
+    assert done.exit_code == 1
+    assert words in done.stderr
+    served = run_command("--tokens", str(path), "--address", "127.0.0.1:0")
+    assert served.returncode == 1
+    assert f"tokens is {path}: {words}" in served.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--revoke", "a", "--name", "b"), "--revoke"),
+        (("--name", ""), "'' is no name"),
+        (("--expires", "2020-01-01"), "2020-01-01 is over"),
+    ],
+)
+def test_a_token_that_nobody_can_mean_is_not_made(
+    arguments: tuple[str, ...], word: str, path: Path
+) -> None:
+    done = command("--file", path, *arguments)
+    assert done.exit_code != 0
+    assert word in done.stderr
+    assert not path.exists()

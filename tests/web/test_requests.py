@@ -23,6 +23,8 @@ FOREIGN = (
     "evil.example:80",
     "127.0.0.1.evil.example",
     "localhost.evil.example",
+    "[::1",
+    "localhost:99999x",
     "",
 )
 OURS = (
@@ -117,6 +119,8 @@ def test_it_answers_to_no_other_name(server: ServerThread, host: str, path: str)
         b"GET / HTTP/2.0\r\nHost: localhost",
         b"GET / HTTP/1.1 more\r\nHost: localhost",
         b"GET  / HTTP/1.1\r\nHost: localhost",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked",
         b"GET",
         b"PRI * HTTP/2.0\r\n\r\nSM",
         b"hello",

@@ -11,7 +11,14 @@ import click
 from gradwire.bench.scenarios import SCENARIOS
 from gradwire.cli import exits
 from gradwire.cli.connection import Connection
-from gradwire.cli.options import INPUT_FILE, OUTPUT_FILE, SECONDS, check_folder, server_options
+from gradwire.cli.options import (
+    CALLS_PER_S,
+    INPUT_FILE,
+    OUTPUT_FILE,
+    SECONDS,
+    check_folder,
+    server_options,
+)
 
 EXAMPLE = """\b
 Examples:
@@ -68,7 +75,7 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @click.option(
     "--rate",
-    type=SECONDS,
+    type=CALLS_PER_S,
     metavar="CALLS",
     help="Calls per second that are due, whether or not those before have ended (open loop).",
 )

@@ -26,20 +26,21 @@ PICTURES = (".png", ".svg", ".pdf")
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-class _Seconds(click.FloatRange):
-    """A time above 0."""
+class _Number(click.FloatRange):
+    """A number above 0."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read a time; nan is none, though it compares as one."""
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is no time; give seconds above 0", param, ctx)
-        return seconds
+        """Read a number; nan is none, though it compares as one."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number; give one above 0", param, ctx)
+        return number
 
 
-SECONDS = _Seconds(min=0, min_open=True)
+SECONDS = _Number(min=0, min_open=True)
+CALLS_PER_S = _Number(min=0, min_open=True, max=1e6)
 
 
 def read_shape(

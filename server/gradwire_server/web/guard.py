@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -17,6 +18,7 @@ _CHALLENGE = (
     'Basic realm="gradwire: any name, a token as password", charset="UTF-8", '
     'Bearer realm="gradwire"'
 )
+_HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
 
 class Guard:
@@ -72,10 +74,9 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """Return the name in HOST[:PORT], in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+    """Return the name in HOST[:PORT], in lower case; nothing where it is not of that form."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _as_bearer(authorization: str | None) -> str | None:

@@ -98,12 +98,7 @@ def read_head(connection: socket.socket, *, patience_s: float) -> bytes | None:
     """
     until = time.monotonic() + patience_s
     head = b""
-    while _END not in head:
-        if len(head) > MOST_HEAD_BYTES:
-            raise BadRequestError(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"a request line and headers of at most {MOST_HEAD_BYTES} bytes are read",
-            )
+    while _END not in head and len(head) <= MOST_HEAD_BYTES:
         if head and not head[:1].isalpha():
             raise BadRequestError(HTTPStatus.BAD_REQUEST, "this port speaks HTTP, without TLS")
         connection.settimeout(max(1e-3, until - time.monotonic()))
@@ -111,7 +106,13 @@ def read_head(connection: socket.socket, *, patience_s: float) -> bytes | None:
         if not came:
             return None
         head += came
-    return head.partition(_END)[0]
+    head = head.partition(_END)[0]
+    if len(head) > MOST_HEAD_BYTES:
+        raise BadRequestError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"a request line and headers of at most {MOST_HEAD_BYTES} bytes are read",
+        )
+    return head
 
 
 def parse(head: bytes, *, peer: str, certified: bool) -> Request:
@@ -134,6 +135,8 @@ def parse(head: bytes, *, peer: str, certified: bool) -> Request:
     hosts = headers.get_all("Host", [])
     if len(hosts) != 1 and (hosts or version != "HTTP/1.0"):
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Host is needed")
+    if "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
+        raise BadRequestError(HTTPStatus.BAD_REQUEST, "a request here has no body")
     return Request(
         method=method,
         path=target.partition("?")[0],
