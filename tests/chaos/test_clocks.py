@@ -27,7 +27,7 @@ SOURCES = [
 # lasts.
 MAY_ASK = {
     *("authorization.py", "kept_files.py", "logs.py", "notes.py"),
-    *("otlp.py", "spans.py", "status.py"),
+    *("otlp.py", "spans.py", "status.py", "token_command.py"),
 }
 CLOCK = Path(__file__).parents[1] / "clock.c"
 
