@@ -44,5 +44,5 @@ def test_what_the_page_shows_runs(framework: str) -> None:
     results = {"torch": ["y", "z"], "jax": ["gradient"]}[framework]
     assert [names[name].shape for name in results] == {
         "torch": [(1, 3, 16, 16)] * 2,
-        "jax": [(1, 3, 8, 8)],
+        "jax": [(1, 8, 8, 3)],
     }[framework]
