@@ -13,8 +13,8 @@ ARGS ?=
 MARKS ?= not slow
 # How long `make fuzz` looks
 SECONDS ?= 600
-# Processes that run the tests
-JOBS ?= 2
+# Processes that run the tests, which wait half of their time
+JOBS ?= 4
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash

@@ -13,90 +13,30 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.parse
-import urllib.request
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 
+from cudasim.compiler import why_not
+from device_commands import device, serving
 from gradwire import Client, GradwireError, ops, v1
 from gradwire.retries import RetryPolicy
+from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
 from processes import Command, running_command
 from raw_calls import RawClient, as_stream, opening, published_request
 
-FILES = Path(__file__).parents[2] / "deploy/monitoring"
 FLAGS = ("--workers", "2", "--max-streams", "8", "--http-port", "127.0.0.1:0")
-EVERY = "1s"
-WINDOW = "8s"
 PATIENCE_S = 40.0
 LOAD_S = 6.0
 SPOILED = 4
-
-
-class Prometheus:
-    """A Prometheus that runs."""
-
-    def __init__(self, address: str) -> None:
-        self._url = f"http://{address}/api/v1"
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of its API."""
-        url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http, loopback
-            told = json.load(answer)
-        if told["status"] != "success":
-            raise RuntimeError(f"{path}: {told}")
-        return told["data"]
-
-    def query(self, query: str) -> list[float]:
-        """Return the values of a query now, those that are numbers."""
-        values = [float(each["value"][1]) for each in self.ask("query", query=query)["result"]]
-        return [value for value in values if not np.isnan(value)]
-
-
-@contextmanager
-def prometheus(target: str, folder: Path) -> Generator[Prometheus]:
-    """Run one on the configuration of deploy/monitoring, sooner and elsewhere."""
-    config = (FILES / "prometheus.yml").read_text()
-    for wanted, given in (
-        ("127.0.0.1:9464", target),
-        ("15s", EVERY),
-        ("- alerts.yml", f"- {FILES}/alerts.yml"),
-    ):
-        if wanted not in config:
-            raise RuntimeError(f"prometheus.yml lacks {wanted}")
-        config = config.replace(wanted, given)
-    (folder / "prometheus.yml").write_text(config)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - in a folder of our own
-            [  # noqa: S607 - whichever is installed
-                "prometheus",
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={address}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield Prometheus(address)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
 
 
 class Load:
@@ -178,7 +118,7 @@ def queries() -> Iterator[tuple[str, str]]:
     dashboard = json.loads((FILES / "dashboard.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
-            yield panel["title"], _filled(target["expr"])
+            yield panel["title"], filled(target["expr"])
 
 
 def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
@@ -190,17 +130,6 @@ def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
             compared, threshold = re.split(r" (?:>|==) (?=[\d.]+$)", rule["query"])
             float(threshold)
             yield rule["name"], compared.replace("[5m]", f"[{WINDOW}]")
-
-
-def _filled(query: str) -> str:
-    for name, value in (
-        ("$__rate_interval", WINDOW),
-        ("$__range", WINDOW),
-        ("$job", "gradwire"),
-        ("$instance", ".+"),
-    ):
-        query = query.replace(name, value)
-    return query
 
 
 def _until(holds: Callable[[], object], what: str) -> None:
@@ -218,6 +147,10 @@ def _answers(server: Prometheus) -> bool:
         return False
 
 
+def _of_devices(query: str) -> bool:
+    return "gradwire_device_" in query
+
+
 def _check(server: Prometheus, command: Command, load: Load) -> None:
     _until(lambda: _answers(server), "Prometheus has not scraped the server")
     load.start()
@@ -227,7 +160,9 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
         os.kill(int(pid), signal.SIGKILL)
         command.wait_for_log("worker serves worker=1 ", times=2)
         time.sleep(LOAD_S / 2)
-        asked = [*queries(), *alerts(server)]
+        asked = [
+            (at, query) for at, query in (*queries(), *alerts(server)) if not _of_devices(query)
+        ]
         for where, query in asked:
             _until(partial(server.query, query), f"no data for {where}: {query}")
     finally:
@@ -248,6 +183,27 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
     )
 
 
+def _has_two(server: Prometheus, query: str) -> bool:
+    return len(server.query(query)) == 2
+
+
+def _check_devices(folder: Path) -> None:
+    """Have the queries of devices answered by a server on two simulated ones, one of which ends."""
+    with serving(folder, "--http-port", "127.0.0.1:0", devices=2) as command:
+        (target,) = re.findall(r" http address=(\S+)", command.log)
+        with prometheus(target, folder) as server:
+            _until(lambda: _answers(server), "Prometheus has not scraped the server")
+            os.kill(device(command), signal.SIGKILL)
+            asked = [(where, query) for where, query in queries() if _of_devices(query)]
+            for where, query in asked:
+                _until(
+                    partial(_has_two, server, query), f"no data of two devices for {where}: {query}"
+                )
+            restarts = "sum(gradwire_device_restarts_total)"
+            _until(lambda: server.query(restarts) == [1.0], "no restart of a device was told")
+    sys.stdout.write(f"{len(asked)} queries of devices have data\n")
+
+
 def main() -> None:
     """Check and tell."""
     with (
@@ -257,6 +213,11 @@ def main() -> None:
         (target,) = re.findall(r" http address=(\S+)", command.log)
         with prometheus(target, Path(name)) as server:
             _check(server, command, Load(command.address))
+    if why := why_not():
+        sys.stdout.write(f"the queries of devices are not asked: {why}\n")
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            _check_devices(Path(name))
 
 
 if __name__ == "__main__":

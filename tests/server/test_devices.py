@@ -23,44 +23,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import simulated_device
 from callers import Callers
 from cuda_here import needs_simulator
+from device_commands import FLAGS, PROGRAM, device, serving, variables
 from gradwire import Client, Item, OutOfMemoryError, ops
 from gradwire_server import LocalClient
-from processes import Command, run_command, running_command
+from processes import Command, run_command
 from raw_calls import wait_until
 from scraping import scrape
 
 pytestmark = needs_simulator
 
-TESTS = Path(__file__).parents[1]
-PROGRAM = (str(TESTS / "simulated_device.py"),)
-FLAGS = ("--backend", "cuda", "--log-level", "info")
 LINEAR = ops.InterpolateBackward(mode="linear", data_format="NCX")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def variables(folder: Path) -> dict[str, str]:
-    """Return the environment of a server whose devices are told by files in a folder."""
-    paths = (str(TESTS), os.environ.get("PYTHONPATH", ""))
-    return {
-        simulated_device.FOLDER: str(folder),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-
-
-@contextmanager
-def serving(folder: Path, *flags: str, devices: int = 1) -> Generator[Command]:
-    """Run a server on simulated devices, which files in the folder tell to fail."""
-    (folder / "count").write_text(str(devices))
-    with running_command(
-        *FLAGS, *flags, log=folder / "log", env=variables(folder), program=PROGRAM
-    ) as command:
-        yield command
-
-
-def device(command: Command, number: int = 0) -> int:
-    """Return the process that serves last as a device."""
-    return int(re.findall(rf" device serves device={number} pid=(\d+)", command.log)[-1])
 
 
 def is_alive(pid: int) -> bool:
