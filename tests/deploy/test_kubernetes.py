@@ -13,8 +13,8 @@ from gradwire_server.telemetry.definitions import METRICS
 from manifests import KUBERNETES, ROOT, Manifests, in_the_clear, quantity, rendered
 from processes import run_command
 
-# What a server holds beside max_memory_bytes, in bytes: docs/kubernetes.md#memory.
-PROCESS, WATCHER = 452 << 20, 57 << 20
+# What a server holds beside max_memory_bytes, in bytes: docs/operations.md#sizing.
+WORKER, WATCHER, ARRIVING = 460 << 20, 60 << 20, 512 << 20
 # What a server takes to stop beyond its drain delay and grace period.
 STOP_S = 15
 ADAPTER: list[dict[str, Any]] = yaml.safe_load((KUBERNETES / "adapter-rules.yaml").read_text())[
@@ -64,6 +64,12 @@ def test_probes_speak_tls_where_the_server_does(manifests: Manifests) -> None:
     assert bool(manifests.settings.tls_certificate) != manifests.settings.insecure
 
 
+def test_servers_ask_for_tokens_where_clients_may_send_them(manifests: Manifests) -> None:
+    """The SDK sends none in the clear."""
+    assert bool(manifests.settings.tokens) == bool(manifests.settings.tls_certificate)
+    assert bool(manifests.settings.tokens) != manifests.settings.http_open
+
+
 def test_a_server_may_start_slowly_and_drain_to_its_end(manifests: Manifests) -> None:
     settings, pod = manifests.settings, manifests.pod
     startup = manifests.container["startupProbe"]
@@ -79,7 +85,8 @@ def test_a_server_may_start_slowly_and_drain_to_its_end(manifests: Manifests) ->
 
 def test_memory_is_enough_for_what_the_settings_let_in(manifests: Manifests) -> None:
     settings, resources = manifests.settings, manifests.container["resources"]
-    fixed = settings.workers * PROCESS + (WATCHER if settings.workers > 1 else 0)
+    watcher = WATCHER if settings.workers > 1 else 0
+    fixed = settings.workers * WORKER + watcher + ARRIVING
     assert quantity(resources["limits"]["memory"]) >= settings.max_memory_bytes + fixed
     assert resources["limits"]["memory"] == resources["requests"]["memory"]
 
@@ -95,7 +102,7 @@ def test_files_that_settings_name_are_mounted_whole(manifests: Manifests) -> Non
     # A file mounted by itself stays as it was when the pod started.
     assert not any("subPath" in each for each in folders.values())
     # Of root; readable for the group that the server belongs to, and nobody else.
-    assert {secret["defaultMode"] for secret in secrets.values()} == {0o440}
+    assert {secret["defaultMode"] for secret in secrets.values()} <= {0o440}
     assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
     # Keys of a Secret of type kubernetes.io/tls.
     assert {path.name for path in named} <= {"tls.crt", "tls.key", "tokens"}
