@@ -13,7 +13,7 @@ from gradwire_server.telemetry.definitions import METRICS
 from manifests import KUBERNETES, ROOT, Manifests, in_the_clear, quantity, rendered
 from processes import run_command
 
-# What a server holds beside max_memory_bytes, in bytes: docs/operations.md#sizing.
+# What a server holds beside max_memory_bytes, in bytes: docs/sizing.md.
 WORKER, WATCHER, ARRIVING = 460 << 20, 60 << 20, 512 << 20
 # What a server takes to stop beyond its drain delay and grace period.
 STOP_S = 15
