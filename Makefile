@@ -29,7 +29,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load load-agreement load-kills soak chaos fuzz monitoring status bench bench-compute conformance full image install constraints clean
+	load load-agreement load-kills soak chaos fuzz monitoring kubernetes status bench bench-compute conformance full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -119,6 +119,9 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python
+
+kubernetes: $(VENV)/.installed  ## Check the manifests of deploy/kubernetes with Kubernetes' schemas
+	.ci/kubernetes $(BIN)/python build/kubernetes
 
 status: $(VENV)/.installed  ## Look at the status page in Chromium; draws out/status.png
 	.ci/status $(BIN)/python

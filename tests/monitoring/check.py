@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests python -m monitoring.check
 
-The queries are those of the dashboard and of the alert rules in deploy/monitoring. Needs
+The queries are those of the dashboard and of the alert rules in deploy/monitoring, and those that
+prometheus-adapter makes of deploy/kubernetes for the autoscaler. Needs
 `prometheus` on the PATH. The server has two workers, one of which is killed on the way; what
 callers counted must be what Prometheus has at the end.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import yaml
 
 from cudasim.compiler import why_not
 from device_commands import device, serving
@@ -33,6 +35,7 @@ from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
 from processes import Command, running_command
 from raw_calls import RawClient, as_stream, opening, published_request
 
+ADAPTER = FILES.parent / "kubernetes/adapter-rules.yaml"
 FLAGS = ("--workers", "2", "--max-streams", "8", "--http-port", "127.0.0.1:0")
 PATIENCE_S = 40.0
 LOAD_S = 6.0
@@ -121,6 +124,19 @@ def queries() -> Iterator[tuple[str, str]]:
             yield panel["title"], filled(target["expr"])
 
 
+def scaling() -> Iterator[tuple[str, str]]:
+    """Yield what the adapter asks for a pod; here a server stands for one."""
+    for rule in yaml.safe_load(ADAPTER.read_text())["rules"]:
+        query = rule["metricsQuery"]
+        for wanted, given in (
+            ("<<.Series>>", rule["name"]["matches"]),
+            ("<<.LabelMatchers>>", 'job="gradwire"'),
+            ("<<.GroupBy>>", "instance"),
+        ):
+            query = query.replace(wanted, given)
+        yield rule["name"]["as"], query
+
+
 def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
     """Yield what each alert compares with its threshold; refuse rules that cannot be evaluated."""
     for group in server.ask("rules")["groups"]:
@@ -160,9 +176,8 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
         os.kill(int(pid), signal.SIGKILL)
         command.wait_for_log("worker serves worker=1 ", times=2)
         time.sleep(LOAD_S / 2)
-        asked = [
-            (at, query) for at, query in (*queries(), *alerts(server)) if not _of_devices(query)
-        ]
+        every = (*queries(), *scaling(), *alerts(server))
+        asked = [(where, query) for where, query in every if not _of_devices(query)]
         for where, query in asked:
             _until(partial(server.query, query), f"no data for {where}: {query}")
     finally:

@@ -1,0 +1,205 @@
+"""The manifests fit the server they start: settings, ports, times, memory, metrics, labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gradwire_server.telemetry.definitions import METRICS
+from manifests import KUBERNETES, ROOT, Manifests, in_the_clear, quantity, rendered
+from processes import run_command
+
+# What a server holds beside max_memory_bytes, in bytes: docs/sizing.md.
+WORKER, WATCHER, ARRIVING = 460 << 20, 60 << 20, 512 << 20
+# What a server takes to stop beyond its drain delay and grace period.
+STOP_S = 15
+ADAPTER: list[dict[str, Any]] = yaml.safe_load((KUBERNETES / "adapter-rules.yaml").read_text())[
+    "rules"
+]
+SCRAPES: list[dict[str, Any]] = yaml.safe_load((KUBERNETES / "prometheus.yml").read_text())[
+    "scrape_configs"
+]
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+@pytest.fixture(scope="module", params=["cpu", "gpu", "cpu in the clear", "gpu in the clear"])
+def manifests(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Manifests:
+    overlay, _, in_clear = request.param.partition(" ")
+    if in_clear:
+        return Manifests(rendered(in_the_clear(overlay, tmp_path_factory.mktemp("clear"))))
+    return Manifests(rendered(KUBERNETES / "overlays" / overlay))
+
+
+def test_the_server_takes_every_variable(manifests: Manifests) -> None:
+    told = run_command("--print-config", env=manifests.environment)
+    assert not told.returncode, told.stderr
+    assert not told.stderr
+
+
+def test_threads_are_as_many_as_processors_are_promised(manifests: Manifests) -> None:
+    promised = quantity(manifests.container["resources"]["requests"]["cpu"])
+    assert manifests.settings.compute_threads == promised >= 1
+
+
+def test_ports_are_those_that_the_server_listens_on(manifests: Manifests) -> None:
+    settings, ports = manifests.settings, manifests.ports
+    assert settings.address == f"0.0.0.0:{ports['grpc']}"
+    assert settings.http_address == f"0.0.0.0:{ports['http']}"
+    for port in manifests.one("Service")["spec"]["ports"]:
+        assert port["port"] == ports[port["targetPort"]]
+    rules = manifests.one("NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for rule in rules for port in rule["ports"]] == ["grpc", "http"]
+    assert {manifests.container[probe]["httpGet"]["port"] for probe in PROBES} == {"http"}
+
+
+def test_probes_speak_tls_where_the_server_does(manifests: Manifests) -> None:
+    scheme = "HTTPS" if manifests.settings.tls_certificate else "HTTP"
+    assert {manifests.container[probe]["httpGet"]["scheme"] for probe in PROBES} == {scheme}
+    assert bool(manifests.settings.tls_certificate) != manifests.settings.insecure
+
+
+def test_servers_ask_for_tokens_where_clients_may_send_them(manifests: Manifests) -> None:
+    """The SDK sends none in the clear."""
+    assert bool(manifests.settings.tokens) == bool(manifests.settings.tls_certificate)
+    assert bool(manifests.settings.tokens) != manifests.settings.http_open
+
+
+def test_a_server_may_start_slowly_and_drain_to_its_end(manifests: Manifests) -> None:
+    settings, pod = manifests.settings, manifests.pod
+    startup = manifests.container["startupProbe"]
+    spec = manifests.one("Deployment")["spec"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 300
+    assert spec["progressDeadlineSeconds"] > startup["periodSeconds"] * startup["failureThreshold"]
+    assert (
+        pod["terminationGracePeriodSeconds"] >= settings.drain_delay_s + settings.grace_s + STOP_S
+    )
+    readiness = manifests.container["readinessProbe"]
+    assert settings.drain_delay_s >= readiness["periodSeconds"] * readiness["failureThreshold"]
+
+
+def test_memory_is_enough_for_what_the_settings_let_in(manifests: Manifests) -> None:
+    settings, resources = manifests.settings, manifests.container["resources"]
+    watcher = WATCHER if settings.workers > 1 else 0
+    fixed = settings.workers * WORKER + watcher + ARRIVING
+    assert quantity(resources["limits"]["memory"]) >= settings.max_memory_bytes + fixed
+    assert resources["limits"]["memory"] == resources["requests"]["memory"]
+
+
+def test_files_that_settings_name_are_mounted_whole(manifests: Manifests) -> None:
+    settings, pod = manifests.settings, manifests.pod
+    folders = {each["mountPath"]: each for each in manifests.container["volumeMounts"]}
+    secrets = {each["name"]: each["secret"] for each in pod["volumes"] if "secret" in each}
+    named = [
+        Path(name) for name in (settings.tls_certificate, settings.tls_key, settings.tokens) if name
+    ]
+    assert {folders[str(path.parent)]["name"] for path in named} == secrets.keys()
+    # A file mounted by itself stays as it was when the pod started.
+    assert not any("subPath" in each for each in folders.values())
+    # Of root; readable for the group that the server belongs to, and nobody else.
+    assert {secret["defaultMode"] for secret in secrets.values()} <= {0o440}
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+    # Keys of a Secret of type kubernetes.io/tls.
+    assert {path.name for path in named} <= {"tls.crt", "tls.key", "tokens"}
+
+
+def test_a_pod_is_let_in_where_the_standard_restricted_is_enforced(manifests: Manifests) -> None:
+    pod, container = manifests.pod, manifests.container["securityContext"]
+    labels = manifests.one("Namespace")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["allowPrivilegeEscalation"] is False
+    assert container["capabilities"] == {"drop": ["ALL"]}
+    assert container["readOnlyRootFilesystem"] is True
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert all({"emptyDir", "secret"} & volume.keys() for volume in pod["volumes"])
+    user = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
+    identity = pod["securityContext"]
+    assert (str(identity["runAsUser"]), str(identity["runAsGroup"])) in user
+
+
+def test_pods_have_no_rights_in_the_cluster(manifests: Manifests) -> None:
+    account = manifests.one("ServiceAccount")
+    assert manifests.pod["serviceAccountName"] == account["metadata"]["name"]
+    assert account["automountServiceAccountToken"] is False
+    assert manifests.pod["automountServiceAccountToken"] is False
+
+
+def test_everything_is_in_one_namespace_and_selects_the_pods(manifests: Manifests) -> None:
+    namespace = manifests.one("Namespace")["metadata"]["name"]
+    others = [each for each in manifests.objects if each["kind"] != "Namespace"]
+    assert {each["metadata"]["namespace"] for each in others} == {namespace}
+    selectors = [
+        manifests.one("Deployment")["spec"]["selector"]["matchLabels"],
+        manifests.one("Service")["spec"]["selector"],
+        manifests.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        manifests.one("NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        *(
+            each["labelSelector"]["matchLabels"]
+            for each in manifests.pod["topologySpreadConstraints"]
+        ),
+    ]
+    assert all(selector.items() <= manifests.labels.items() for selector in selectors)
+    scaled = manifests.one("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    assert scaled["name"] == manifests.one("Deployment")["metadata"]["name"]
+
+
+def test_clients_find_the_pods_that_are_ready_and_soon_those_that_are_new(
+    manifests: Manifests,
+) -> None:
+    service = manifests.one("Service")["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"] is False
+    # gRPC looks a name up at most every 30 s.
+    assert 30 <= manifests.settings.max_connection_age_s <= 120
+
+
+def test_the_autoscaler_reads_what_the_adapter_tells(manifests: Manifests) -> None:
+    metrics = manifests.one("HorizontalPodAutoscaler")["spec"]["metrics"]
+    told = {rule["name"]["as"] for rule in ADAPTER}
+    asked = [each["pods"]["metric"]["name"] for each in metrics if each["type"] == "Pods"]
+    assert {"gradwire_queue_depth"} < {*asked} <= told
+    # What uses a processor or a GPU, and not only what waits for it: or pods come and go.
+    busy = {"cpu"} | (told - {"gradwire_queue_depth", "gradwire_overloaded_per_second"})
+    assert busy & {*asked, *(each["resource"]["name"] for each in metrics if "resource" in each)}
+
+
+@pytest.mark.parametrize("rule", ADAPTER, ids=lambda rule: rule["name"]["as"])
+def test_the_adapter_asks_for_what_servers_tell(rule: dict[str, Any]) -> None:
+    labels = {metric.name: metric.label_names for metric in METRICS}
+    series, asked = re.match(r"(\w+)\{(.*)\}", rule["seriesQuery"]).groups()  # type: ignore[union-attr]
+    assert rule["name"]["matches"] == series
+    for name in {series, *re.findall(r"gradwire_\w+", rule["metricsQuery"])}:
+        assert name in labels
+    own = {label for known in labels.values() for label in known}
+    assert set(re.findall(r'(\w+)=~?"', rule["metricsQuery"])) <= own
+    given = {each["target_label"] for each in relabelings() if "target_label" in each}
+    assert set(re.findall(r'(\w+)!=""', asked)) == rule["resources"]["overrides"].keys() <= given
+
+
+def relabelings() -> list[dict[str, Any]]:
+    """Return those of the only job of Prometheus."""
+    (job,) = SCRAPES
+    relabelings: list[dict[str, Any]] = job["relabel_configs"]
+    return relabelings
+
+
+def test_prometheus_finds_the_pods_under_the_name_of_the_alert_rules() -> None:
+    (job,) = SCRAPES
+    cpu = Manifests(rendered(KUBERNETES / "overlays/cpu"))
+    rules = (ROOT / "deploy/monitoring/alerts.yml").read_text()
+    assert set(re.findall(r'job="(\w+)"', rules)) == {job["job_name"]}
+    (kept,) = [each for each in relabelings() if each.get("action") == "keep"]
+    assert kept["regex"] == f"{cpu.labels['app.kubernetes.io/name']};http"
+    assert job["kubernetes_sd_configs"][0]["namespaces"]["names"] == [
+        cpu.one("Namespace")["metadata"]["name"]
+    ]
+    service = cpu.one("Service")["metadata"]
+    named = f"{service['name']}.{service['namespace']}.svc.cluster.local"
+    assert job["tls_config"]["server_name"] == named
