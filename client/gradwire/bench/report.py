@@ -135,7 +135,7 @@ def _section(scenario: ScenarioResult) -> str:
     found = "" if peak is None else f" In a closed loop it served {peak:,.1f} calls/s."
     parts = [
         f"<h2>{escape(scenario.name)}</h2>",
-        f'<p class="soft">{escape(scenario.summary)}.{escape(found)}</p>',
+        f'<p class="soft">{escape(_sentence(scenario.summary))}.{escape(found)}</p>',
         *(f'<p class="note">{escape(warning)}.</p>' for warning in scenario.warnings),
         '<div class="charts">',
         _percentiles(scenario.flows),
@@ -146,6 +146,10 @@ def _section(scenario: ScenarioResult) -> str:
         _outcomes(scenario),
     ]
     return "\n".join(parts)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _percentiles(flows: Sequence[FlowResult]) -> str:
