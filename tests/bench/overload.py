@@ -14,8 +14,8 @@ machine's cores. In turn:
 
 The kinds of calls are in overload_kinds.py. A latency counts from the time a call was due. A
 refusal says when to come back (RetryInfo). Memory is anonymous RSS: after a few calls (idle), at
-its highest, and --settle seconds after the load. Where nothing was served there are no latencies, and
-what is reckoned with them is null.
+its highest, and --settle seconds after the load. Where nothing was served there are no latencies,
+and what is reckoned with them is null.
 `processors` is the processor time per second that the server, this process and others took: above
 0.1 of others figures are worth little. `cost_ms` is what a call takes of that, here and in the
 server: served, from the peak; refused, what is left of the overload's for each. `goodput_bound` is
