@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -160,10 +161,11 @@ def anonymous(pids: set[int]) -> int:
 
 def family(root: int) -> set[int]:
     """Return a process and those that descend from it."""
-    parents = {
-        int(path.parent.name): int(path.read_text().rpartition(")")[2].split()[1])
-        for path in Path("/proc").glob("[0-9]*/stat")
-    }
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # Processes end while one looks.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     found = {root}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
