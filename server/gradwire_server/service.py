@@ -13,7 +13,6 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 
 from gradwire import ops, v1
 from gradwire_server import encoding, wire
@@ -21,7 +20,6 @@ from gradwire_server.backends import Backend
 from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
 from gradwire_server.engine import (
-    NUMERICS_VERSION,
     TURN_S,
     Admission,
     Claim,
@@ -36,10 +34,10 @@ from gradwire_server.plans.interruption import AbandonedError
 from gradwire_server.pool import submit
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.refusals import QuickRefusals
+from gradwire_server.server_info import server_info
 from gradwire_server.settings import Settings
 from gradwire_server.small_calls import SmallCalls
 from gradwire_server.transit import Transit
-from gradwire_server.version import VERSION
 
 NAME = "gradwire.v1.GradientService"
 T = TypeVar("T")
@@ -261,14 +259,7 @@ class GradientService:
     ) -> v1.GetServerInfoResponse:
         encoding.sound(request)
         workshop = self._workshop
-        return v1.GetServerInfoResponse(
-            version=VERSION,
-            numerics_version=NUMERICS_VERSION,
-            backend=workshop.backend.name,
-            backend_reason=workshop.backend_reason,
-            operators=list(ops.OPERATORS),
-            limits=_limits(workshop.settings),
-        )
+        return server_info(workshop.settings, workshop.backend.name, workshop.backend_reason)
 
 
 def _note(call: Call, request: EvaluationRequest, length: int) -> None:
@@ -296,14 +287,3 @@ def take_turn(steps: Iterator[object]) -> bool:
     """Do as many steps as make a turn, at least one; return whether there may be more."""
     until = time.perf_counter() + TURN_S
     return any(time.perf_counter() >= until for _ in steps)
-
-
-def _limits(settings: Settings) -> v1.Limits:
-    limits = v1.Limits()
-    for name in limits.DESCRIPTOR.fields_by_name:
-        if hasattr(settings, name):
-            setattr(limits, name, getattr(settings, name))
-    stall = Duration()
-    stall.FromNanoseconds(int(settings.stall_timeout_s * 1e9))
-    limits.stall_timeout.CopyFrom(stall)
-    return limits

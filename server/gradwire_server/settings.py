@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gradwire_server import backends, exposure
 from gradwire_server.addresses import is_host_and_port, is_http_url
+from gradwire_server.bounds import check_number
 from gradwire_server.engine import Limits
 from gradwire_server.headers import MAX_HEADER_BYTES
 from gradwire_server.tokens import Scope, read_scopes
@@ -194,14 +195,8 @@ class Settings:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            least = 0 if one.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
-            if not value >= least:
-                raise ValueError(f"{one.name} is {value}; at least {least} is needed")
-            most = _MOST_S if isinstance(value, float) else _MOST.get(one.name, _MOST_INT)
-            if value > most:
-                raise ValueError(f"{one.name} is {value}; at most {most} is possible")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                check_number(one.name, value)
         if not self.address.startswith("unix:") and not is_host_and_port(self.address):
             raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
         if self.workers > 1 and self.address.startswith("unix:"):
@@ -282,29 +277,3 @@ class Settings:
             else getattr(self, one.name)
             for one in fields(self)
         }
-
-
-# What messages and grpc can carry, and what a machine can; in seconds some thirty years.
-_MOST = {
-    # From 0, the least that a niceness may be made without rights, to the greatest there is.
-    "compute_niceness": 19,
-    "max_rank": _LIMITS.max_rank,
-    "max_message_bytes": 2**31 - 1,
-    "max_connection_calls": 2**31 - 1,
-    "malloc_keep_bytes": 2**31 - 1,
-    # More than any machine has cores: a port, say, given by mistake would end the machine.
-    "workers": 1024,
-}
-_MOST_S = 1e9
-_MOST_INT = 2**63 - 1
-_MAY_BE_ZERO = {
-    "compute_niceness",
-    "compute_threads",
-    "drain_delay_s",
-    "grace_s",
-    "inline_work",
-    "malloc_keep_bytes",
-    "max_connection_age_s",
-    "plan_cache_entries",
-    "trim_after_s",
-}

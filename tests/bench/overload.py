@@ -14,7 +14,8 @@ machine's cores. In turn:
 
 The kinds of calls are in overload_kinds.py. A latency counts from the time a call was due. A
 refusal says when to come back (RetryInfo). Memory is anonymous RSS: after a few calls (idle), at
-its highest, and --settle seconds after the load.
+its highest, and --settle seconds after the load. Where nothing was served there are no latencies,
+and what is reckoned with them is null.
 `processors` is the processor time per second that the server, this process and others took: above
 0.1 of others figures are worth little. `cost_ms` is what a call takes of that, here and in the
 server: served, from the peak; refused, what is left of the overload's for each. `goodput_bound` is
@@ -86,28 +87,37 @@ def _measure(subject: Subject, messages: Sequence[bytes], seconds: float) -> dic
         callers, facts["peak"] = max(peaks.items(), key=lambda one: one[1]["served_per_s"])
         peak = facts["peak"]["served_per_s"]
         facts["callers_at_peak"] = callers
-        during("unloaded", lambda some: open_loop(some, peak / 5, seconds))
+        # Where no call was served at all there is one every second or so.
+        unit = peak or 1.0
+        during("unloaded", lambda some: open_loop(some, unit / 5, seconds))
         lasting_s = _ONSET_S + 2 * seconds
-        during("overload", lambda some: open_loop(some, 3 * peak, lasting_s), onset_s=_ONSET_S)
+        during("overload", lambda some: open_loop(some, 3 * unit, lasting_s), onset_s=_ONSET_S)
     subject.ended = time.monotonic()
     overload, unloaded = facts["overload"], facts["unloaded"]
-    facts["goodput_over_peak"] = round(overload["served_per_s"] / peak, 2)
-    facts["p99_over_unloaded"] = round(
-        overload["served_ms"]["p99"] / unloaded["served_ms"]["p99"], 2
+    facts["goodput_over_peak"] = _over(overload["served_per_s"], peak)
+    facts["p99_over_unloaded"] = _over(
+        overload["served_ms"].get("p99"), unloaded["served_ms"].get("p99")
     )
     facts["cost_ms"], facts["goodput_bound"] = _costs(facts["peak"], overload, lasting_s)
     return facts
 
 
+def _over(one: float | None, other: float | None) -> float | None:
+    """Return one over the other; None where nothing was served."""
+    return round(one / other, 2) if one is not None and other else None
+
+
 def _costs(
     peak: dict[str, Any], overload: dict[str, Any], seconds: float
-) -> tuple[dict[str, float], float]:
+) -> tuple[dict[str, float], float | None]:
     def busy(facts: dict[str, Any]) -> float:
         return float(facts["processors"]["server"] + facts["processors"]["load"])
 
     counts: Counter[str] = Counter(overload["statuses"])
     counts.update(overload["onset"]["statuses"])
     rate, cores = peak["served_per_s"], len(os.sched_getaffinity(0))
+    if not rate:
+        return {}, None
     served_s = busy(peak) / rate
     refused = counts.total() - counts["ok"]
     refused_s = (busy(overload) * seconds - counts["ok"] * served_s) / max(1, refused)

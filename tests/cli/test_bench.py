@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ from gradwire.bench.document import from_json
 from gradwire.bench.problems import PROBLEMS
 from gradwire_server import LocalClient
 from gradwire_server.tokens import Scope, add_token
-from raw_calls import wait_until
 from relay import relaying
 from serving import serving
 
@@ -62,40 +57,6 @@ def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
     assert flow.ok == 0
 
 
-def test_the_user_who_ends_it_gets_what_there_is(target: str, tmp_path: Path) -> None:
-    found, page = tmp_path / "found.json", tmp_path / "report.html"
-    # Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
-    program = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from gradwire import cli; cli.main()"
-    )
-    with (
-        relaying(target) as relay,
-        subprocess.Popen(  # noqa: S603 - our own program
-            [
-                *(sys.executable, "-c", program, "bench", "--target", relay.address),
-                *("--scenario", "tiny", "--scenario", "large", "--duration", "600"),
-                *("--warm-up", "0", "--json", str(found), "--report", str(page)),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process,
-    ):
-        # One to see whether the server serves, then those that make calls.
-        wait_until(lambda: relay.connections > 1)
-        time.sleep(0.5)
-        os.kill(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
-    document = from_json(found.read_text())
-    assert document.interrupted
-    (scenario,) = document.scenarios
-    assert scenario.duration_s < 60
-    (flow,) = scenario.flows
-    assert flow.sent == sum(outcome.count for outcome in flow.outcomes) > 0
-    assert "ended the test early" in page.read_text()
-
-
 def test_two_files_are_compared(target: str, tmp_path: Path) -> None:
     found, other = tmp_path / "a.json", tmp_path / "b.json"
     run_here("bench", "--target", target, "--scenario", "tiny", *SHORT, "--json", found)
@@ -105,10 +66,33 @@ def test_two_files_are_compared(target: str, tmp_path: Path) -> None:
     done = run_here("bench", "--compare", found, other)
     assert done.code == 0
     assert re.search(r"tiny +tiny +2\.00 +1\.00", done.stdout)
-    other.write_text("{}")
-    done = run_here("bench", "--compare", found, other)
-    assert done.code == 2
-    assert "is missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (bytes(range(256)), "it is no text"),
+        (b"\0\1\2", "it is no JSON"),
+        (b"{}", 'it is JSON without a "format"'),
+        (b'{"calls": 3, "made": 4}', "its keys are: calls, made"),
+        (b"[1, 2]", "it is JSON of another kind: [1, 2]"),
+        (b'{"format": "gradwire-bench/0"}', "its format is 'gradwire-bench/0'"),
+        (None, "does not exist"),
+    ],
+    ids=["bytes", "zeros", "empty", "other", "list", "older", "missing"],
+)
+def test_a_file_that_cannot_be_compared_is_named(
+    content: bytes | None, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "found.json"
+    if content is not None:
+        path.write_bytes(content)
+    done = run_here("bench", "--compare", path, path)
+    assert (done.code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert str(path) in line
+    assert words in line
+    assert content is None or "give a file that `gradwire bench --json` has written" in line
 
 
 def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
@@ -125,9 +109,19 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
 
 
 def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradwire.cli.benching.TARGET_PATIENCE_S", 0.5)
+    monkeypatch.setattr("gradwire.cli.benching.TARGET_PATIENCE_S", 0.7)
     done = run_here("bench", "--target", free_target, *SHORT)
     assert done.code == 7
+    first, last = done.stderr.splitlines()
+    assert first == f"gradwire: waiting up to 0.7 s for the server at {free_target}"
+    assert last.startswith("gradwire: error: no server was ready within 0.7 s")
+
+
+def test_metrics_that_are_none_are_found_before_the_load(target: str, free_target: str) -> None:
+    url = f"http://{free_target}/metrics"
+    done = run_here("bench", "--target", target, "--metrics", url, *SHORT)
+    assert (done.code, done.stdout) == (1, "")
+    assert url in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import trustme
 
 from command_line import run
+from gradwire.bench.document import from_json
 from serving import serving
 
 COMMANDS = [("info",), ("health",)]
@@ -20,6 +21,7 @@ class Mutual:
     """A server that lets in clients of one authority, and the options for one of them."""
 
     target: str
+    http: str
     authority: tuple[str, str]
     pair: tuple[str, str, str, str]
     of_another: tuple[str, str, str, str]
@@ -46,9 +48,11 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
         tls_certificate=str(folder / "chain.pem"),
         tls_key=str(folder / "key.pem"),
         tls_client_ca=str(folder / "ca.pem"),
+        http_port="0",
     ) as server:
         yield Mutual(
             server.address,
+            server.server.instruments.address,
             ("--tls-ca", str(folder / "ca.pem")),
             pair_of(authority, folder / "client"),
             pair_of(trustme.CA(), folder / "stranger"),
@@ -59,6 +63,21 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
 def test_a_client_with_a_certificate_is_let_in(mutual: Mutual, command: tuple[str, ...]) -> None:
     done = run(*command, "--target", mutual.target, *mutual.authority, *mutual.pair)
     assert (done.code, done.stderr) == (0, "")
+
+
+def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
+    mutual: Mutual, tmp_path: Path
+) -> None:
+    found = tmp_path / "found.json"
+    done = run(
+        *("bench", "--target", mutual.target, *mutual.authority, *mutual.pair),
+        *("--metrics", f"https://{mutual.http}/metrics", "--json", found),
+        *("--scenario", "tiny", "--scenario", "large", "--duration", 1.5, "--warm-up", 0),
+    )
+    assert (done.code, done.stderr) == (0, "")
+    for scenario in from_json(found.read_text()).scenarios:
+        assert scenario.flows[0].ok
+        assert scenario.server
 
 
 def test_one_without_or_of_another_authority_is_not(mutual: Mutual) -> None:

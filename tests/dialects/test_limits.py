@@ -36,8 +36,10 @@ def test_a_table_too_large_names_the_setting() -> None:
         dialects.lower(
             "interpolate_backward", BACKWARD, (1, 1, 40), (1, 1, 30), max_table_entries=99
         )
-    assert "would need 150 entries, this server allows 99" in refused.value.message
-    assert "GRADWIRE_MAX_TABLE_ENTRIES (--max-table-entries)" in refused.value.message
+    assert "would need 150 entries; 99 are allowed" in refused.value.message
+    assert (
+        "GRADWIRE_MAX_TABLE_ENTRIES (gradwire-server --max-table-entries)" in refused.value.message
+    )
     assert refused.value.facts == {
         "entries": "150",
         "limit": "max_table_entries",
@@ -65,7 +67,7 @@ def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
     with pytest.raises(LimitExceededError) as refused:
         dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=10)
     assert refused.value.message.startswith(f"{field} is 11;")
-    assert "GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)" in refused.value.message
+    assert "GRADWIRE_MAX_FLOAT32_AXIS (gradwire-server --max-float32-axis)" in refused.value.message
     assert refused.value.facts == {
         "field": field,
         "size": "11",

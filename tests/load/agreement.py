@@ -231,8 +231,15 @@ def main() -> None:
     fixed = next(iter(found.values()))
     rates = [one["calls_per_s"][0] for one in fixed.values()]
     failed = sum(one["failed"] for each in found.values() for one in each.values())
-    if failed or max(rates) > (1 + _APART) * min(rates):
-        sys.exit(1)
+    if failed:
+        sys.exit(f"{failed} calls failed")
+    if max(rates) > (1 + _APART) * min(rates):
+        busy = f"{os.getloadavg()[0]:.1f} programs at once on {len(os.sched_getaffinity(0))} cores"
+        told = ", ".join(f"{who} {rate:g}" for who, rate in zip(fixed, rates, strict=True))
+        sys.exit(
+            f"calls/s at the fixed rate are more than {_APART:.0%} apart: {told}. This machine "
+            f"ran {busy} of late; callers who wait for each other fall behind on a busy one"
+        )
 
 
 if __name__ == "__main__":

@@ -20,13 +20,11 @@ Ends with status 1 if a call was lost or brought other bits than NumPy computes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +32,7 @@ from typing import Any
 
 from callers import Callers
 from chaos.cutting import drawn
+from load.program import reported
 from processes import Command, running_command
 from raw_calls import wait_until
 from relay import relaying
@@ -151,19 +150,8 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--cuts", type=int, default=100)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder), kills=arguments.kills, cuts=arguments.cuts)
-    text = json.dumps(report, indent=2)
-    if arguments.json:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    report = reported(__doc__, run, kills=20, cuts=100)
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
     if any(seen["wrong"] or seen["lost"] or not seen["calls"] for seen in report.values()):
         sys.exit(1)
 

@@ -15,14 +15,13 @@ processes hold is counted when they rest: after the warm-up, and after the load.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from gradwire.bench.fleet import Fleet
 from gradwire.bench.running import Pace, Runner, failures
 from gradwire.bench.sampling import ProcessTree, Usage
 from gradwire.bench.scenarios import Flow, Scenario
+from load.program import reported
 from processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.
@@ -161,10 +161,11 @@ def anonymous(pids: set[int]) -> int:
 
 def family(root: int) -> set[int]:
     """Return a process and those that descend from it."""
-    parents = {
-        int(path.parent.name): int(path.read_text().rpartition(")")[2].split()[1])
-        for path in Path("/proc").glob("[0-9]*/stat")
-    }
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # Processes end while one looks.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     found = {root}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
@@ -276,18 +277,7 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--duration", type=float, default=1200.0)
-    parser.add_argument("--warm-up", type=float, default=60.0)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder), duration_s=arguments.duration, warm_up_s=arguments.warm_up)
-    text = json.dumps(report, indent=1)
-    if arguments.json:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    report = reported(__doc__, run, duration_s=1200.0, warm_up_s=60.0)
     del report["memory_mib"], report["outcomes"]
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
     if report["failed"]:

@@ -97,6 +97,8 @@ COUNT = ("scenarios", 0, "flows", 0, "corrected", "count")
         (("machine", "cores"), "2", "document.machine.cores is '2'"),
         (("settings", "duration_s"), True, "document.settings.duration_s is True"),
         (("format",), "gradwire-bench/9", "format is 'gradwire-bench/9'"),
+        (("format",), MISSING, 'it is JSON without a "format"; its keys are: command, inter'),
+        (("settings", "timeout_s"), 10**400, "document.settings.timeout_s is a number beyond"),
         (("scenarios",), {}, "document.scenarios is {}; list is wanted"),
         (COUNT, None, "document.scenarios[0].flows[0].corrected.count is None; int is wanted"),
     ],
@@ -114,9 +116,21 @@ def test_a_wrong_document_is_refused_by_name(
         from_json(json.dumps(whole))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"'])
-def test_what_is_no_document_is_refused(text: str) -> None:
-    with pytest.raises(SchemaError):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is no JSON"),
+        ("{", "it is no JSON"),
+        ("[" * 100_000, "too many brackets"),
+        ("[]", "it is JSON of another kind: []"),
+        ("null", "it is JSON of another kind: None"),
+        ('"text"', "it is JSON of another kind: 'text'"),
+        ("{}", 'it is JSON without a "format"; its keys are: none'),
+    ],
+    ids=lambda text: text[:6],
+)
+def test_what_is_no_document_is_refused(text: str, words: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(words)):
         from_json(text)
 
 
@@ -141,7 +155,8 @@ def test_the_page_has_a_line_for_each_flow_and_every_figure_of_it(
     for result in results:
         for flow in result.flows:
             assert (f"<title>{flow.name}, corrected</title>" in page) is (flow.ok > 0)
-            assert f"<td>{flow.corrected.p99_ms:,.2f}</td>" in page
+            p99 = f"{flow.corrected.p99_ms:,.2f}" if flow.ok else "-"
+            assert f"<td>{p99}</td>" in page
 
 
 def test_a_page_of_nothing_is_a_page() -> None:

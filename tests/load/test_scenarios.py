@@ -78,6 +78,18 @@ def test_many_by_one_stream_are_judged_each(run: Run) -> None:
     assert result.flows[0].sent_bytes == 8 * PROBLEMS["tiny"].sent_bytes
 
 
+def test_callers_whom_no_server_answers_pause_and_say_so(free_port: int) -> None:
+    lines: list[str] = []
+    with loading(f"127.0.0.1:{free_port}") as run:
+        result = run(SCENARIOS["tiny"], 2.5, lines.append)
+    (flow,) = result.flows
+    assert [one.status for one in flow.outcomes] == ["UNAVAILABLE"]
+    # 10, 20, ... 320 ms, and then half a second, of each of 4 callers.
+    assert flow.sent <= 4 * 11
+    assert any(line.endswith(", no server answers since second 0") for line in lines)
+    assert result.warnings[0] == "no server answers since second 0"
+
+
 def test_wrong_bits_are_found(server: ServerThread) -> None:
     problem = PROBLEMS["tiny"]
     with LocalClient("numpy_cpu") as local:

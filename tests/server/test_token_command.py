@@ -58,9 +58,9 @@ def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
         date(2027, 6, 30),
     ]
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert command("--file", path, "--revoke", "old").exit_code == 0
+    assert command("revoke", "old", "--file", path).exit_code == 0
     assert [token.name for token in read_tokens(path.read_bytes())] == ["new"]
-    assert command("--file", path, "--revoke", "new").exit_code == 0
+    assert command("revoke", "new", "--file", path).exit_code == 0
     assert read_tokens(path.read_bytes()) == ()
     assert [each.name for each in path.parent.iterdir()] == ["tokens"]
 
@@ -70,7 +70,7 @@ def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
     [
         (("--name", "there"), "there already"),
         (("--name", "a b"), "name"),
-        (("--revoke", "nobody"), "no token is named nobody"),
+        (("revoke", "nobody"), "no token is named nobody"),
         (("--scopes", "all"), "'all' is no scope"),
         (("--scopes", ""), "opens nothing"),
         (("--expires", "soon"), "soon"),
@@ -82,11 +82,41 @@ def test_what_makes_no_sense_leaves_the_file_as_it_was(
 ) -> None:
     add_token(path, name="there", scopes=[Scope.EVALUATE])
     before = path.read_bytes()
-    done = command("--file", path, *arguments)
+    done = command(*arguments, "--file", path)
     assert done.exit_code != 0
     assert words in done.stderr
     assert not done.stdout
     assert path.read_bytes() == before
+
+
+def test_tokens_are_listed_without_what_they_are(path: Path) -> None:
+    made = add_token(path, name="ops", scopes=list(Scope))
+    add_token(path, name="old", scopes=[Scope.EVALUATE], expires=date(2026, 1, 31))
+    add_token(path, name="new", scopes=[Scope.INSPECT], expires=date(9999, 1, 31))
+    done = command("list", "--file", path)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "ops  evaluate,inspect",
+        "old  evaluate  expired 2026-01-31",
+        "new  inspect  until 9999-01-31",
+    ]
+    assert made not in done.stdout
+    missing = command("list", "--file", path.with_name("none"))
+    assert missing.exit_code == 1
+    assert "none: No such file" in missing.stderr
+
+
+def test_each_command_has_a_help_of_its_own() -> None:
+    pages = {name: command(name, "--help") for name in ("create", "list", "revoke")}
+    assert all(page.exit_code == 0 for page in pages.values())
+    assert len({page.stdout for page in pages.values()}) == len(pages)
+    assert "--scopes" in pages["create"].stdout
+    assert "--scopes" not in pages["list"].stdout
+    assert "NAME" in pages["revoke"].stdout
+    for text in ("--help", "-h"):
+        whole = command(text).stdout
+        assert all(f"  {name} " in whole for name in pages)
+        assert "--scopes" not in whole
 
 
 def test_those_who_add_at_once_take_turns(path: Path) -> None:
@@ -192,7 +222,8 @@ def test_a_file_that_can_hold_no_tokens_is_refused_unread(kind: str, path: Path)
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--revoke", "a", "--name", "b"), "--revoke"),
+        (("revoke", "a", "--name", "b"), "--name"),
+        (("lost",), "'lost'"),
         (("--name", ""), "'' is no name"),
         (("--expires", "2020-01-01"), "2020-01-01 is over"),
     ],
@@ -200,7 +231,7 @@ def test_a_file_that_can_hold_no_tokens_is_refused_unread(kind: str, path: Path)
 def test_a_token_that_nobody_can_mean_is_not_made(
     arguments: tuple[str, ...], word: str, path: Path
 ) -> None:
-    done = command("--file", path, *arguments)
+    done = command(*arguments, "--file", path)
     assert done.exit_code != 0
     assert word in done.stderr
     assert not path.exists()

@@ -32,6 +32,11 @@ class Outcome(NamedTuple):
     reason: str = ""
     retryable: bool = False
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether no server had a part in it: gRPC found none, or lost it; ours give a reason."""
+        return self.status == "UNAVAILABLE" and not self.reason
+
 
 OK: Final = Outcome("OK")
 WRONG: Final = Outcome("WRONG_RESULT")

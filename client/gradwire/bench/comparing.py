@@ -44,7 +44,8 @@ def _ratios(before: FlowResult, after: FlowResult) -> tuple[str, ...]:
         (one.p99_ms, other.p99_ms),
         (one.p999_ms, other.p999_ms),
     )
-    return tuple(f"{late / early:.2f}" if early else "-" for early, late in pairs)
+    # A time of 0 is that of no call.
+    return tuple(f"{late / early:.2f}" if early and late else "-" for early, late in pairs)
 
 
 def _failed(flow: FlowResult) -> str:

@@ -226,11 +226,17 @@ def from_json(text: str) -> Document:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise SchemaError(f"no JSON: {error}") from None
-    entries = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    told = entries.get("format", FORMAT)
+        raise SchemaError(f"it is no JSON: {error}") from None
+    except RecursionError:
+        raise SchemaError("it is JSON with too many brackets") from None
+    if not isinstance(value, dict):
+        raise SchemaError(f"it is JSON of another kind: {value!r:.40}")
+    told = cast("dict[str, Any]", value).get("format")
+    if told is None:
+        keys = ", ".join(sorted(cast("dict[str, Any]", value)))
+        raise SchemaError(f'it is JSON without a "format"; its keys are: {keys or "none":.60}')
     if told != FORMAT:
-        raise SchemaError(f"format is {told!r}; this version reads {FORMAT!r}")
+        raise SchemaError(f"its format is {told!r:.40}; this version reads {FORMAT!r}")
     document: Document = _read(Document, value, "document")
     return document
 
@@ -248,12 +254,19 @@ def _read(kind: Any, value: Any, path: str) -> Any:
             entries = _expect(dict, value, path).items()
             read = {key: _read(arguments[1], one, f"{path}.{key}") for key, one in entries}
         case builtins.float:
-            read = float(_expect(int if type(value) is int else float, value, path))
+            read = _float(value, path)
         case _ if dataclasses.is_dataclass(kind):
             read = _object(kind, _expect(dict, value, path), path)
         case _:
             read = _expect(kind, value, path)
     return read
+
+
+def _float(value: Any, path: str) -> float:
+    try:
+        return float(_expect(int if type(value) is int else float, value, path))
+    except OverflowError:
+        raise SchemaError(f"{path} is a number beyond those of float64") from None
 
 
 def _object(kind: Any, value: dict[str, Any], path: str) -> Any:

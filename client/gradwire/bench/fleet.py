@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -29,17 +33,27 @@ class Fleet:
     """Processes that make calls, started by spawn and ended with the block."""
 
     def __init__(self, connect: Connect, *, processes: int, connections: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self._connections = connections
         self._pipes: list[Pipe] = []
         self._processes: list[SpawnProcess] = []
-        for _ in range(processes):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=generator.main, args=(theirs, connect), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        # It unblocks signals once it runs.
+        resource_tracker.ensure_running()
+        try:
+            for _ in range(processes):
+                with _undisturbed():
+                    self._start(connect)
+        except BaseException:
+            self._end()
+            raise
+
+    def _start(self, connect: Connect) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=generator.main, args=(theirs, connect), daemon=True)
+        process.start()
+        theirs.close()
+        self._pipes.append(ours)
+        self._processes.append(process)
 
     @property
     def pids(self) -> list[int]:
@@ -56,14 +70,14 @@ class Fleet:
         on_begin: Callable[[float], None],
         on_batch: Callable[[Batch], None],
         on_tick: Callable[[], None],
-    ) -> bool:
-        """Run a phase in all processes; return whether it came to its end.
+    ) -> KeyboardInterrupt | None:
+        """Run a phase in all processes; return what ended it before its end, if anything did.
 
         on_begin  called before the first call, with the time from which on calls count
         on_batch  called with what the processes tell
         on_tick   called some times a second
 
-        False where the user has ended it; what was under way then is told all the same.
+        What was under way when the user ended it is told all the same.
         """
         for number, pipe in enumerate(self._pipes):
             phase = Phase(
@@ -85,12 +99,13 @@ class Fleet:
             for pipe in self._pipes:
                 pipe.send(begin)
             self._collect(on_batch, on_tick, until=float("inf"))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             for pipe in self._pipes:
-                pipe.send(None)
+                with suppress(BrokenPipeError):
+                    pipe.send(None)
             self._collect(on_batch, on_tick, until=now() + _ENDING_S)
-            return False
-        return True
+            return error
+        return None
 
     def _collect(
         self, on_batch: Callable[[Batch], None], on_tick: Callable[[], None], *, until: float
@@ -116,6 +131,9 @@ class Fleet:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -126,8 +144,35 @@ class Fleet:
             process.close()
 
 
+@contextmanager
+def _undisturbed() -> Generator[None]:
+    """Put off what would end the program until the block ends, and have its processes not hear it.
+
+    They inherit what is blocked, so that a signal to all of a group does not end them before they
+    can ignore it. Other threads of this process may take it; a handler then only notes it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[int] = []
+    usual = {
+        number: signal.signal(number, lambda came, _: noted.append(came))
+        for number in generator.ENDING
+        if callable(signal.getsignal(number))
+    }
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, generator.ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    for came in noted:
+        signal.raise_signal(came)
+
+
 def _received(pipe: Pipe) -> Any:
     try:
         return pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         raise FleetError("a process that makes calls has ended") from None

@@ -32,7 +32,13 @@ from gradwire.bench.scenarios import Flow
 from gradwire.retries import RetryPolicy
 
 REPORT_S: Final = 0.25
+# What a caller of a closed loop waits after a call that no server answered: from the first to the
+# second, twice as long each time. Calls without a connection fail at once.
+_FIRST_PAUSE_S: Final = 0.01
+_LAST_PAUSE_S: Final = 0.5
 READY: Final = "ready"
+# What ends a load test from outside.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 # Times of a call, in seconds: when it was due, made, over.
 Times = NDArray[np.float64]
 
@@ -103,8 +109,10 @@ class _Record:
 
 def main(pipe: Pipe, connect: Connect) -> None:
     """Run phases until the pipe ends."""
-    # Ctrl-C reaches every process of a terminal; the one that leads decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches every process of a terminal, and SIGTERM of some service managers every one of
+    # a group; the one that leads decides.
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_precise_loop) as runner:
         runner.run(_run(pipe, connect))
 
@@ -150,7 +158,7 @@ class _Load:
             Maker(flow, client, timeout_s=phase.timeout_s, seed=phase.number)
             for flow in phase.flows
         ]
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[Outcome]] = set()
 
     async def run(
         self, begin: Phase | float | None, orders: asyncio.Queue[Phase | float | None]
@@ -166,7 +174,7 @@ class _Load:
         await asyncio.wait({making, order}, return_when=asyncio.FIRST_COMPLETED)
         for task in (order, making, telling, *self._calls):
             task.cancel()
-        ends = await asyncio.gather(making, *self._calls, return_exceptions=True)
+        ends: list[object] = await asyncio.gather(making, *self._calls, return_exceptions=True)
         self._pipe.send(self._record.batch(over=True))
         for end in ends:
             if isinstance(end, Exception):
@@ -199,10 +207,16 @@ class _Load:
 
     async def _closed_loop(self, index: int) -> None:
         await asyncio.sleep(max(0.0, self._begin - self._phase.warm_up_s - now()))
-        while (due := now()) < self._begin + self._phase.duration_s:
-            await self._call(index, due)
+        end = self._begin + self._phase.duration_s
+        pause_s = _FIRST_PAUSE_S
+        while (due := now()) < end:
+            if not (await self._call(index, due)).is_unanswered:
+                pause_s = _FIRST_PAUSE_S
+                continue
+            await asyncio.sleep(min(pause_s, max(0.0, end - now())))
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    async def _call(self, index: int, due: float) -> None:
+    async def _call(self, index: int, due: float) -> Outcome:
         made = now()
         counts = self._begin <= due < self._begin + self._phase.duration_s
         if counts:
@@ -214,6 +228,7 @@ class _Load:
             if counts:
                 times = self._record.ended.setdefault((index, outcome), [])
                 times.append((due, made, now()))
+        return outcome
 
 
 def share(callers: int, phase: Phase) -> int:

@@ -97,7 +97,7 @@ def _overview(scenarios: Sequence[ScenarioResult]) -> str:
             f"{flow.calls_per_s:,.1f}",
             f"{flow.megabytes_per_s:,.1f}",
             *_times(flow.corrected),
-            f"{flow.uncorrected.p99_ms:,.2f}",
+            _time(flow.uncorrected.p99_ms, flow.uncorrected.count),
             f"{_failed(flow):,}",
         )
         for scenario in scenarios
@@ -116,7 +116,12 @@ _TIMES: Final = ("p50", "p90", "p99", "p99.9", "max")
 
 def _times(latency: Latency) -> tuple[str, ...]:
     times = (latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.p999_ms, latency.max_ms)
-    return tuple(f"{time:,.2f}" for time in times)
+    return tuple(_time(time, latency.count) for time in times)
+
+
+def _time(milliseconds: float, count: int) -> str:
+    """Write a time that so many calls took; none have none."""
+    return f"{milliseconds:,.2f}" if count else "-"
 
 
 def _loop(flow: FlowResult) -> str:
@@ -130,7 +135,7 @@ def _section(scenario: ScenarioResult) -> str:
     found = "" if peak is None else f" In a closed loop it served {peak:,.1f} calls/s."
     parts = [
         f"<h2>{escape(scenario.name)}</h2>",
-        f'<p class="soft">{escape(scenario.summary)}.{escape(found)}</p>',
+        f'<p class="soft">{escape(_sentence(scenario.summary))}.{escape(found)}</p>',
         *(f'<p class="note">{escape(warning)}.</p>' for warning in scenario.warnings),
         '<div class="charts">',
         _percentiles(scenario.flows),
@@ -141,6 +146,10 @@ def _section(scenario: ScenarioResult) -> str:
         _outcomes(scenario),
     ]
     return "\n".join(parts)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _percentiles(flows: Sequence[FlowResult]) -> str:

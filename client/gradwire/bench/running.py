@@ -22,6 +22,8 @@ _BUSY: Final = 0.8
 _LATE_MS, _LATE_PART = 1.0, 0.1
 # Right results of which a 99th percentile says something.
 _ENOUGH: Final = 100
+# Seconds in which calls met no server, after which there is none; half of a shorter scenario.
+_SILENT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,9 @@ class Runner:
     probe  looks at the server; None where it cannot be seen
     cores  of this machine where the server is on it too; None for one elsewhere
     show   called some times a second with a line for the impatient
+
+    interrupted   what ended what ran last before its time; None where nothing did
+    silent_since  second of what ran last since which no server has answered; None where one did
     """
 
     def __init__(
@@ -55,7 +60,8 @@ class Runner:
         self._probe = probe
         self._cores = cores
         self._show = show
-        self.interrupted = False
+        self.interrupted: KeyboardInterrupt | None = None
+        self.silent_since: float | None = None
 
     def run(self, scenario: Scenario) -> ScenarioResult:
         """Run one; what it got to, where the user ends it."""
@@ -65,7 +71,7 @@ class Runner:
             flow = replace(scenario.flows[0], callers=0, rate=max(1.0, scenario.of_peak * peak))
             scenario = replace(scenario, flows=(flow, *scenario.flows[1:]), of_peak=0.0)
         duration_s = self._pace.duration_s
-        if self.interrupted:
+        if self.interrupted is not None or self.silent_since is not None:
             tally, seconds = _nothing(scenario, duration_s)
         else:
             tally, seconds, duration_s = self._measured(scenario, duration_s, self._pace.warm_up_s)
@@ -79,7 +85,10 @@ class Runner:
             flows=flows,
             server=seconds,
             generators=generators,
-            warnings=warnings(flows, generators, seconds, cores=self._cores),
+            warnings=[
+                *([] if self.silent_since is None else [silence(self.silent_since)]),
+                *warnings(flows, generators, seconds, cores=self._cores),
+            ],
         )
 
     def _peak(self, scenario: Scenario) -> float:
@@ -96,6 +105,7 @@ class Runner:
         # Where the user ends it before it begins, nothing became of it.
         begin = now()
         tally = Tally(scenario.flows, begin=begin, duration_s=duration_s)
+        silent_s = min(_SILENT_S, duration_s / 2)
 
         def start(at: float) -> None:
             nonlocal tally, begin
@@ -106,10 +116,10 @@ class Runner:
             tally.add(batch)
 
         def tick() -> None:
-            self._show(_line(scenario.name, now() - begin, duration_s, tally))
+            self._show(_line(scenario.name, now() - begin, duration_s, tally, silent_s=silent_s))
 
         with Sampler(self._probe) as sampler:
-            complete = self._fleet.run(
+            self.interrupted = self._fleet.run(
                 scenario.flows,
                 warm_up_s=warm_up_s,
                 duration_s=duration_s,
@@ -118,10 +128,15 @@ class Runner:
                 on_batch=take,
                 on_tick=tick,
             )
-        if not complete:
-            self.interrupted = True
+        self.silent_since = tally.silence.since_s(silent_s)
+        if self.interrupted is not None:
             duration_s = min(duration_s, max(0.001, now() - begin))
         return tally, sampler.seconds(begin), duration_s
+
+
+def silence(since_s: float) -> str:
+    """Say since which second of a scenario no server has answered."""
+    return f"no server answers since second {since_s:.0f}"
 
 
 def warnings(
@@ -176,9 +191,12 @@ def _nothing(scenario: Scenario, duration_s: float) -> tuple[Tally, list[ServerS
     return Tally(scenario.flows, begin=now(), duration_s=duration_s), []
 
 
-def _line(name: str, elapsed_s: float, duration_s: float, tally: Tally) -> str:
+def _line(name: str, elapsed_s: float, duration_s: float, tally: Tally, *, silent_s: float) -> str:
     if elapsed_s < 0:
         return f"{name}: warming up"
+    since_s = tally.silence.since_s(silent_s)
+    if since_s is not None:
+        return f"{name}: {elapsed_s:.0f} of {duration_s:.0f} s, {silence(since_s)}"
     ok, bad = sum(flow.ok for flow in tally.flows), tally.wrong_or_failed
     part = min(elapsed_s, duration_s)
     return (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import ssl
 import threading
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -65,18 +67,34 @@ class MetricsEndpoint:
     """A server's Prometheus endpoint.
 
     headers  of the request
+    context  of an https one; None for what the system trusts
     """
 
-    def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - checked
+        self._context = context
 
     def __call__(self) -> Usage | None:
         """Return what the server tells; None where it does not answer."""
         try:
-            with urllib.request.urlopen(self._request, timeout=_ANSWER_S) as answer:  # noqa: S310
-                text = answer.read().decode(errors="replace")
-        except OSError:
+            return self.ask()
+        except (OSError, HTTPException):
             return None
+
+    def ask(self) -> Usage | None:
+        """Return what the server tells; None where that is something else.
+
+        Raises OSError or HTTPException where nothing of use answers.
+        """
+        with urllib.request.urlopen(  # noqa: S310 - checked
+            self._request, timeout=_ANSWER_S, context=self._context
+        ) as answer:
+            text = answer.read().decode(errors="replace")
         cpu_s, rss, processes = 0.0, 0.0, 0
         for name, value in _SAMPLE.findall(text):
             if name.startswith("process_cpu"):

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.bench.calls import OK, WRONG, Outcome
+from gradwire.bench.calls import OK, STOPPED, WRONG, Outcome
 from gradwire.bench.document import FlowResult, Generator, Latency, OutcomeResult, Second
 from gradwire.bench.generator import Batch
 from gradwire.bench.histogram import Histogram
@@ -116,6 +116,32 @@ class FlowTally:
         )
 
 
+class Silence:
+    """Since when no server has answered any call."""
+
+    def __init__(self) -> None:
+        self._answered_s = -np.inf
+        self._first_s = self._last_s = np.nan
+
+    def add(self, batch: Batch, begin: float) -> None:
+        """Take what a process tells; `begin` is when calls begin to count."""
+        for (_, outcome), times in batch.ended.items():
+            if not outcome.is_unanswered and outcome != STOPPED:
+                self._answered_s = max(self._answered_s, float(times[:, 2].max()) - begin)
+        # Processes tell in any order: what one heard of no server may be older than an answer.
+        if not self._first_s > self._answered_s:
+            self._first_s = self._last_s = np.nan
+        for (_, outcome), times in batch.ended.items():
+            over = times[:, 2] - begin
+            if outcome.is_unanswered and (over > self._answered_s).any():
+                self._first_s = np.fmin(self._first_s, over[over > self._answered_s].min())
+                self._last_s = np.fmax(self._last_s, over.max())
+
+    def since_s(self, least_s: float) -> float | None:
+        """Return the second since which calls, over `least_s` at least, met no server, if any."""
+        return float(self._first_s) if self._last_s - self._first_s >= least_s else None
+
+
 class Tally:
     """What became of all calls of a scenario, and of the processes that made them."""
 
@@ -126,9 +152,11 @@ class Tally:
         self._late: dict[int, Histogram] = defaultdict(Histogram)
         self._cpu: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.flows = [FlowTally(flow) for flow in flows]
+        self.silence = Silence()
 
     def add(self, batch: Batch) -> None:
         """Count what a process tells."""
+        self.silence.add(batch, self._begin)
         self._cpu[batch.number].append((batch.time, batch.cpu_s))
         for index, times in batch.made.items():
             self.flows[index].add_made(times[:, 1] - self._begin)

@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program; exit with a code of exits.HELP."""
     try:
         code = commands.main(arguments, prog_name="gradwire", standalone_mode=False) or 0
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
         click.echo("gradwire: interrupted", file=sys.stderr)
-        code = exits.INTERRUPTED
+        code = exits.code_of_interruption(error)
     except Exception as error:
         known = exits.code_of(error)
         if known is None:

@@ -144,7 +144,10 @@ def bench(*, compared: tuple[Path, Path] | None, server: Connection, **options: 
     """Put a server under load: how fast it answers, how often, and whether it is always right.
 
     Every result is compared, bit by bit, with what it must be. Exit with 0 if all were right and no
-    call failed but where the scenario is about that, else with 1.
+    call failed but where the scenario is about that, else with 1; with 7 if the server is gone.
+
+    A --target that does not answer yet is waited for, up to 30 s. Ctrl-C and SIGTERM end the test
+    early; what was measured until then is printed and written.
 
     docs/load-testing.md tells how to read what it prints and writes.
     """

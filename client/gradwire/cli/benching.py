@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
@@ -27,20 +28,23 @@ from gradwire.bench.document import (
 from gradwire.bench.fleet import Fleet, FleetError
 from gradwire.bench.machine import machine
 from gradwire.bench.report import to_html
-from gradwire.bench.running import Pace, Runner, failures
+from gradwire.bench.running import Pace, Runner, failures, silence
 from gradwire.bench.sampling import MetricsEndpoint, Probe, ProcessTree
 from gradwire.bench.scenarios import SCENARIOS, Scenario, at_rate, with_callers
 from gradwire.cli import exits
+from gradwire.cli.bench_texts import told
 from gradwire.cli.connection import Connection
 from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.local_server import local_process
 from gradwire.cli.progress import StatusLine
 from gradwire.cli.texts import table
-from gradwire.errors import PermissionDeniedError
+from gradwire.errors import PermissionDeniedError, UnavailableError
 
 # Seconds that a server has to become ready: the first start of one of its own compiles.
 OWN_PATIENCE_S: Final = 600.0
 TARGET_PATIENCE_S: Final = 30.0
+# Of that, what passes before it is said.
+SILENT_WAIT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ class _Subject:
     own: bool
 
 
+@exits.terminable()
 def run(asked: Asked, connection: Connection) -> int:
     """Run the scenarios; print and write what came of them; return the exit code."""
     if asked.rate is not None and asked.callers is not None:
@@ -99,23 +104,28 @@ def run(asked: Asked, connection: Connection) -> int:
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
     with StatusLine() as line, _subject(connection, asked.metrics_url) as subject:
-        line.show("waiting for the server")
-        server = _server(subject)
-        results, interrupted = _run_all(asked, subject, line, cores=here.cores)
+        server = _server(subject, line)
+        if isinstance(subject.probe, MetricsEndpoint):
+            _check_endpoint(subject.probe, asked.metrics_url)
+        course = _run_all(asked, subject, line, cores=here.cores)
+    if course.interrupted is not None and not course.results:
+        raise course.interrupted
     document = Document(
         format=FORMAT,
         when=when,
         command=shlex.join(["gradwire", *sys.argv[1:]]),
-        interrupted=interrupted,
+        interrupted=course.interrupted is not None,
         machine=here,
         server=server,
         settings=asked.settings(),
-        scenarios=results,
+        scenarios=course.results,
     )
     _write(document, asked)
-    if interrupted:
-        return exits.INTERRUPTED
-    return exits.OTHER if any(map(failures, results)) else 0
+    if course.interrupted is not None:
+        return exits.code_of_interruption(course.interrupted)
+    if course.gone:
+        raise CommandError(f"{server.target}: {course.gone}", code=exits.CODES[UnavailableError])
+    return exits.OTHER if any(map(failures, course.results)) else 0
 
 
 def compare(before: Path, after: Path) -> int:
@@ -125,7 +135,9 @@ def compare(before: Path, after: Path) -> int:
         try:
             documents.append(from_json(path.read_text(encoding="utf-8")))
         except (SchemaError, UnicodeDecodeError) as error:
-            raise CommandError(f"{path}: {error}", code=INVALID) from None
+            why = error if isinstance(error, SchemaError) else "it is no text"
+            wanted = "give a file that `gradwire bench --json` has written"
+            raise CommandError(f"--compare {path}: {why}; {wanted}", code=INVALID) from None
     first, second = documents
     for name, path, one in (("A", before, first), ("B", after, second)):
         click.echo(f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}")
@@ -134,22 +146,60 @@ def compare(before: Path, after: Path) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """How far the scenarios got.
+
+    interrupted  what ended them early, if the user did
+    gone         what is to be told where the server was gone; empty else
+    """
+
+    results: list[ScenarioResult]
+    interrupted: KeyboardInterrupt | None = None
+    gone: str = ""
+
+
 @contextmanager
 def _subject(connection: Connection, metrics_url: str | None) -> Generator[_Subject]:
     if connection.target is not None:
         url = metrics_url
-        probe = None if url is None else MetricsEndpoint(url, connection.headers(url))
+        probe = (
+            None
+            if url is None
+            else MetricsEndpoint(url, connection.headers(url), connection.tls_context())
+        )
         yield _Subject(connection, probe, own=False)
         return
     with local_process() as server:
         yield _Subject(replace(connection, target=server.target), ProcessTree(server.pid), own=True)
 
 
-def _server(subject: _Subject) -> Server:
+def _check_endpoint(endpoint: MetricsEndpoint, url: str | None) -> None:
+    """Refuse one that does not tell what is looked for, before the load and not after it."""
+    try:
+        usage = endpoint.ask()
+    except (OSError, HTTPException) as error:
+        raise CommandError(f"--metrics {url}: {error}") from None
+    if usage is None:
+        raise CommandError(
+            f"--metrics {url}: no processor time and memory is told there; give the /metrics of "
+            "the server's --http-port"
+        )
+
+
+def _server(subject: _Subject, line: StatusLine) -> Server:
     """Wait until the server serves; return what it tells of itself."""
     target = subject.connection.target or ""
+    patience_s = OWN_PATIENCE_S if subject.own else TARGET_PATIENCE_S
+    waiting = f"waiting up to {patience_s:g} s for the server at {target}"
     with subject.connection.client() as client:
-        client.wait_ready(OWN_PATIENCE_S if subject.own else TARGET_PATIENCE_S)
+        line.show(waiting)
+        try:
+            client.wait_ready(min(SILENT_WAIT_S, patience_s))
+        except UnavailableError:
+            if not subject.own and not line.is_seen:
+                click.echo(f"gradwire: {waiting}", err=True)
+            client.wait_ready(patience_s)
         try:
             info = client.server_info()
         except PermissionDeniedError:
@@ -172,30 +222,46 @@ def _server(subject: _Subject) -> Server:
     )
 
 
-def _run_all(
-    asked: Asked, subject: _Subject, line: StatusLine, *, cores: int
-) -> tuple[list[ScenarioResult], bool]:
-    """Run scenarios until the last one, or until the user ends them."""
+def _run_all(asked: Asked, subject: _Subject, line: StatusLine, *, cores: int) -> _Course:
+    """Run scenarios until the last one, until the user ends them, or until the server is gone."""
     pace = Pace(duration_s=asked.duration_s, warm_up_s=asked.warm_up_s, timeout_s=asked.timeout_s)
     results: list[ScenarioResult] = []
-    with Fleet(
-        subject.connection.async_client, processes=asked.processes, connections=asked.connections
-    ) as fleet:
-        runner = Runner(
-            fleet, pace, probe=subject.probe, cores=cores if subject.own else None, show=line.show
-        )
-        for scenario in asked.scenarios():
-            try:
-                results.append(runner.run(scenario))
-            except KeyboardInterrupt:
-                return results, True
-            except FleetError as error:
-                raise CommandError(str(error)) from None
-            line.show("")
-            click.echo("\n".join(_told(results[-1])))
-            if runner.interrupted:
-                break
-    return results, runner.interrupted
+    left = asked.scenarios()
+    try:
+        with Fleet(
+            subject.connection.async_client,
+            processes=asked.processes,
+            connections=asked.connections,
+        ) as fleet:
+            runner = Runner(
+                fleet,
+                pace,
+                probe=subject.probe,
+                cores=cores if subject.own else None,
+                show=line.show,
+            )
+            while left:
+                scenario = left.pop(0)
+                result = runner.run(scenario)
+                # One that was ended before any of its calls counted tells nothing.
+                if runner.interrupted is None or any(flow.sent for flow in result.flows):
+                    results.append(result)
+                    line.show("")
+                    click.echo("\n".join(told(result)))
+                if runner.interrupted is not None:
+                    return _Course(results, runner.interrupted)
+                if runner.silent_since is not None:
+                    return _Course(results, gone=_gone(scenario, runner.silent_since, left))
+    except KeyboardInterrupt as error:
+        return _Course(results, error)
+    except FleetError as error:
+        raise CommandError(str(error)) from None
+    return _Course(results)
+
+
+def _gone(scenario: Scenario, since_s: float, left: Sequence[Scenario]) -> str:
+    names = ", ".join(one.name for one in left)
+    return f"{silence(since_s)} of {scenario.name}" + (f"; not run: {names}" if left else "")
 
 
 def _write(document: Document, asked: Asked) -> None:
@@ -203,38 +269,3 @@ def _write(document: Document, asked: Asked) -> None:
         if path is not None:
             path.write_text(text(document), encoding="utf-8")
             click.echo(f"Wrote {path}")
-
-
-def _told(result: ScenarioResult) -> Sequence[str]:
-    """Describe a scenario in lines."""
-    titles = ("", "loop", "right/s", "MB/s", "p50 ms", "p99 ms", "p99.9", "max", "uncorrected p99")
-    rows = [
-        (
-            flow.name,
-            f"{flow.callers} callers" if flow.rate is None else f"{flow.rate:.4g}/s",
-            f"{flow.calls_per_s:.1f}",
-            f"{flow.megabytes_per_s:.1f}",
-            *(
-                f"{time:.2f}"
-                for time in (
-                    flow.corrected.p50_ms,
-                    flow.corrected.p99_ms,
-                    flow.corrected.p999_ms,
-                    flow.corrected.max_ms,
-                    flow.uncorrected.p99_ms,
-                )
-            ),
-        )
-        for flow in result.flows
-    ]
-    lines = [f"{result.name}: {result.summary}", *table(titles, rows, last_to_left=False)]
-    for flow in result.flows:
-        for outcome in flow.outcomes:
-            if (outcome.status, outcome.reason) != ("OK", ""):
-                mark = "" if outcome.expected else "  FAILED"
-                lines.append(
-                    f"  {flow.name}: {outcome.count} of {flow.sent} {outcome.status} "
-                    f"{outcome.reason}, p50 {outcome.p50_ms:.2f} ms{mark}"
-                )
-    lines += [f"  note: {warning}" for warning in result.warnings]
-    return [*lines, ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,15 @@ class Connection:
             None, self._token_file(), target=(parts.netloc,), secure=parts.scheme == "https"
         )
         return {} if bearer is None else dict(bearer.metadata())
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return what an HTTPS request is made with; None for what the system trusts."""
+        if self.tls_ca is None:
+            return None
+        context = ssl.create_default_context(cafile=self.tls_ca)
+        if self.tls_certificate is not None:
+            context.load_cert_chain(self.tls_certificate, self.tls_key)
+        return context
 
     def health(self, *, timeout_s: float) -> str:
         """Return the health of the server at target, such as "SERVING"."""

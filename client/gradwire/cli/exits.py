@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -21,6 +26,7 @@ from gradwire.errors import (
 OTHER = 1
 INVALID = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 CODES: dict[type[GradwireError], int] = {
     InvalidRequestError: INVALID,
@@ -45,6 +51,7 @@ Exit codes:
   7    no server answers, or it is shutting down
   8    the server takes no call without a token, or the token does not open this
   130  interrupted
+  143  ended by SIGTERM
 """
 
 
@@ -54,6 +61,35 @@ class CommandError(click.ClickException):
     def __init__(self, message: str, *, code: int = OTHER) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the user ends the program, as Ctrl-C does."""
+
+
+@contextmanager
+def terminable() -> Generator[None]:
+    """Have SIGTERM raise Terminated within the block; not where it is ignored, or a thread asks."""
+    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def code_of_interruption(error: BaseException) -> int:
+    """Return the exit code of a program that the user has ended; click wraps what ended it."""
+    ended = error.__cause__ if isinstance(error, click.Abort) else error
+    return TERMINATED if isinstance(ended, Terminated) else INTERRUPTED
 
 
 def code_of(error: Exception) -> int | None:

@@ -63,9 +63,14 @@ class StatusLine:
     def __init__(self) -> None:
         self._shown = 0
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether there is a terminal to show it."""
+        return sys.stderr.isatty()
+
     def show(self, text: str) -> None:
         """Show a text, cut to the width of the terminal."""
-        if not sys.stderr.isatty():
+        if not self.is_seen:
             return
         text = text[: shutil.get_terminal_size().columns - 1]
         click.echo(f"\r{text.ljust(self._shown)}", file=sys.stderr, nl=False)

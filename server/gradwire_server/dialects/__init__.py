@@ -186,8 +186,8 @@ def _check_float32_axes(axes: Axes, call: Call, *, limit: int) -> None:
         padded = " with its padding" if longest == axis.padded > axis.outputs else ""
         raise LimitExceededError(
             f"{field}[{number}] is {longest}{padded}; {call.operator} computes coordinates in "
-            f"float32, which this server allows on axes of at most {limit} elements: shorten the "
-            f"axis, or raise GRADWIRE_MAX_FLOAT32_AXIS (--max-float32-axis)",
+            f"float32, which is allowed on axes of at most {limit} elements: shorten the axis, or "
+            f"raise GRADWIRE_MAX_FLOAT32_AXIS (gradwire-server --max-float32-axis)",
             field=f"{field}[{number}]",
             size=longest,
             limit="max_float32_axis",
@@ -199,8 +199,8 @@ def _check_table_entries(axes: Axes, *, limit: int) -> None:
     entries = sum(axis.most_entries for axis in axes if axis is not None)
     if entries > limit:
         raise TableTooLargeError(
-            f"the weight tables would need {entries} entries, this server allows {limit}: use "
-            f"smaller shapes, or raise GRADWIRE_MAX_TABLE_ENTRIES (--max-table-entries)",
+            f"the weight tables would need {entries} entries; {limit} are allowed: use smaller "
+            f"shapes, or raise GRADWIRE_MAX_TABLE_ENTRIES (gradwire-server --max-table-entries)",
             entries=entries,
             limit="max_table_entries",
             allowed=limit,
