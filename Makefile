@@ -152,12 +152,16 @@ image:  ## Build the container image gradwire:cpu (TARGET=cuda12 or cuda13 for G
 
 install: $(VENV)/.tools  ## Set up $(VENV) and run nothing
 
-constraints:  ## Pin today's newest versions in constraints/pinned.txt
+constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda12.txt
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
 	build/pin/bin/python $(PIP) install --upgrade pip
 	build/pin/bin/python $(PIP) install --editable '.[all,cuda13]' --group test --group lint --group package hatchling
 	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
+	rm -rf build/pin
+	$(PYTHON) -m venv build/pin
+	build/pin/bin/python $(PIP) install --editable '.[cuda12]'
+	build/pin/bin/python -m pip freeze | grep -E '^(cuda-toolkit|cupy-cuda12x|nvidia-)' > constraints/cuda12.txt
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
