@@ -11,6 +11,9 @@ GPU_PYTHON ?=
 ARGS ?=
 # Which tests make test runs, as pytest's -m has it; make full and CI run all
 MARKS ?= not slow
+# What `make image` builds: cpu, cuda12 or cuda13; and on which base, by default the Dockerfile's
+TARGET ?= cpu
+BASE ?=
 # How long `make fuzz` looks
 SECONDS ?= 600
 # Processes that run the tests, which wait half of their time
@@ -144,17 +147,24 @@ conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ON
 full: MARKS =
 full: $(VENV)/.full lint schema test bench load chaos soak  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
-image:  ## Build the container image gradwire:cpu
-	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target cpu --tag gradwire:cpu .
+image:  ## Build the container image gradwire:cpu (TARGET=cuda12 or cuda13 for GPUs; BASE=... another base)
+	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target $(TARGET) --tag gradwire:$(TARGET) \
+		$(if $(BASE),--build-arg BASE=$(BASE)) \
+		--label org.opencontainers.image.version=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+		--label org.opencontainers.image.revision=$(shell git describe --always --dirty --abbrev=40 --exclude '*') .
 
 install: $(VENV)/.tools  ## Set up $(VENV) and run nothing
 
-constraints:  ## Pin today's newest versions in constraints/pinned.txt
+constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda12.txt
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
 	build/pin/bin/python $(PIP) install --upgrade pip
 	build/pin/bin/python $(PIP) install --editable '.[all,cuda13]' --group test --group lint --group package hatchling
 	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
+	rm -rf build/pin
+	$(PYTHON) -m venv build/pin
+	build/pin/bin/python $(PIP) install --editable '.[cuda12]'
+	build/pin/bin/python -m pip freeze | grep -E '^(cuda-toolkit|cupy-cuda12x|nvidia-)' > constraints/cuda12.txt
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made

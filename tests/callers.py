@@ -46,6 +46,7 @@ KINDS = {
         (1, 2, 128, 128),
     ),
     "copy": Kind(ops.DmlResample(interpolation_mode="linear"), (1024, 1024), (1024, 1024)),
+    "large": Kind(ops.DmlResample(interpolation_mode="linear"), (8, 1024, 1024), (8, 1024, 1024)),
 }
 
 

@@ -1,0 +1,78 @@
+"""Runs a command while servers are called without a pause; fails if a call is lost or wrong.
+
+    PYTHONPATH=tests python -m deployment.under_load TARGET [--ca FILE] [--large] -- COMMAND...
+
+Small calls, evaluate_many and streams, by threads and by asyncio, each result compared to the bit.
+With --large some are of 32 MiB, and one of 128 MiB must bring results before all of it is sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from callers import Callers, Tally
+from gradwire import Client, ops
+
+_KINDS = ("unary", "async unary", "many", "stream", "copy", "async stream")
+_LARGE = (32, 1024, 1024)
+
+
+def check_full_duplex(target: str, credentials: grpc.ChannelCredentials | None) -> None:
+    """Fail unless a large stream brings the right results while it is sent."""
+    array = np.random.default_rng(0).normal(size=_LARGE).astype(np.float32)
+    seen: list[tuple[int, int]] = []
+
+    def note(sent: int, received: int) -> None:
+        seen.append((sent, received))
+
+    with Client(target, credentials=credentials) as client:
+        result = client.evaluate(
+            ops.DmlResample(interpolation_mode="linear"),
+            array,
+            output_shape=_LARGE,
+            on_progress=note,
+        )
+    np.testing.assert_array_equal(result, array)
+    assert any(received and sent < array.nbytes for sent, received in seen), seen
+
+
+def told(tallies: list[Tally]) -> str:
+    """Return what callers saw in one line."""
+    slowest_s = max(tally.slowest_s for tally in tallies)
+    return (
+        f"{sum(tally.calls for tally in tallies)} calls, "
+        f"{sum(tally.retried for tally in tallies)} took more than one try, "
+        f"the slowest {slowest_s:.1f} s"
+    )
+
+
+def main() -> None:
+    """Call, run the command, call on, and judge."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--ca", type=Path)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("command", nargs="+")
+    arguments = parser.parse_args()
+    ca = arguments.ca.read_bytes() if arguments.ca else None
+    credentials = grpc.ssl_channel_credentials(ca) if ca else None
+    kinds = (*_KINDS, *(("large", "async large") if arguments.large else ()))
+    if arguments.large:
+        check_full_duplex(arguments.target, credentials)
+    with Callers(arguments.target, *kinds, credentials=credentials) as callers:
+        callers.wait_for_more()
+        subprocess.run(arguments.command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
+        callers.wait_for_more()
+        callers.wait_for_more()
+    sys.stdout.write(f"{' '.join(arguments.command[:2])}: {told(callers.tallies)}\n")
+    callers.check()
+
+
+if __name__ == "__main__":
+    main()
