@@ -117,7 +117,7 @@ def test_every_dialect_has_the_bits_of_one_server(
         whole = local.evaluate(call.operator, call.array, output_shape=call.output_shape)
     except InvalidRequestError as error:
         refusal, whole = error, np.empty(0)
-    options = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 999}
+    options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 999}
     with Client(fleet.targets * 2, **options) as client:
         if refusal is None:
             result = client.evaluate(call.operator, call.array, output_shape=call.output_shape)
@@ -179,11 +179,12 @@ def test_only_what_is_above_the_threshold_is_shared(fleet: Fleet, expected: NDAr
         asked.append(timing.tries)
 
     for threshold in (DIFF_DST.nbytes, DIFF_DST.nbytes - 1, DIFF_DST.nbytes // 3, 0):
-        options = {**ALWAYS, "split_threshold_bytes": threshold}
+        options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold}
         with Client(fleet.targets, **options) as client:
             result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=note)
         same_bits(result, expected)
-    with Client(fleet.targets, **{**ALWAYS, "split": False}) as client:
+    alone: dict[str, Any] = {**ALWAYS, "split": False}
+    with Client(fleet.targets, **alone) as client:
         client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=note)
     assert asked == [1, 2, 3, 3, 1]
 

@@ -1,0 +1,139 @@
+"""One evaluation by 1, 2 and 4 servers, beside each other in the same rounds.
+
+    unshare -rn python -m bench.split links [--rate 200mbit] [--rounds N] [--json FILE]
+    python -m bench.split compute|loopback [--rounds N] [--json FILE]
+
+links     each server behind a link of its own with this rate each way; the client's is not bounded
+compute   servers with the NumPy backend, one thread each, and an operator that takes them long
+loopback  the same servers, and an operator that takes them less than the way does
+
+slices: (8, 64, 112, 112) to (8, 64, 56, 56), cut between outer slices. rows: a single image,
+cut between rows. Results of all are compared, bit by bit. A speed-up is that of a round, medians
+are of rounds; `model` is what bench.split_model foretells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.servers import OURS, started
+from bench.split_links import fleet
+from bench.split_model import Model, Rates, simulate
+from bench.wire_loads import OPERATOR, Array
+from bench.wire_rounds import LARGE, LARGE_RESULT, numbers
+from gradwire import Client, ops
+
+COUNTS = (1, 2, 4)
+_FLAGS = ("--backend", "numpy_cpu", "--compute-threads", "1", "--no-warm-up")
+_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is evaluated."""
+
+    operator: ops.Operator
+    source: tuple[int, ...]
+    result: tuple[int, ...]
+
+
+_LIGHT = {
+    "slices": Problem(OPERATOR, LARGE, LARGE_RESULT),
+    "rows": Problem(OPERATOR, (1, 1, 2560, 2560), (1, 1, 1280, 1280)),
+}
+_HEAVY = {
+    "slices": Problem(ops.JaxResizeGrad(method="lanczos5"), (16, 1024, 256), (16, 256, 64)),
+    "rows": Problem(ops.JaxResizeGrad(method="lanczos5"), (2048, 2048), (512, 512)),
+}
+
+
+def measure(targets: list[str], problem: Problem, rounds: int) -> dict[str, Any]:
+    """Time the calls of clients with more and more of the servers, in turn."""
+    source = numbers(problem.source)
+    with ExitStack() as stack:
+        clients = {
+            count: stack.enter_context(Client(targets[:count], split=True)) for count in COUNTS
+        }
+        whole = {count: _call(client, problem, source)() for count, client in clients.items()}
+        for count, result in whole.items():
+            if result.tobytes() != whole[1].tobytes():
+                raise AssertionError(f"{count} servers gave other bits than one")
+        seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
+        for _ in range(rounds):
+            for count, client in clients.items():
+                call = _call(client, problem, source)
+                start = time.perf_counter()
+                call()
+                seconds[count].append(time.perf_counter() - start)
+    return {
+        str(count): {
+            "seconds": statistics.median(taken),
+            "speed_up": statistics.median(
+                one / each for one, each in zip(seconds[1], taken, strict=True)
+            ),
+            "every": taken,
+        }
+        for count, taken in seconds.items()
+    }
+
+
+def _call(client: Client, problem: Problem, source: Array) -> Callable[[], Array]:
+    return lambda: client.evaluate(problem.operator, source, output_shape=problem.result)
+
+
+def links(rate: str, rounds: int) -> dict[str, Any]:
+    """Measure behind links, beside what the model foretells for them."""
+    with fleet(max(COUNTS), rate, *_FLAGS, "--insecure") as targets:
+        rows = {name: measure(targets, one, rounds) for name, one in _LIGHT.items()}
+    number, unit = rate[:-4], rate[-4:]
+    link = float(number) * _RATES[unit] / 8
+    for name, counts in rows.items():
+        problem = _LIGHT[name]
+        sides = (numbers(problem.source).nbytes, numbers(problem.result).nbytes)
+        for count, row in counts.items():
+            model = Model(*sides, Rates(link=link))
+            row["model"] = simulate(model, int(count))
+    return rows
+
+
+def local(problems: dict[str, Problem], rounds: int) -> dict[str, Any]:
+    """Measure on this machine."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(started(*OURS, *_FLAGS)) for _ in range(max(COUNTS))]
+        targets = [server.address for server in servers]
+        return {name: measure(targets, one, rounds) for name, one in problems.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stage", choices=["links", "compute", "loopback"])
+    parser.add_argument("--rate", default="200mbit")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    told = parser.parse_args()
+    if told.stage == "links":
+        rows = links(told.rate, told.rounds)
+    else:
+        rows = local(_HEAVY if told.stage == "compute" else _LIGHT, told.rounds)
+    for name, counts in rows.items():
+        for count, row in counts.items():
+            model = f", model {row['model']:.3f} s" if "model" in row else ""
+            line = f"{name}, {count}: {row['seconds']:.3f} s, x{row['speed_up']:.2f}{model}"
+            sys.stdout.write(line + "\n")
+    if told.json is not None:
+        told.json.write_text(json.dumps({**machine.facts(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
