@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,7 @@ from dialect_table import Case
 from dialect_tables import TABLES
 from gradwire import (
     AsyncClient,
+    AuthenticationError,
     Client,
     DeadlineExceededError,
     InvalidRequestError,
@@ -31,6 +33,8 @@ from gradwire import (
 from gradwire._split import share_count
 from gradwire_server import LocalClient, ranges
 from gradwire_server.errors import UnknownFieldError
+from gradwire_server.tokens import Scope, add_token
+from papers import Papers, trusting
 from raw_calls import wait_idle
 from relay import Relay, relaying
 from serving import ServerThread, serving, serving_process
@@ -287,6 +291,21 @@ def test_a_refusal_is_that_of_one_server(fleet: Fleet) -> None:
         client.evaluate(wrong, DIFF_DST, output_shape=SHAPE)
     assert caught.value.field == "operator.dml_resample_grad.scales"
     assert caught.value.request_id
+
+
+def test_each_server_sees_token_and_certificate(expected: NDArray[Any], tmp_path: Path) -> None:
+    papers, tokens = Papers(tmp_path), tmp_path / "tokens"
+    token = add_token(tokens, name="evaluates", scopes=[Scope.EVALUATE])
+    options: dict[str, Any] = {**ALWAYS, "credentials": trusting(papers.roots)}
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(serving(**papers.settings, tokens=str(tokens))) for _ in range(2)
+        ]
+        targets = [server.address for server in servers]
+        with Client(targets, token=token, **options) as client:
+            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        with Client(targets, **options) as client, pytest.raises(AuthenticationError):
+            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
 
 
 def test_a_deadline_is_that_of_the_call_and_leaves_nothing_behind(fleet: Fleet) -> None:
