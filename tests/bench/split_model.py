@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+Array = NDArray[np.float64]
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -82,9 +84,9 @@ def simulate(model: Model, servers: int, *, steps: int = 4000) -> float:
     return 1.5 * rates.round_trip + clock
 
 
-def _flow(waiting: np.ndarray, rates: Rates, tick: float) -> np.ndarray:
+def _flow(waiting: Array, rates: Rates, tick: float) -> Array:
     """Divide the client's link among those that have something to send, at most a link each."""
-    active = np.count_nonzero(waiting > 0)
+    active = int(np.count_nonzero(waiting > 0))
     return np.minimum(waiting, tick * min(rates.link, rates.client / max(1, active)))
 
 
