@@ -37,7 +37,7 @@ from bench.wire_loads import OPERATOR, Array
 from bench.wire_rounds import LARGE, LARGE_RESULT, numbers
 from gradwire import Client, ops
 
-COUNTS = (1, 2, 4)
+COUNTS: tuple[int, ...] = (1, 2, 4)
 _FLAGS = ("--backend", "numpy_cpu", "--compute-threads", "1", "--no-warm-up")
 _LOCAL = (*OURS, *_FLAGS, "--compute-niceness", "0")
 # Of a full frame of Ethernet the payload: the rest are headers, and count against a link's rate.

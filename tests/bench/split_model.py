@@ -16,6 +16,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +126,8 @@ def main() -> None:
 def _plot(rows: dict[str, dict[str, list[float]]], path: Path) -> None:
     from matplotlib import pyplot as plt  # noqa: PLC0415 - of the extra plot
 
-    figure, axes = plt.subplots(figsize=(6, 4))
+    drawn: Any = plt.subplots(figsize=(6, 4))
+    figure, axes = drawn
     for name, counts in rows.items():
         axes.plot(COUNTS, [counts["1"][1] / each for _, each in counts.values()], "o-", label=name)
     axes.plot(COUNTS, COUNTS, "--", color="gray", label="as many times as servers")
