@@ -121,14 +121,19 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             resume_from=2**40,
             evaluation_digest="d",
             max_chunk_bytes=1 << 20,
+            stop_before=2**41,
         ),
-        f"{HEADER_HEX} | 30 80 80 80 80 80 20 | 3a 01 64 | 40 80 80 40",
+        f"{HEADER_HEX} | 30 80 80 80 80 80 20 | 3a 01 64 | 40 80 80 40 | 48 80 80 80 80 80 40",
     ),
     "Opened": (
         v1.Opened(
-            output=TENSOR, read_from_byte=128, evaluation_digest="d", max_chunk_bytes=1 << 21
+            output=TENSOR,
+            read_from_byte=128,
+            evaluation_digest="d",
+            max_chunk_bytes=1 << 21,
+            read_before_byte=256,
         ),
-        f"0a 0b {TENSOR_HEX} | 10 80 01 | 1a 01 64 | 20 80 80 80 01",
+        f"0a 0b {TENSOR_HEX} | 10 80 01 | 1a 01 64 | 20 80 80 80 01 | 28 80 02",
     ),
     "Error": (
         v1.Error(

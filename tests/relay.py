@@ -21,6 +21,8 @@ class Relay:
     address   HOST:PORT of the relay
     delay_s   seconds that each 64 KiB from clients wait
     cut       connections that were cut so far
+    carried_bytes
+              what clients have sent so far
     alter     makes of what the server sends at once what clients get in its place
     """
 
@@ -36,7 +38,7 @@ class Relay:
         self._cuts, self._cuts_up = iter(cuts), iter(cuts_up)
         self._on_cut = on_cut
         self._swallows = self._spares = False
-        self.cut = 0
+        self.cut = self.carried_bytes = 0
         self._flowing = threading.Event()
         self._flowing.set()
         self._allowance = 0
@@ -100,6 +102,7 @@ class Relay:
     def _pump_up(self, client: socket.socket, server: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
+                self.carried_bytes += len(data)
                 self._flowing.wait()
                 time.sleep(self.delay_s)
                 if left is not None and left <= len(data) and not self._spares:

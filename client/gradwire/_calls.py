@@ -10,15 +10,18 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from gradwire import ops
-from gradwire._channel import Link
+from gradwire._channel import Line, Link
 from gradwire._job import prepare
 from gradwire._options import MAX_TIMEOUT_S, Options, is_timeout
+from gradwire._pool import Pool
 from gradwire._progress import INTERVAL_S, Progress
+from gradwire._split import Shares, SplitTry, in_order, needs_one_server, share_count
 from gradwire._streams import StreamTry
 from gradwire._tracing import Context
 from gradwire.chunks import Transfer
@@ -31,34 +34,6 @@ from gradwire.errors import (
 )
 from gradwire.retries import Tries, is_retryable
 from gradwire.timing import Metadata, Timing, read_timing
-
-
-class UnaryCall:
-    """One call of one message each way, with its tries."""
-
-    def __init__(self, options: Options, link: Link) -> None:
-        self._tries = Tries(options.retry, link.budget)
-        self._until = time.monotonic() + options.timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self._until - time.monotonic())
-
-    def recover(self, error: GradwireError) -> float:
-        """Return the seconds to wait before the next try; raise the error where there is none."""
-        if not is_retryable(error, streamed=False):
-            raise error
-        return self._tries.pause_s(
-            error,
-            progressed=False,
-            left_s=self.left_s,
-            draw=random.random(),  # noqa: S311 - jitter
-        )
-
-    def succeed(self) -> None:
-        """Note that the call succeeded."""
-        self._tries.succeed()
 
 
 class Evaluation:
@@ -84,13 +59,15 @@ class Evaluation:
         self._job = prepare(operator, array, output_shape=output_shape, out=out)
         self._timeout_s = check_timeout(timeout_s)
         self._options = options
+        self._link = link
+        self._splits = options.split
         self._progress = Progress(on_progress)
         self._on_timing = on_timing
         self._tried = 0
         self._trailers: Metadata = ()
         self._tries = Tries(options.retry, link.budget)
-        self._transfer: Transfer | None = None
-        self._stream: StreamTry | None = None
+        self._transfer: Transfer | Shares | None = None
+        self._stream: StreamTry | SplitTry | None = None
         self._result: NDArray[Any] | None = None
         self.streams = self._job.bulk_bytes > options.stream_threshold_bytes
 
@@ -138,24 +115,51 @@ class Evaluation:
         *,
         metadata: Context | None = None,
         on_end: Callable[[], None] | None = None,
-    ) -> StreamTry:
+    ) -> StreamTry | SplitTry:
         """Start a try of EvaluateStream; on_end is called in another thread when it has ended."""
+        moving = self._moving
+        if isinstance(moving, Shares):
+            self._stream = SplitTry(
+                moving,
+                start=lambda share: self._start_one(link, share, link.shares, metadata=metadata),
+                recover=lambda: partial(
+                    self._recover_share, Tries(self._options.retry, link.budget)
+                ),
+                on_end=on_end,
+            )
+        else:
+            # After a failure caution: an error is lost more easily to a sender that is ahead.
+            eager = self._stream is None
+            self._stream = self._start_one(
+                link, moving, link.streams, metadata=metadata, eager=eager, on_end=on_end
+            )
+        return self._stream
+
+    def _start_one(
+        self,
+        link: Link,
+        transfer: Transfer,
+        lines: Pool[Line],
+        *,
+        metadata: Context | None,
+        eager: bool = False,
+        on_end: Callable[[], None] | None = None,
+    ) -> StreamTry:
         left_s = self.left_s
         if not left_s:
             raise self._too_late()
         self._tried += 1
-        self._stream = StreamTry(
+        return StreamTry(
             link,
-            self._moving,
+            transfer,
+            lines=lines,
             request_id=self.request_id,
             chunk_bytes=self._options.chunk_bytes,
-            # After a failure caution: an error is lost more easily to a sender that is ahead.
-            eager=self._stream is None,
+            eager=eager,
             timeout_s=None if math.isinf(left_s) else left_s,
             metadata=metadata,
             on_end=on_end,
         )
-        return self._stream
 
     def next_look_s(self) -> float:
         """Return the seconds to wait for the end of a stream before the next look."""
@@ -168,7 +172,7 @@ class Evaluation:
         if not self.still_s:
             raise DeadlineExceededError(
                 f"nothing moved for {self._options.timeout_s} s, after {transfer.sent} of "
-                f"{transfer.source.nbytes} input bytes and {transfer.received} result bytes",
+                f"{transfer.input_bytes} input bytes and {transfer.received} result bytes",
                 request_id=self.request_id,
             )
 
@@ -181,19 +185,41 @@ class Evaluation:
             self._job = job
             self._transfer = None
             return 0.0
+        if isinstance(self._transfer, Shares):
+            return self._recover_split(error)
         if error.reason == "INVALID_DATA" and self._stream and self._stream.sent_too_large:
             # Another server than the one whose limit was known; the next try waits for its word.
             return 0.0
-        if isinstance(error, EvaluationChangedError):
-            self._moving.restart()
+        if isinstance(error, EvaluationChangedError) and self._transfer is not None:
+            self._transfer.restart()
         elif isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self._too_late() from error
         elif not is_retryable(error, streamed=self.streams):
             raise error
         return self._tries.pause_s(
             error,
-            progressed=self.streams and self._moving.progressed,
+            progressed=self._transfer is not None and self._transfer.progressed,
             left_s=min(self.left_s, self.still_s) if self.streams else self.left_s,
+            draw=random.random(),  # noqa: S311 - jitter
+        )
+
+    def _recover_split(self, error: GradwireError) -> float:
+        """Fall back on one server at a time where that may do; raise the error otherwise."""
+        if not needs_one_server(error):
+            raise error
+        self._splits, self._transfer, self._stream = False, None, None
+        return 0.0
+
+    def _recover_share(self, tries: Tries, error: GradwireError, share: Transfer) -> float:
+        """Return the seconds to wait before the next try of a share, or raise the error."""
+        if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
+            raise self._too_late() from error
+        if not is_retryable(error, streamed=True):
+            raise error
+        return tries.pause_s(
+            error,
+            progressed=share.progressed,
+            left_s=min(self.left_s, self.still_s),
             draw=random.random(),  # noqa: S311 - jitter
         )
 
@@ -204,7 +230,7 @@ class Evaluation:
         if self.streams:
             transfer = self._moving
             message += (
-                f": {transfer.sent} of {transfer.source.nbytes} input bytes were sent, "
+                f": {transfer.sent} of {transfer.input_bytes} input bytes were sent, "
                 f"{transfer.received} result bytes received"
             )
         return DeadlineExceededError(message, request_id=self.request_id)
@@ -228,10 +254,23 @@ class Evaluation:
         return read_timing(trailers, total_s=total_s, tries=self._tried)
 
     @property
-    def _moving(self) -> Transfer:
+    def _moving(self) -> Transfer | Shares:
         if self._transfer is None:
-            self._transfer = Transfer(self._job, chunk_bytes=self._options.chunk_bytes)
+            count = self._share_count() if self._splits else 1
+            chunk_bytes = self._options.chunk_bytes
+            if count > 1:
+                self._job = in_order(self._job)
+                self._transfer = Shares(self._job, count, chunk_bytes=chunk_bytes)
+            else:
+                self._transfer = Transfer(self._job, chunk_bytes=chunk_bytes)
         return self._transfer
+
+    def _share_count(self) -> int:
+        return share_count(
+            self._job.bulk_bytes,
+            servers=self._link.shares.sound_targets(),
+            threshold_bytes=self._options.split_threshold_bytes,
+        )
 
 
 def _is_too_large(error: GradwireError) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
@@ -120,10 +120,14 @@ class AsyncLine:
         )
 
 
-def _pool(options: Options, kind: Callable[[str, grpc.ChannelCredentials | None], T]) -> Pool[T]:
+def _pool(
+    options: Options,
+    kind: Callable[[str, grpc.ChannelCredentials | None], T],
+    targets: Sequence[str] | None = None,
+) -> Pool[T]:
     secure = options.credentials is not None
     return Pool(
-        channel_targets(options.target, secure=secure),
+        targets or channel_targets(options.target, secure=secure),
         lambda target: kind(target, options.credentials),
         connections=options.connections,
     )
@@ -135,6 +139,7 @@ class Link:
     target           the addresses, with commas between
     unary            for calls of one message each way
     streams          for streams: what is small need not wait behind what is large in one connection
+    shares           for streams that share an evaluation: each target has connections of its own
     bearer           shows a token, if there is one
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     """
@@ -144,6 +149,9 @@ class Link:
         self.bearer = options.bearer
         self.unary: Pool[Line] = _pool(options, Line)
         self.streams = self.unary if options.connections == 1 else _pool(options, Line)
+        self.shares = self.streams
+        if self.streams.targets != len(options.target):
+            self.shares = _pool(options, Line, options.target)
         self.budget = RetryBudget()
         self.max_chunk_bytes: int | None = None
 
@@ -153,7 +161,7 @@ class Link:
         grpc waits for a peer to read what is on its way to it. One that does not may hold up a
         thread of no importance, but not the caller.
         """
-        lines = {line for pool in (self.unary, self.streams) for line in pool.close()}
+        lines = {line for pool in (self.unary, self.streams, self.shares) for line in pool.close()}
         threads = [
             threading.Thread(target=line.channel.close, name="gradwire-closing", daemon=True)
             for line in lines

@@ -55,6 +55,11 @@ class Job:
         return self.template.input_bytes
 
     @property
+    def output_bytes(self) -> int | None:
+        """Bytes of the result on the wire; None where the server infers its shape."""
+        return None if self.output is None else tensors.wire_bytes(self.output)
+
+    @property
     def bulk_bytes(self) -> int:
         """Bytes on the wire of the input or of the result, whichever is larger."""
         return self.template.bulk_bytes

@@ -15,6 +15,7 @@ CONNECTIONS = 2
 TIMEOUT_S = 60.0
 STREAM_THRESHOLD_BYTES = 256 << 10
 CHUNK_BYTES = 1 << 20
+SPLIT_THRESHOLD_BYTES = 4 << 20
 RETRY = RetryPolicy()
 
 # A year. Clocks of grpc overflow some way beyond, and such calls end at once.
@@ -37,6 +38,8 @@ class Options:
     stream_threshold_bytes: int
     chunk_bytes: int
     retry: RetryPolicy
+    split: bool = False
+    split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     bearer: Bearer | None = field(init=False, repr=False)
@@ -50,9 +53,11 @@ class Options:
             raise ValueError(
                 f"timeout_s is {self.timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}"
             )
-        threshold, chunk = self.stream_threshold_bytes, self.chunk_bytes
-        if not _is_count(threshold):
-            raise ValueError(f"stream_threshold_bytes is {threshold!r}; give 0 or more bytes")
+        chunk = self.chunk_bytes
+        for name in ("stream_threshold_bytes", "split_threshold_bytes"):
+            threshold = getattr(self, name)
+            if not _is_count(threshold):
+                raise ValueError(f"{name} is {threshold!r}; give 0 or more bytes")
         if not _is_count(chunk) or not 1 <= chunk <= _MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes is {chunk!r}; give 1 to {_MAX_CHUNK_BYTES} bytes")
         secure = self.credentials is not None

@@ -50,7 +50,7 @@ class Pool(Generic[T]):
         self._open_one = open_one
         self._clock = clock
         self._lock = threading.Lock()
-        self._targets = len(targets)
+        self.targets = len(targets)
         self._turn = 0
         self._avoided = False
         self._closed = False
@@ -81,6 +81,13 @@ class Pool(Generic[T]):
                 seat.avoided_until = self._clock() + AVOIDED_S
                 self._avoided = True
 
+    def sound_targets(self) -> int:
+        """Count the targets on which no call has failed of late; all where every one has."""
+        with self._lock:
+            now = self._clock()
+            avoided = {seat.target for seat in self._seats if seat.avoided_until > now}
+            return self.targets - len(avoided) or self.targets
+
     def close(self) -> list[T]:
         """Return the connections, for the caller to close; open no other."""
         with self._lock:
@@ -89,8 +96,8 @@ class Pool(Generic[T]):
 
     def _least_busy(self) -> Seat[T]:
         seats = self._seats
-        if self._targets > 1:
-            self._turn = (self._turn + 1) % self._targets
+        if self.targets > 1:
+            self._turn = (self._turn + 1) % self.targets
             seats = seats[self._turn :] + seats[: self._turn]
         if self._avoided:
             now = self._clock()

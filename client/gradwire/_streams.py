@@ -14,8 +14,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gradwire import v1
-from gradwire._channel import Link, from_rpc_error
+from gradwire._channel import Line, Link, from_rpc_error
 from gradwire._framing import chunk_frame, read_chunk
+from gradwire._pool import Pool
 from gradwire._statuses import from_in_band
 from gradwire._tracing import Context
 from gradwire.chunks import Transfer
@@ -36,6 +37,7 @@ class StreamTry:
     timeout_s    seconds until the deadline; None where there is none
     metadata     what the call sends besides; None for nothing
     on_end       called in another thread after `ended` is set
+    lines        connections of the link to take one of; None for those of streams
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class StreamTry:
         timeout_s: float | None,
         metadata: Context | None,
         on_end: Callable[[], None] | None,
+        lines: Pool[Line] | None = None,
     ) -> None:
         self._link = link
+        self._lines = lines = lines or link.streams
         self._transfer = transfer
         self._request_id = request_id
         self._on_end = on_end
@@ -60,13 +64,13 @@ class StreamTry:
         )
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        self._seat, line = link.streams.take()
+        self._seat, line = lines.take()
         try:
             self._call = line.stream(self._sender.messages(), timeout=timeout_s, metadata=metadata)
         except ValueError as error:
             # What grpc says of a channel that is closed.
             self._sender.stop()
-            link.streams.give_back(self._seat, failed=False)
+            lines.give_back(self._seat, failed=False)
             raise CallCancelledError(str(error), request_id=request_id) from error
         threading.Thread(target=self._receive, name="gradwire-receiver", daemon=True).start()
 
@@ -104,7 +108,7 @@ class StreamTry:
         self._sender.stop()
         self.error = self._sender.error or self.error
         broken = _is_broken(self.error)
-        self._link.streams.give_back(self._seat, failed=broken and not self._cancelled)
+        self._lines.give_back(self._seat, failed=broken and not self._cancelled)
         if self._transfer.complete and broken:
             self.error = None
         self.ended.set()
@@ -155,7 +159,7 @@ class _Sender:
         self.largest = 0
         self.limit = limit
         self.error: Exception | None = None
-        if limit is not None and not self._open.open.resume_from:
+        if limit is not None and transfer.is_whole and not self._open.open.resume_from:
             self._go.set()
 
     def go(self, opened: v1.Opened) -> None:
@@ -183,10 +187,10 @@ class _Sender:
     def _next_chunk(self) -> bytes | None:
         source, start = self._transfer.source, self._position
         with self._reading:
-            if self._stopped or start == source.nbytes:
+            if self._stopped or start == self._transfer.read_before:
                 return None
             size = min(self._chunk_bytes, self.limit or self._chunk_bytes)
-            stop = min(start + size, source.nbytes)
+            stop = min(start + size, self._transfer.read_before)
             try:
                 message = chunk_frame(start, source.read(start, stop))
             except Exception as error:  # noqa: BLE001 - the caller's thread raises it

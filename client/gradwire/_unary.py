@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 import grpc
 
-from gradwire._channel import AsyncLine, Line, from_rpc_error
+from gradwire._channel import AsyncLine, Line, Link, from_rpc_error
+from gradwire._options import Options
 from gradwire._pool import Pool
 from gradwire._tokens import Bearer
 from gradwire._tracing import Context, call_span
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
-from gradwire.retries import is_retryable
+from gradwire.retries import Tries, is_retryable
 from gradwire.timing import Metadata
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Method: TypeAlias = Callable[[Line], "grpc.UnaryUnaryMultiCallable[Request, Reply]"]
 AsyncMethod: TypeAlias = Callable[[AsyncLine], "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]"]
+
+
+class UnaryCall:
+    """One call of one message each way, with its tries."""
+
+    def __init__(self, options: Options, link: Link) -> None:
+        self._tries = Tries(options.retry, link.budget)
+        self._until = time.monotonic() + options.timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self._until - time.monotonic())
+
+    def recover(self, error: GradwireError) -> float:
+        """Return the seconds to wait before the next try; raise the error where there is none."""
+        if not is_retryable(error, streamed=False):
+            raise error
+        return self._tries.pause_s(
+            error,
+            progressed=False,
+            left_s=self.left_s,
+            draw=random.random(),  # noqa: S311 - jitter
+        )
+
+    def succeed(self) -> None:
+        """Note that the call succeeded."""
+        self._tries.succeed()
 
 
 class Unary:

@@ -13,7 +13,7 @@ import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
-from gradwire._calls import Evaluation, UnaryCall
+from gradwire._calls import Evaluation
 from gradwire._channel import AsyncLine, AsyncLink, PerProcess
 from gradwire._many import Exchange
 from gradwire._many_async import AsyncResults
@@ -22,13 +22,14 @@ from gradwire._options import (
     CHUNK_BYTES,
     CONNECTIONS,
     RETRY,
+    SPLIT_THRESHOLD_BYTES,
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
 )
 from gradwire._targets import read_target
 from gradwire._tracing import Context, call_span, method_of
-from gradwire._unary import AsyncMethod, AsyncUnary, Reply, Request
+from gradwire._unary import AsyncMethod, AsyncUnary, Reply, Request, UnaryCall
 from gradwire.errors import GradwireError
 from gradwire.retries import RetryPolicy
 from gradwire.timing import Timing
@@ -51,6 +52,8 @@ class AsyncClient:
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         retry: RetryPolicy = RETRY,
+        split: bool = False,
+        split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
         token: str | None = None,
         token_file: str | None = None,
     ) -> None:
@@ -62,6 +65,8 @@ class AsyncClient:
             stream_threshold_bytes=stream_threshold_bytes,
             chunk_bytes=chunk_bytes,
             retry=retry,
+            split=split,
+            split_threshold_bytes=split_threshold_bytes,
             token=token,
             token_file=token_file,
         )

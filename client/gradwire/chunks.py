@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -12,34 +13,94 @@ from gradwire._job import Job
 from gradwire.errors import EvaluationChangedError, ServerError
 
 
+class Landing:
+    """Where a result is stored, by one transfer or several that each bring a part.
+
+    array   None as long as no server has described it
+    view    its bytes
+    digest  names the evaluation whose bytes it takes; empty for any
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self.array: NDArray[Any] | None = None
+        self.view: tensors.WireView | None = None
+        self.digest = ""
+
+    def settle(self, opened: v1.Opened) -> None:
+        """Take a server's description of the result."""
+        with self._lock:
+            if self.digest and opened.evaluation_digest != self.digest:
+                raise EvaluationChangedError(
+                    f"the server computes {opened.evaluation_digest}; {self.digest} was asked for",
+                    request_id=self._job.request_id,
+                )
+            if self.view is None:
+                self.array = self._job.result_as(opened.output)
+                self.view = tensors.WireView(self.array, opened.output)
+            self.digest = opened.evaluation_digest
+
+
 class Transfer:
     """The input on its way up and the result on its way down.
 
     A sending and a receiving thread work on it at once, a third one looks on. Each attribute is
     written by one of them.
 
-    sent      bytes of the input that the current try has handed to grpc
-    received  consecutive bytes of the result that are stored
-    moved_at  when bytes last moved, on the monotonic clock
+    first        byte of the result with which it begins
+    sent         bytes of the input that the current try has handed to grpc
+    read_before  end of the input bytes that the server wants
+    received     end of the consecutive bytes of the result that are stored
+    moved_at     when bytes last moved, on the monotonic clock
+
+    part     bytes of the result to bring; None for all
+    landing  where to store them; None for an array of its own
     """
 
-    def __init__(self, job: Job, *, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        chunk_bytes: int,
+        part: range | None = None,
+        landing: Landing | None = None,
+    ) -> None:
         self._job = job
         self._chunk_bytes = chunk_bytes
-        self._view: tensors.WireView | None = None
-        self._digest = ""
-        self._farthest = 0
-        self._received_before = 0
+        self._part = part
+        self._landing = landing or Landing(job)
+        self._read_from: int | None = None
         self.source = tensors.WireView(job.source, job.input)
-        self.result: NDArray[Any] | None = None
+        self.read_before = self.source.nbytes
+        self.first = 0 if part is None else part.start
+        self._farthest = self._received_before = self.received = self.first
         self.sent = 0
-        self.received = 0
         self.moved_at = time.monotonic()
 
     @property
+    def result(self) -> NDArray[Any] | None:
+        """The array of the result; None as long as no server has described it."""
+        return self._landing.array
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all the input."""
+        return self.source.nbytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it brings all of the result."""
+        return self._part is None
+
+    @property
     def complete(self) -> bool:
-        """Whether the result is."""
-        return self._view is not None and self.received == self._view.nbytes
+        """Whether all that it is to bring is stored."""
+        view = self._landing.view
+        return view is not None and self.received == self._stop(view)
+
+    def _stop(self, view: tensors.WireView) -> int:
+        return view.nbytes if self._part is None else self._part.stop
 
     @property
     def progressed(self) -> bool:
@@ -57,42 +118,41 @@ class Transfer:
                 input=self._job.input,
                 output=self._job.output,
                 resume_from=self.received,
-                evaluation_digest=self._digest,
+                evaluation_digest=self._landing.digest,
+                stop_before=0 if self._part is None else self._part.stop,
                 max_chunk_bytes=self._chunk_bytes,
             )
         )
 
     def restart(self) -> None:
         """Forget the result bytes: those of another evaluation do not fit them."""
-        self._digest = ""
-        self.received = 0
+        self._landing.digest = ""
+        self.received = self.first
 
     def accept(self, opened: v1.Opened) -> None:
         """Take the server's answer to open."""
-        if self._digest and opened.evaluation_digest != self._digest:
-            raise EvaluationChangedError(
-                f"the server resumed {opened.evaluation_digest}; {self._digest} was asked for",
-                request_id=self._job.request_id,
-            )
-        if not 0 <= opened.read_from_byte <= self.source.nbytes or opened.max_chunk_bytes < 1:
+        self._landing.settle(opened)
+        total, first = self.source.nbytes, opened.read_from_byte
+        stop = total if self._part is None else opened.read_before_byte
+        if not 0 <= first <= stop <= total or opened.max_chunk_bytes < 1:
             raise self._nonsense(
-                f"wants chunks of {opened.max_chunk_bytes} bytes from byte {opened.read_from_byte} "
-                f"of {self.source.nbytes}"
+                f"wants chunks of {opened.max_chunk_bytes} bytes from byte {first} to byte {stop} "
+                f"of {total}"
             )
-        if self._view is None:
-            self.result = self._job.result_as(opened.output)
-            self._view = tensors.WireView(self.result, opened.output)
-        self._digest = opened.evaluation_digest
+        self.read_before = stop
+        if self._part is not None and self._read_from is None:
+            self._read_from = first
         self.moved_at = time.monotonic()
 
     def store(self, offset: int, data: bytes | memoryview) -> None:
         """Take a chunk of the result."""
-        view = self._view
+        view = self._landing.view
         if view is None:
             raise self._nonsense("sent a chunk before opened")
-        if offset != self.received or not 1 <= len(data) <= view.nbytes - offset:
+        stop = self._stop(view)
+        if offset != self.received or not 1 <= len(data) <= stop - offset:
             raise self._nonsense(
-                f"sent {len(data)} bytes at {offset} of a result of {view.nbytes} bytes; "
+                f"sent {len(data)} bytes at {offset} of a result that ends at byte {stop}; "
                 f"{self.received} comes next"
             )
         view.write(offset, data)
@@ -102,7 +162,7 @@ class Transfer:
 
     def note_sent(self, stop: int) -> None:
         """Note that grpc has taken the input up to this byte."""
-        self.sent = stop
+        self.sent = stop - (self._read_from or 0)
         self.moved_at = time.monotonic()
 
     def end(self) -> None:

@@ -12,7 +12,7 @@ import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
-from gradwire._calls import Evaluation, UnaryCall
+from gradwire._calls import Evaluation
 from gradwire._channel import Line, Link, PerProcess
 from gradwire._many import Exchange
 from gradwire._many_items import Item
@@ -21,13 +21,15 @@ from gradwire._options import (
     CHUNK_BYTES,
     CONNECTIONS,
     RETRY,
+    SPLIT_THRESHOLD_BYTES,
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
 )
 from gradwire._targets import read_target
-from gradwire._tracing import Context, call_span, method_of
-from gradwire._unary import Method, Reply, Request, Unary
+from gradwire._tracing import method_of
+from gradwire._unary import Method, Reply, Request, Unary, UnaryCall
+from gradwire._watching import try_stream
 from gradwire.errors import GradwireError
 from gradwire.retries import RetryPolicy
 from gradwire.timing import Timing
@@ -52,6 +54,11 @@ class Client:
     stream_threshold_bytes  largest input or result that still travels in one message
     chunk_bytes             most bytes of one message of a stream; the server may ask for less
     retry                   how often and how soon a failed call is tried again
+    split                   whether several targets share one evaluate() whose input or result is
+                            larger than split_threshold_bytes: each gives a part of the result, with
+                            the same bits, and where one fails another one gives its part. Without
+                            it, and below the threshold, one target does it all
+    split_threshold_bytes   most that one target does alone; a part has half of it or more
     token                   shown with every call, but never to another machine in plain text
     token_file              file with a token, read anew when it changes. Without both, the
                             variable GRADWIRE_TOKEN has one, or GRADWIRE_TOKEN_FILE names a file
@@ -72,6 +79,8 @@ class Client:
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         retry: RetryPolicy = RETRY,
+        split: bool = False,
+        split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
         token: str | None = None,
         token_file: str | None = None,
     ) -> None:
@@ -83,6 +92,8 @@ class Client:
             stream_threshold_bytes=stream_threshold_bytes,
             chunk_bytes=chunk_bytes,
             retry=retry,
+            split=split,
+            split_threshold_bytes=split_threshold_bytes,
             token=token,
             token_file=token_file,
         )
@@ -237,7 +248,7 @@ class Client:
 
     def _try(self, evaluation: Evaluation) -> GradwireError | None:
         if evaluation.streams:
-            return self._try_stream(evaluation, self._link.get())
+            return try_stream(evaluation, self._link.get())
         reply = self._unary.ask(
             lambda line: line.evaluate,
             evaluation.unary_request(),
@@ -250,25 +261,6 @@ class Client:
             return reply
         evaluation.take(reply)
         return None
-
-    def _try_stream(self, evaluation: Evaluation, link: Link) -> GradwireError | None:
-        with call_span("EvaluateStream", target=self._target, bearer=link.bearer) as span:
-            error = self._run_stream(evaluation, link, metadata=span.metadata)
-            span.note(error)
-        return error
-
-    def _run_stream(
-        self, evaluation: Evaluation, link: Link, *, metadata: Context | None
-    ) -> GradwireError | None:
-        stream = evaluation.start_stream(link, metadata=metadata)
-        try:
-            while not stream.ended.wait(evaluation.next_look_s()):
-                evaluation.look()
-        except BaseException:
-            stream.cancel()
-            stream.ended.wait()
-            raise
-        return stream.outcome()
 
     def _call(self, method: Method[Request, Reply], request: Request) -> Reply:
         call = UnaryCall(self._options, self._link.get())

@@ -16,8 +16,9 @@ class Timing:
     """Where the time of one evaluation went, in seconds.
 
     total_s    from the call of evaluate() to its result, with all tries and the pauses between
-    tries      how often a server was asked, 1 or more
-    receive_s  of the server, in the last try: reading and checking what was sent
+    tries      how often a server was asked, 1 or more; each part of a shared evaluation counts
+    receive_s  of the server, in the last try, or the part that came last: reading and checking what
+               was sent
     queue_s    waiting for its memory, threads and tables
     compute_s  computing
     send_s     writing the result; of a single message, what is known of that before it is sent

@@ -16,12 +16,11 @@ import grpc
 import numpy as np
 
 from gradwire import v1
-from gradwire_server import encoding, tasks, wire
+from gradwire_server import encoding, ranges, tasks, wire
 from gradwire_server.calls import Call, Context
 from gradwire_server.engine import Evaluation, InputAssembler, Ring, Step, StepRunner
 from gradwire_server.errors import (
     DrainingError,
-    EvaluationChangedError,
     InvalidDataError,
     InvalidFieldError,
     StalledError,
@@ -108,6 +107,7 @@ class _Stream:
                     "operator": evaluation.request.operator,
                     "sizes": evaluation.input.sizes,
                     "resume_from": header.resume_from,
+                    **({"stop_before": header.stop_before} if header.stop_before else {}),
                 }
                 # Beside what steps hold, a chunk each way is on its way through grpc, twice.
                 most = workshop.settings.max_chunk_bytes
@@ -139,23 +139,20 @@ class _Stream:
 
     async def _answer(self, header: v1.Open, evaluation: Evaluation) -> None:
         digest = await self._workshop.off_loop(lambda: evaluation.digest)
-        resume_from = _resume_from(header, evaluation, digest)
-        assembler = InputAssembler(evaluation, resume_from=resume_from, held=_STEPS)
+        wanted = ranges.wanted_bytes(header, evaluation, digest)
+        assembler = InputAssembler(
+            evaluation, resume_from=wanted.start, stop_before=wanted.stop, held=_STEPS
+        )
         through = evaluation.passes_through
         limit = self._workshop.settings.max_chunk_bytes
-        opened = v1.Opened(
-            output=wire.write_descriptor(evaluation.output),
-            read_from_byte=resume_from if through else assembler.position,
-            evaluation_digest=digest,
-            max_chunk_bytes=limit,
-        )
-        await self._send(v1.EvaluateStreamResponse(opened=opened))
-        total, writing = evaluation.input.wire_bytes, min(header.max_chunk_bytes or limit, limit)
-        stages = [self._write_results(writing)]
+        needed = wanted if through else range(assembler.position, assembler.stop)
+        output = wire.write_descriptor(evaluation.output)
+        await self._send(ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit))
+        stages = [self._write_results(min(header.max_chunk_bytes or limit, limit))]
         if through:
-            stages += [self._pass_on(resume_from, total)]
+            stages += [self._pass_on(wanted.start, wanted.stop)]
         else:
-            stages += [self._read_input(assembler, total), self._compute(evaluation, resume_from)]
+            stages += [self._read_input(assembler), self._compute(evaluation, wanted)]
         await tasks.together(*stages)
 
     async def _pass_on(self, position: int, total: int) -> None:
@@ -170,16 +167,16 @@ class _Stream:
             raise await _cut_short(position, total)
         await self._results.put(None)
 
-    async def _read_input(self, assembler: InputAssembler, total: int) -> None:
+    async def _read_input(self, assembler: InputAssembler) -> None:
         for ready in assembler.feed(_NOTHING):
             await self._steps.put(ready)
         while (message := await self._next()) is not None:
-            chunk = self._check_chunk(message, assembler.position, total)
+            chunk = self._check_chunk(message, assembler.position, assembler.stop)
             self._call.received_bytes += len(chunk.data)
             for ready in assembler.feed(chunk.data):
                 await self._steps.put(ready)
         if not assembler.complete:
-            raise await _cut_short(assembler.position, total)
+            raise await _cut_short(assembler.position, assembler.stop)
         await self._steps.put(None)
 
     def _check_chunk(
@@ -196,12 +193,12 @@ class _Stream:
             raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
         return chunk
 
-    async def _compute(self, evaluation: Evaluation, resume_from: int) -> None:
-        left = 1 - resume_from / evaluation.output.wire_bytes
+    async def _compute(self, evaluation: Evaluation, wanted: range) -> None:
+        left = len(wanted) / evaluation.output.wire_bytes
         with self._workshop.computing(evaluation, self._call, left=left) as do:
-            await self._compute_steps(evaluation, resume_from, do)
+            await self._compute_steps(evaluation, wanted, do)
 
-    async def _compute_steps(self, evaluation: Evaluation, resume_from: int, do: Do) -> None:
+    async def _compute_steps(self, evaluation: Evaluation, wanted: range, do: Do) -> None:
         run = StepRunner(evaluation.walk, self._workshop.backend)
         results = Ring(_STEPS + 1)
         while (ready := await self._steps.get()) is not None:
@@ -213,9 +210,10 @@ class _Stream:
             self._busy = False
             self._progress = time.monotonic()
             self._call.note_step(len(data) + len(result))
-            skipped = max(0, resume_from - offset)
-            if len(result) > skipped:
-                await self._results.put(encoding.Chunk(offset + skipped, result[skipped:]))
+            skipped = max(0, wanted.start - offset)
+            part = result[skipped : wanted.stop - offset]
+            if len(part):
+                await self._results.put(encoding.Chunk(offset + skipped, part))
         await self._results.put(None)
 
     async def _write_results(self, chunk_bytes: int) -> None:
@@ -277,21 +275,6 @@ def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:
         raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
     wire.refuse_unknown_fields(message.chunk, "chunk")
     return encoding.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
-
-
-def _resume_from(header: v1.Open, evaluation: Evaluation, digest: str) -> int:
-    total = evaluation.output.wire_bytes
-    if not 0 <= header.resume_from < total:
-        raise InvalidFieldError(
-            "open.resume_from", f"{header.resume_from}; the result has bytes 0 to {total - 1}"
-        )
-    if header.evaluation_digest not in {"", digest}:
-        raise EvaluationChangedError(
-            f"open.evaluation_digest is {header.evaluation_digest:.64}; this server computes "
-            f"{digest}: start again at byte 0 without a digest",
-            digest=digest,
-        )
-    return header.resume_from
 
 
 async def _cut_short(position: int, total: int) -> InvalidDataError:

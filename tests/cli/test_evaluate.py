@@ -20,6 +20,7 @@ from serving import serving
 CERTIFIED = ("--tls-certificate", __file__, "--tls-key", __file__)
 PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
 SCALES = ("--attr", "scales=0.5,1.5")
+BACKWARD = ("--op", "interpolate_backward", "--attr", "mode=bilinear", "--attr", "data_format=NCX")
 DOUBLE = ("--op", "interpolate", "--attr", "mode=nearest", "--attr", "data_format=NCX")
 
 
@@ -45,6 +46,20 @@ def test_the_published_example_goes_round_through_a_server_of_its_own(tmp_path: 
     assert "dml_resample_grad: float32 (1, 3) to (2, 2) in" in done.stderr
     np.testing.assert_array_equal(np.load(result), f32([[9, 6], [0, 0]]))
     assert sorted(tmp_path.iterdir()) == [gradient, result]
+
+
+def test_several_servers_share_an_evaluation(tmp_path: Path, target: str) -> None:
+    gradient = np.random.default_rng(0).normal(size=(2, 1, 1024, 1024)).astype(np.float32)
+    source, result = saved(tmp_path / "gradient.npy", gradient), tmp_path / "result.npy"
+    arguments = ("evaluate", source, result, *BACKWARD, "--output-shape", "2,1,512,512")
+    with serving() as other:
+        done = run_here(*arguments, "--split", "--target", f"{target},{other.address}")
+        assert (done.code, done.stdout) == (0, "")
+        shared = result.read_bytes()
+        assert run_here(*arguments, "--target", target).code == 0
+    assert result.read_bytes() == shared
+    alone = run_here(*arguments, "--split")
+    assert (alone.code, "--target" in alone.stderr) == (2, True)
 
 
 def test_json_tells_what_was_moved(tmp_path: Path, target: str) -> None:

@@ -159,7 +159,7 @@ def test_a_newer_field_of_open_is_refused(client: RawClient) -> None:
     message.open.newer = 0.5
     answer = client.stream([v1.EvaluateStreamRequest.FromString(message.SerializeToString())])
     refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
-    assert "field 9 of gradwire.v1.Open " in refusal.message
+    assert "field 10 of gradwire.v1.Open " in refusal.message
     check_in_band(refusal)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -23,9 +24,15 @@ def step_bytes(run: StepRunner, step: Step, rows: Bytes, size: int) -> Bytes:
     return memory[8:-8]
 
 
-def streamed(evaluation: Evaluation, data: Bytes, chunk: int, resume_from: int = 0) -> Bytes:
+def streamed(
+    evaluation: Evaluation,
+    data: Bytes,
+    chunk: int,
+    resume_from: int = 0,
+    stop_before: int | None = None,
+) -> Bytes:
     run = StepRunner(evaluation.walk, BACKEND)
-    assembler = InputAssembler(evaluation, resume_from=resume_from)
+    assembler = InputAssembler(evaluation, resume_from=resume_from, stop_before=stop_before)
     pieces: list[Bytes] = []
     position = resume_from
 
@@ -41,10 +48,11 @@ def streamed(evaluation: Evaluation, data: Bytes, chunk: int, resume_from: int =
                 position = high
 
     take(data[:0])
-    for first in range(assembler.position, len(data), chunk):
-        take(data[first : first + chunk])
+    for first in range(assembler.position, assembler.stop, chunk):
+        take(data[first : min(first + chunk, assembler.stop)])
     assert assembler.complete
-    return np.concatenate(pieces)
+    given = np.concatenate(pieces)
+    return given if stop_before is None else given[: stop_before - resume_from]
 
 
 @settings(max_examples=400, deadline=None)
@@ -61,6 +69,41 @@ def test_any_slab_chunk_layout_and_resume_point_gives_the_same_bits(
     resumed = streamed(evaluation, data, chunk, resume_from)
     np.testing.assert_array_equal(resumed, whole[resume_from:])
     assert evaluation.run_whole(data, BACKEND).tobytes() == whole.tobytes()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    case=cases(),
+    chunk=st.integers(1, 80),
+    cuts=st.lists(st.floats(0, 1, exclude_min=True, exclude_max=True), max_size=4),
+)
+def test_ranges_of_the_result_cut_anywhere_join_to_the_same_bits(
+    case: Case, chunk: int, cuts: list[float]
+) -> None:
+    data = data_for(case.source)
+    whole, evaluation = expected(case, data), case.evaluation()
+    ends = sorted({0, len(whole), *(math.ceil(cut * len(whole)) for cut in cuts)})
+    parts = [streamed(evaluation, data, chunk, *ends) for ends in pairwise(ends)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(8, 4000), (4000, 8), (4000, 2000)], ids=["running", "up", "down"]
+)
+def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs: int) -> None:
+    width, parts = 64, 4
+    bands = _linear(outputs, inputs) if outputs > 8 else _linear(inputs, outputs).adjoint()
+    source = TensorSpec.packed(np.dtype(np.float32), (1, bands.inputs, width))
+    result = TensorSpec.packed(np.dtype(np.float32), (1, bands.outputs, width))
+    plan = Plan.build([None, bands, None], source.sizes)
+    evaluation = Case(plan, source, result, 4096).evaluation()
+    row = width * 4
+    for part in range(parts):
+        first, stop = (bands.outputs * at // parts for at in (part, part + 1))
+        assembler = InputAssembler(evaluation, resume_from=first * row, stop_before=stop * row)
+        assert assembler.position == (bands.start[first] * row if first else 0)
+        needed = bands.stop[stop - 1] if part < parts - 1 else bands.inputs
+        assert assembler.stop == needed * row
 
 
 def _linear(outputs: int, inputs: int) -> BandedMap:

@@ -75,7 +75,7 @@ MESSAGES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("way", ["unary", "stream", "many"])
+@pytest.mark.parametrize("way", ["unary", "stream", "split", "many"])
 @settings(max_examples=30, deadline=None)
 @given(
     messages=MESSAGES,
@@ -93,10 +93,17 @@ def test_an_answer_is_a_result_or_an_error_of_the_sdk(
     # Of a second message to a unary call grpc itself takes no note, until the deadline.
     handler.messages = messages[:1] if way == "unary" else messages
     handler.code, handler.details = code, details
-    threshold = 0 if way == "stream" else 1 << 20
+    threshold = 0 if way in {"stream", "split"} else 1 << 20
     with (
         contextlib.suppress(GradwireError),
-        Client(address, retry=ONCE, stream_threshold_bytes=threshold, timeout_s=2.0) as client,
+        Client(
+            [address, address],
+            retry=ONCE,
+            stream_threshold_bytes=threshold,
+            timeout_s=2.0,
+            split=way == "split",
+            split_threshold_bytes=0,
+        ) as client,
     ):
         if way == "many":
             result = next(client.evaluate_many([Item(HALVE, SMALL, (1, 1, 3))]))
@@ -104,5 +111,5 @@ def test_an_answer_is_a_result_or_an_error_of_the_sdk(
             result = client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
         assert result.shape == (1, 1, 3)
         assert result.dtype == np.float32
-    ours = {"gradwire-receiver", "gradwire-watch"}
+    ours = {"gradwire-receiver", "gradwire-watch", "gradwire-split", "gradwire-share"}
     wait_until(lambda: not ours & {each.name for each in threading.enumerate()})

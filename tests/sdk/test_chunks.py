@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradwire import EvaluationChangedError, ServerError, ops, tensors, v1
 from gradwire._job import prepare
-from gradwire.chunks import Transfer
+from gradwire.chunks import Landing, Transfer
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 ARRAY = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
@@ -60,6 +60,57 @@ def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> No
         with pytest.raises(ServerError, match="comes next"):
             transfer.store(offset, data)
         assert transfer.received == 50
+
+
+@given(st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted), st.randoms())
+def test_parts_of_a_result_land_in_one_array_whatever_their_order(
+    cuts: list[int], chance: Any
+) -> None:
+    job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
+    landing = Landing(job)
+    ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
+    parts = [range(first, stop) for first, stop in pairwise(ends)]
+    chance.shuffle(parts)
+    for number, part in enumerate(parts):
+        transfer = Transfer(job, chunk_bytes=10, part=part, landing=landing)
+        request = transfer.begin().open
+        assert (request.resume_from, request.stop_before) == (part.start, part.stop)
+        assert request.evaluation_digest == ("one" if number else "")
+        transfer.accept(opened(read_from_byte=part.start, read_before_byte=part.stop))
+        assert not transfer.complete
+        transfer.note_sent(part.stop)
+        assert transfer.sent == len(part)
+        with pytest.raises(ServerError, match="comes next"):
+            transfer.store(part.start, bytes(len(part) + 1))
+        transfer.store(part.start, BYTES[part.start : part.stop])
+        transfer.end()
+    assert landing.array is not None
+    np.testing.assert_array_equal(landing.array, ARRAY)
+
+
+def test_parts_of_two_evaluations_are_not_joined() -> None:
+    job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
+    landing = Landing(job)
+    one, other = (
+        Transfer(job, chunk_bytes=10, part=part, landing=landing)
+        for part in (range(80), range(80, len(BYTES)))
+    )
+    for transfer in (one, other):
+        transfer.begin()
+    one.accept(opened(read_before_byte=80))
+    with pytest.raises(EvaluationChangedError):
+        other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
+
+
+@pytest.mark.parametrize("wants", [(9, 8), (0, len(BYTES) + 1), (-1, 8), (0, -1)], ids=str)
+def test_a_part_of_input_bytes_that_are_not_there_is_the_servers_fault(
+    wants: tuple[int, int],
+) -> None:
+    job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
+    transfer = Transfer(job, chunk_bytes=10, part=range(8))
+    transfer.begin()
+    with pytest.raises(ServerError, match="wants chunks"):
+        transfer.accept(opened(read_from_byte=wants[0], read_before_byte=wants[1]))
 
 
 def test_a_stream_that_ends_early_has_not_succeeded() -> None:

@@ -55,21 +55,28 @@ def sliced(client: RawClient, request: v1.EvaluateRequest, *, send: int, receive
 
 
 def resumed(
-    client: RawClient, request: v1.EvaluateRequest, *, start: int, digest: str, send: int
+    client: RawClient,
+    request: v1.EvaluateRequest,
+    *,
+    start: int,
+    digest: str,
+    send: int,
+    stop: int = 0,
 ) -> Answer:
-    """Resume a stream at a result byte, sending what the server wants to read."""
+    """Resume a stream at a result byte, up to another one, sending what the server wants."""
     heard = threading.Event()
-    wanted: list[int] = []
+    wanted: list[tuple[int, int]] = []
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(request, resume_from=start, evaluation_digest=digest)
+        yield opening(request, resume_from=start, evaluation_digest=digest, stop_before=stop)
         if heard.wait(PATIENCE_S) and wanted:
-            yield from chunks(request.data, send, start=wanted[0])
+            first, last = wanted[0]
+            yield from chunks(request.data[:last], send, start=first)
 
     def received() -> Iterator[v1.EvaluateStreamResponse]:
         for message in call:
             if message.WhichOneof("message") == "opened":
-                wanted.append(message.opened.read_from_byte)
+                wanted.append((message.opened.read_from_byte, message.opened.read_before_byte))
             heard.set()
             yield message
 
@@ -144,6 +151,10 @@ def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
     assert rest.refusal is None
     assert rest.data == whole.data[start:]
     assert rest.chunks[0][0] == start
+    stop = data.draw(st.integers(start + 1, len(whole.data)))
+    part = resumed(client, request, start=start, stop=stop, digest="", send=data.draw(sizes))
+    assert part.refusal is None
+    assert part.data == whole.data[start:stop]
 
 
 def large(name: str, number: int) -> v1.EvaluateRequest:
@@ -226,6 +237,22 @@ def test_a_resumed_stream_reads_only_what_it_needs(clients: dict[int, RawClient]
     # Some rows of the last of three planes.
     assert answer.opened.read_from_byte >= len(request.data) * 2 // 3
     assert answer.data == whole[-1:]
+
+
+def test_a_part_of_the_result_reads_only_what_it_needs(clients: dict[int, RawClient]) -> None:
+    request = large("interpolate_backward", v1.DataType.DATA_TYPE_FLOAT32)
+    whole = clients[2 << 20].evaluate(request).data
+    for client, most in ((clients[1], 1 / 6), (clients[2 << 20], 1 / 3)):
+        answer = resumed(client, request, start=0, stop=whole_row(whole), digest="", send=100)
+        assert answer.opened is not None
+        assert answer.opened.read_from_byte == 0
+        assert 0 < answer.opened.read_before_byte <= len(request.data) * most
+        assert answer.data == whole[: whole_row(whole)]
+
+
+def whole_row(result: bytes) -> int:
+    """Bytes of the first of 8 rows in each of 3 planes."""
+    return len(result) // 24
 
 
 def test_equal_evaluations_have_equal_digests_on_all_servers(

@@ -86,6 +86,11 @@ def commands(context: click.Context) -> None:
     metavar="SECONDS",
     help="Time for the whole evaluation. Without it, 60 s without progress end it.",
 )
+@click.option(
+    "--split",
+    is_flag=True,
+    help="Let all servers of --target share an evaluation of more than 4 MiB, with the same bits.",
+)
 @server_options()
 @json_option
 def evaluate(*, server: Connection, as_json: bool, **options: Any) -> None:

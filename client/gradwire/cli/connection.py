@@ -52,17 +52,23 @@ class Connection:
             )
 
     @contextmanager
-    def client(self, *, backend: str = "auto") -> Generator[Client]:
+    def client(self, *, backend: str = "auto", split: bool = False) -> Generator[Client]:
         """Yield a client; start a server for it, and stop that, where there is no target.
 
         backend  that server's; the bits do not depend on it, "numpy_cpu" starts soonest
+        split    whether the servers of target share large evaluations
         """
         if self.target is not None:
             with Client(
-                self.target, credentials=self._credentials(), token_file=self._token_file()
+                self.target,
+                credentials=self._credentials(),
+                token_file=self._token_file(),
+                split=split,
             ) as client:
                 yield client
             return
+        if split:
+            raise CommandError("--split is for the servers of --target; give that", code=INVALID)
         with local_server(backend=backend) as target, Client(target) as client:
             yield client
 

@@ -39,6 +39,7 @@ class Job:
     output_shape: tuple[int, ...] | None
     dtype: str | None
     timeout_s: float | None
+    split: bool
 
 
 def run(job: Job, connection: Connection, *, as_json: bool) -> None:
@@ -53,7 +54,7 @@ def run(job: Job, connection: Connection, *, as_json: bool) -> None:
     array = mapped(job.source, job.dtype)
     _check_size(job.output_shape, array.dtype)
     result = _regular(job.result)
-    with connection.client() as client, _complete(result) as part:
+    with connection.client(split=job.split) as client, _complete(result) as part:
         start = time.monotonic()
         shape = _evaluate(client, operator, array, job, part)
         seconds = time.monotonic() - start

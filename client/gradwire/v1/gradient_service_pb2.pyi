@@ -169,6 +169,7 @@ class Open(_message.Message):
     RESUME_FROM_FIELD_NUMBER: _builtins.int
     EVALUATION_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    STOP_BEFORE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request in replies, errors and logs, at most 128 printable ASCII characters. The server makes one
     where it is empty.
@@ -181,6 +182,10 @@ class Open(_message.Message):
     """
     max_chunk_bytes: _builtins.int
     """Most bytes the client takes in one result chunk; 0, the default, means the server's own limit."""
+    stop_before: _builtins.int
+    """End of the result bytes wanted: the first one that is not; 0, the default, means all to the end. Above resume_from,
+    at most the result's byte count.
+    """
     @_builtins.property
     def operator(self) -> _operator_pb2.Operator:
         """The operator. Required."""
@@ -208,10 +213,11 @@ class Open(_message.Message):
         resume_from: _builtins.int = ...,
         evaluation_digest: _builtins.str = ...,
         max_chunk_bytes: _builtins.int = ...,
+        stop_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "input", b"input", "operator", b"operator", "options", b"options", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "evaluation_digest", b"evaluation_digest", "input", b"input", "max_chunk_bytes", b"max_chunk_bytes", "operator", b"operator", "options", b"options", "output", b"output", "request_id", b"request_id", "resume_from", b"resume_from"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "evaluation_digest", b"evaluation_digest", "input", b"input", "max_chunk_bytes", b"max_chunk_bytes", "operator", b"operator", "options", b"options", "output", b"output", "request_id", b"request_id", "resume_from", b"resume_from", "stop_before", b"stop_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output: _TypeAlias = _typing.Literal["output"]  # noqa: Y015
     _WhichOneofArgType__output: _TypeAlias = _typing.Literal["_output", b"_output"]  # noqa: Y015
@@ -229,12 +235,17 @@ class Opened(_message.Message):
     READ_FROM_BYTE_FIELD_NUMBER: _builtins.int
     EVALUATION_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BEFORE_BYTE_FIELD_NUMBER: _builtins.int
     read_from_byte: _builtins.int
-    """First input byte the server wants; 0 for a fresh stream. Chunks start there and run to the end."""
+    """First input byte the server wants; 0 for a fresh stream. Chunks start there and run to read_before_byte."""
     evaluation_digest: _builtins.str
     """Names the evaluation: equal digests promise equal bits, on any server."""
     max_chunk_bytes: _builtins.int
     """Most bytes the server takes in one chunk."""
+    read_before_byte: _builtins.int
+    """End of the input bytes the server wants: the first one that it does not; the input's byte count unless
+    `open.stop_before` is set. Chunks end there. 0 where a server that is older does not say.
+    """
     @_builtins.property
     def output(self) -> _tensor_pb2.TensorDescriptor:
         """The result's descriptor, as asked for or inferred."""
@@ -246,10 +257,11 @@ class Opened(_message.Message):
         read_from_byte: _builtins.int = ...,
         evaluation_digest: _builtins.str = ...,
         max_chunk_bytes: _builtins.int = ...,
+        read_before_byte: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_digest", b"evaluation_digest", "max_chunk_bytes", b"max_chunk_bytes", "output", b"output", "read_from_byte", b"read_from_byte"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_digest", b"evaluation_digest", "max_chunk_bytes", b"max_chunk_bytes", "output", b"output", "read_before_byte", b"read_before_byte", "read_from_byte", b"read_from_byte"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

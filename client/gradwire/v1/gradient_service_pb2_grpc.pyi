@@ -65,8 +65,10 @@ class GradientServiceStub:
     """Evaluates one operator on one tensor of any size, in chunks; results flow while input still arrives.
 
     The client sends open, then chunks with contiguous offsets, then half-closes. A fresh stream may send chunks right
-    after open; a resumed one waits for opened and starts at its read_from_byte. The server answers opened, then
-    result chunks from open.resume_from on, and OK after the last one and the half-close. The client MUST read while
+    after open; a resumed one, and one with stop_before, waits for opened and sends the bytes from its read_from_byte
+    up to its read_before_byte. The server answers opened, then result chunks from open.resume_from on, and OK after
+    the last one and the half-close. So several servers can share one evaluation, each giving a range of the result's
+    bytes from those input bytes that it depends on; ranges join without a seam. The client MUST read while
     it writes: a stream that makes no progress for the server's stall timeout (60 s by default) is ended. Before a
     stream ends with an error, the server sends it as `EvaluateStreamResponse.error`, since a status can be lost to
     a client that is still writing.
@@ -153,8 +155,10 @@ class GradientServiceAsyncStub(GradientServiceStub):
     """Evaluates one operator on one tensor of any size, in chunks; results flow while input still arrives.
 
     The client sends open, then chunks with contiguous offsets, then half-closes. A fresh stream may send chunks right
-    after open; a resumed one waits for opened and starts at its read_from_byte. The server answers opened, then
-    result chunks from open.resume_from on, and OK after the last one and the half-close. The client MUST read while
+    after open; a resumed one, and one with stop_before, waits for opened and sends the bytes from its read_from_byte
+    up to its read_before_byte. The server answers opened, then result chunks from open.resume_from on, and OK after
+    the last one and the half-close. So several servers can share one evaluation, each giving a range of the result's
+    bytes from those input bytes that it depends on; ranges join without a seam. The client MUST read while
     it writes: a stream that makes no progress for the server's stall timeout (60 s by default) is ended. Before a
     stream ends with an error, the server sends it as `EvaluateStreamResponse.error`, since a status can be lost to
     a client that is still writing.
@@ -250,8 +254,10 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
         """Evaluates one operator on one tensor of any size, in chunks; results flow while input still arrives.
 
         The client sends open, then chunks with contiguous offsets, then half-closes. A fresh stream may send chunks right
-        after open; a resumed one waits for opened and starts at its read_from_byte. The server answers opened, then
-        result chunks from open.resume_from on, and OK after the last one and the half-close. The client MUST read while
+        after open; a resumed one, and one with stop_before, waits for opened and sends the bytes from its read_from_byte
+        up to its read_before_byte. The server answers opened, then result chunks from open.resume_from on, and OK after
+        the last one and the half-close. So several servers can share one evaluation, each giving a range of the result's
+        bytes from those input bytes that it depends on; ranges join without a seam. The client MUST read while
         it writes: a stream that makes no progress for the server's stall timeout (60 s by default) is ended. Before a
         stream ends with an error, the server sends it as `EvaluateStreamResponse.error`, since a status can be lost to
         a client that is still writing.

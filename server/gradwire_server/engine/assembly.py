@@ -20,24 +20,33 @@ class InputAssembler:
     Holds the bytes of one step, and of them only what has arrived. Where ranges of steps overlap,
     the shared bytes are copied; a range that lies in one chunk is a view of it.
 
+    stop  end of the input bytes that are needed
     held  steps whose bytes are still in use when the next step's begin to arrive
     """
 
-    def __init__(self, evaluation: Evaluation, *, resume_from: int = 0, held: int = 1) -> None:
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        *,
+        resume_from: int = 0,
+        stop_before: int | None = None,
+        held: int = 1,
+    ) -> None:
         self._ring = Ring(held + 1)
-        self._total = evaluation.input.wire_bytes
+        self.stop = evaluation.input_stop(stop_before or evaluation.output.wire_bytes)
         self._pieces = (
-            _Piece(step, *evaluation.input_range(step)) for step in evaluation.steps(resume_from)
+            _Piece(step, *evaluation.input_range(step))
+            for step in evaluation.steps(resume_from, stop_before)
         )
         self._last: _Piece | None = None
         self._next = next(self._pieces, None)
         # A fresh stream comes from byte 0 on, without waiting to be told what is needed.
-        self.position = 0 if not resume_from else self._next.start if self._next else self._total
+        self.position = 0 if not resume_from else self._next.start if self._next else self.stop
 
     @property
     def complete(self) -> bool:
-        """Whether every byte of the input has arrived."""
-        return self.position == self._total
+        """Whether every byte that is needed has arrived."""
+        return self.position == self.stop
 
     def feed(self, chunk: Bytes) -> Iterator[tuple[Step, Bytes]]:
         """Yield the steps that can run now; exhaust the iterator before the next chunk."""

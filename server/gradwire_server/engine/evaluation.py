@@ -132,9 +132,19 @@ class Evaluation:
         """Whether the result's bytes are the input's."""
         return not self.plan.passes and not self.input.broadcast and not self.walk.layout.held
 
-    def steps(self, resume_from: int = 0) -> Iterator[Step]:
-        """Yield the steps that give the result from byte resume_from on."""
-        return self.walk.steps(resume_from // self._out_row_bytes)
+    def steps(self, resume_from: int = 0, stop_before: int | None = None) -> Iterator[Step]:
+        """Yield the steps that give the result from byte resume_from to stop_before or the end."""
+        return self.walk.steps(resume_from // self._out_row_bytes, self._stop_row(stop_before))
+
+    def input_stop(self, stop_before: int) -> int:
+        """End of the input's wire bytes that the result's bytes before stop_before need."""
+        stop_row = self._stop_row(stop_before)
+        if stop_row is None or stop_before == self.output.wire_bytes:
+            return self.input.wire_bytes
+        return self.input_range(self.walk.last_step(stop_row))[1]
+
+    def _stop_row(self, stop_before: int | None) -> int | None:
+        return None if stop_before is None else -(-stop_before // self._out_row_bytes)
 
     @cached_property
     def _out_row_bytes(self) -> int:

@@ -137,29 +137,47 @@ class Walk:
             return self.slab
         return max(self.slab, self._window_cost if self.mode == "window" else self._running_cost)
 
-    def steps(self, first_row: int = 0) -> Iterator[Step]:
-        """Yield the steps for the result from row first_row on, counted over all outer slices."""
+    def steps(self, first_row: int = 0, stop_row: int | None = None) -> Iterator[Step]:
+        """Yield the steps for the result's rows from first_row on, counted over all outer slices.
+
+        stop_row  first row that is not wanted; None for all to the end. In the ways slices and
+                  running the last step may give rows beyond
+        """
+        stop_row = self.outer * self.out_rows if stop_row is None else stop_row
         outer, row = divmod(first_row, self.out_rows)
+        stop_outer = -(-stop_row // self.out_rows)
         if self.mode == "slices":
-            yield from self._slices(outer)
+            yield from self._slices(outer, stop_outer)
             return
-        for index in range(outer, self.outer):
+        for index in range(outer, stop_outer):
+            stop = min(self.out_rows, stop_row - index * self.out_rows)
             if self.mode == "running" and self.map is not None:
-                yield from self._runs(self.map, index, row)
+                yield from self._runs(self.map, index, row, stop)
             else:
-                yield from self._windows(index, row)
+                yield from self._windows(index, row, stop)
             row = 0
 
-    def _slices(self, outer: int) -> Iterator[Step]:
+    def last_step(self, stop_row: int) -> Step:
+        """Return a step whose input rows end where those of the steps before stop_row do."""
+        outer, row = divmod(stop_row - 1, self.out_rows)
+        if self.mode == "slices":
+            return Step(outer, outer + 1, 0, self.in_rows, 0, self.out_rows)
+        if self.mode == "running" and self.map is not None:
+            high = self._last_run_stop(self.map, row + 1)
+            return Step(outer, outer + 1, high - 1, high, row, row + 1)
+        low, high = self._rows_needed(row, row + 1)
+        return Step(outer, outer + 1, low, high, row, row + 1)
+
+    def _slices(self, outer: int, stop_outer: int) -> Iterator[Step]:
         cost = self.in_rows * self.in_row + self.out_rows * self.out_row
         several = max(1, self.slab // cost)
-        for first in range(outer, self.outer, several):
-            stop = min(first + several, self.outer)
+        for first in range(outer, stop_outer, several):
+            stop = min(first + several, stop_outer)
             yield Step(first, stop, 0, self.in_rows, 0, self.out_rows)
 
-    def _windows(self, outer: int, row: int) -> Iterator[Step]:
-        while row < self.out_rows:
-            stop = self._window_stop(row)
+    def _windows(self, outer: int, row: int, stop_row: int) -> Iterator[Step]:
+        while row < stop_row:
+            stop = self._window_stop(row, stop_row)
             low, high = self._rows_needed(row, stop)
             yield Step(outer, outer + 1, low, high, row, stop)
             row = stop
@@ -171,28 +189,34 @@ class Walk:
             return 0, self.in_rows
         return int(self.map.start[row]), int(self.map.stop[stop - 1])
 
-    def _window_stop(self, row: int) -> int:
+    def _window_stop(self, row: int, stop_row: int) -> int:
         def cost(stop: int) -> int:
             low, high = self._rows_needed(row, stop)
             return (high - low) * self.in_row + (stop - row) * self.out_row
 
-        candidates = range(row + 1, self.out_rows + 1)
+        candidates = range(row + 1, stop_row + 1)
         return max(row + 1, row + bisect_right(candidates, self.slab, key=cost))
 
-    def _runs(self, bands: BandedMap, outer: int, row: int) -> Iterator[Step]:
-        low = int(bands.start[row])
-        while row < self.out_rows:
-            high = self._run_stop(bands, row, low)
+    def _runs(self, bands: BandedMap, outer: int, row: int, stop_row: int) -> Iterator[Step]:
+        low, most = int(bands.start[row]), self._last_run_stop(bands, stop_row)
+        while row < stop_row:
+            high = self._run_stop(bands, row, low, most)
             done = min(int(np.searchsorted(bands.stop, high, "right")), touched(bands, high))
             yield Step(outer, outer + 1, low, high, row, max(row, done))
             row, low = max(row, done), high
 
-    def _run_stop(self, bands: BandedMap, row: int, low: int) -> int:
+    def _last_run_stop(self, bands: BandedMap, stop_row: int) -> int:
+        """One past the last input row for the result rows before stop_row, and past their start."""
+        if stop_row == self.out_rows:
+            return self.in_rows
+        return max(int(bands.stop[stop_row - 1]), int(bands.start[stop_row - 1]) + 1)
+
+    def _run_stop(self, bands: BandedMap, row: int, low: int, most: int) -> int:
         def cost(high: int) -> int:
             return (high - low) * self.in_row + (touched(bands, high) - row) * self.out_row
 
-        candidates = range(low + 1, self.in_rows + 1)
-        return min(self.in_rows, max(low + 1, low + bisect_right(candidates, self.slab, key=cost)))
+        candidates = range(low + 1, most + 1)
+        return min(most, max(low + 1, low + bisect_right(candidates, self.slab, key=cost)))
 
 
 def touched(bands: BandedMap, high: int) -> int:

@@ -1,0 +1,142 @@
+"""How long servers take that share one evaluation: the model of docs/scaling-out.md, simulated.
+
+    python -m bench.split_model [--json FILE] [--plot FILE]
+
+Bytes flow as fluids, in steps of time: those of the input from the client over its one link, which
+the shares divide evenly, and over each server's own; they are computed at a rate, at most as they
+come; those of the result flow back likewise. A share's result lags behind its input by one step of
+the server. 1 to 64 servers, by default at 200 Mbit/s each and 10 Gbit/s for the client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What bounds an evaluation, in bytes and seconds.
+
+    link        of each server, bytes per second each way
+    client      of the client, likewise
+    compute     bytes of input that one server computes per second
+    round_trip  seconds; a share waits for one and a half before its first byte is there
+    halo        bytes of input, at most, that a share reads beside its own part
+    step        bytes of input that a server collects before it computes
+    """
+
+    link: float = 25e6
+    client: float = 1.25e9
+    compute: float = math.inf
+    round_trip: float = 0.0005
+    halo: float = 0.0
+    step: float = float(1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An evaluation: bytes of its input and of its result."""
+
+    up: float
+    down: float
+    rates: Rates = Rates()
+
+
+def formula(model: Model, servers: int) -> float:
+    """Return the seconds that the slowest of all ways takes, and the start and the end."""
+    rates = model.rates
+    read, given = model.up / servers + _halo(model, servers), model.down / servers
+    busiest = max(
+        read / rates.link,
+        servers * read / rates.client,
+        read / rates.compute,
+        given / rates.link,
+        servers * given / rates.client,
+    )
+    last = min(rates.step, read) / read * given / min(rates.link, rates.client / servers)
+    return 1.5 * rates.round_trip + busiest + last
+
+
+def simulate(model: Model, servers: int, *, steps: int = 4000) -> float:
+    """Return the seconds until the last server's last byte is there."""
+    rates = model.rates
+    read, given = model.up / servers + _halo(model, servers), model.down / servers
+    tick = formula(model, servers) / steps
+    arrived, computed, returned = (np.zeros(servers) for _ in range(3))
+    clock = 0.0
+    while returned.min() < given * (1 - 1e-9):
+        arrived += _flow(read - arrived, rates, tick)
+        whole = np.where(arrived >= read, read, rates.step * np.floor(arrived / rates.step))
+        computed = np.minimum(whole, computed + rates.compute * tick)
+        returned += _flow(given * computed / read - returned, rates, tick)
+        clock += tick
+    return 1.5 * rates.round_trip + clock
+
+
+def _flow(waiting: Array, rates: Rates, tick: float) -> Array:
+    """Divide the client's link among those that have something to send, at most a link each."""
+    active = int(np.count_nonzero(waiting > 0))
+    return np.minimum(waiting, tick * min(rates.link, rates.client / max(1, active)))
+
+
+def _halo(model: Model, servers: int) -> float:
+    return model.rates.halo if servers > 1 else 0.0
+
+
+def main() -> None:
+    """Print formula and simulation for 1 to 64 servers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    told = parser.parse_args()
+    cases = {
+        "1 GiB, 10 Gbit/s client": Model(2.0**30, 2.0**28),
+        "1 GiB, 1 Gbit/s client": Model(2.0**30, 2.0**28, Rates(client=125e6)),
+        "25.7 MB, 10 Gbit/s client": Model(25.7e6, 6.4e6),
+        "64 MiB of 64 rows, halo 4 rows": Model(2.0**26, 2.0**24, Rates(halo=2.0**22)),
+    }
+    rows = {
+        name: {str(count): [formula(model, count), simulate(model, count)] for count in COUNTS}
+        for name, model in cases.items()
+    }
+    for name, counts in rows.items():
+        alone = counts["1"][1]
+        sys.stdout.write(f"{name}\n")
+        for count, (told_s, simulated_s) in counts.items():
+            line = f"{count:>4}: {told_s:.3f} s, {simulated_s:.3f} s, x{alone / simulated_s:.1f}"
+            sys.stdout.write(line + "\n")
+    if told.json is not None:
+        told.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if told.plot is not None:
+        _plot(rows, told.plot)
+
+
+def _plot(rows: dict[str, dict[str, list[float]]], path: Path) -> None:
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - of the extra plot
+
+    drawn: Any = plt.subplots(figsize=(6, 4))
+    figure, axes = drawn
+    for name, counts in rows.items():
+        axes.plot(COUNTS, [counts["1"][1] / each for _, each in counts.values()], "o-", label=name)
+    axes.plot(COUNTS, COUNTS, "--", color="gray", label="as many times as servers")
+    axes.set(xscale="log", yscale="log", xlabel="servers", ylabel="speed-up")
+    axes.set_xticks(COUNTS, [str(count) for count in COUNTS])
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Several servers that share an evaluation give the bits of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dialect_table import Case
+from dialect_tables import TABLES
+from fleets import ALWAYS, BILINEAR, DIFF_DST, SHAPE, Fleet, fleet_serving, same_bits
+from gradwire import (
+    AsyncClient,
+    Client,
+    InvalidRequestError,
+    Timing,
+    ops,
+)
+from gradwire._split import share_count
+from gradwire_server import LocalClient
+from relay import relaying
+
+CASES = st.one_of([table.cases for table in TABLES.values()])
+DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with fleet_serving() as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def spread(fleet: Fleet) -> Iterator[Client]:
+    with Client(fleet.targets * 2, chunk_bytes=999, **ALWAYS) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalClient]:
+    with LocalClient() as local:
+        yield local
+
+
+@pytest.fixture(scope="module")
+def expected(local: LocalClient) -> NDArray[Any]:
+    return local.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of evaluate(); output_shape is None where it is to be inferred."""
+
+    operator: ops.Operator
+    array: NDArray[Any]
+    output_shape: tuple[int, ...] | None
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    """Make a call of any dialect, on any type, that may be one to refuse."""
+    case: Case = draw(CASES)
+    dtype = draw(st.sampled_from(DTYPES))
+    backward = draw(st.booleans())
+    operator = case.pair.gradient if backward else case.pair.forward
+    source, shape = (case.result, case.source) if backward else (case.source, case.result)
+    array = np.random.default_rng(0).normal(size=source).astype(dtype)
+    return Call(operator, array, shape if draw(st.booleans()) else None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(call=calls(), threshold=st.sampled_from([0, 64, 500]))
+def test_every_dialect_has_the_bits_of_one_server(
+    fleet: Fleet, local: LocalClient, call: Call, threshold: int
+) -> None:
+    refusal = None
+    try:
+        whole = local.evaluate(call.operator, call.array, output_shape=call.output_shape)
+    except InvalidRequestError as error:
+        refusal, whole = error, np.empty(0)
+    options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 999}
+    with Client(fleet.targets * 2, **options) as client:
+        if refusal is None:
+            result = client.evaluate(call.operator, call.array, output_shape=call.output_shape)
+            same_bits(result, whole)
+            return
+        with pytest.raises(InvalidRequestError) as caught:
+            client.evaluate(call.operator, call.array, output_shape=call.output_shape)
+    assert (caught.value.field, str(caught.value)) == (refusal.field, str(refusal))
+
+
+@st.composite
+def layouts(draw: st.DrawFn, *, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """Make an input with strides of any kind, some of them 0, and an out."""
+    order, out_order = (draw(st.permutations(range(4))) for _ in range(2))
+    broadcast = draw(st.sets(st.integers(0, 3)))
+    step = draw(st.sampled_from([1, -1, 2]))
+    held = [sizes[axis] * abs(step) for axis in order]
+    values = np.random.default_rng(1).normal(size=held).astype(np.float32)
+    array = values.transpose(np.argsort(order))[(slice(None, None, step),) * 4]
+    ones = tuple(slice(0, 1) if axis in broadcast else slice(None) for axis in range(4))
+    out = np.zeros([shape[axis] for axis in out_order], np.float32)
+    return np.broadcast_to(array[ones], sizes), out.transpose(np.argsort(out_order))
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout=layouts(sizes=(2, 3, 12, 10), shape=(2, 3, 5, 7)))
+def test_any_strides_of_input_and_out_have_the_bits_of_one_server(
+    spread: Client, local: LocalClient, layout: tuple[NDArray[Any], NDArray[Any]]
+) -> None:
+    array, out = layout
+    assert spread.evaluate(BILINEAR, array, out=out) is out
+    expected = local.evaluate(BILINEAR, array, output_shape=out.shape)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("bulk", "servers", "threshold", "count"),
+    [
+        (100, 4, 100, 1),
+        (101, 4, 100, 2),
+        (200, 4, 100, 2),
+        (201, 4, 100, 3),
+        (1000, 4, 100, 4),
+        (1000, 1, 100, 1),
+        (5, 3, 0, 3),
+        (0, 3, 0, 1),
+    ],
+)
+def test_a_part_has_half_the_threshold_or_more(
+    bulk: int, servers: int, threshold: int, count: int
+) -> None:
+    assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
+
+
+def test_only_what_is_above_the_threshold_is_shared(fleet: Fleet, expected: NDArray[Any]) -> None:
+    asked: list[int] = []
+
+    def note(timing: Timing) -> None:
+        asked.append(timing.tries)
+
+    for threshold in (DIFF_DST.nbytes, DIFF_DST.nbytes - 1, DIFF_DST.nbytes // 3, 0):
+        options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold}
+        with Client(fleet.targets, **options) as client:
+            result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=note)
+        same_bits(result, expected)
+    alone: dict[str, Any] = {**ALWAYS, "split": False}
+    with Client(fleet.targets, **alone) as client:
+        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=note)
+    assert asked == [1, 2, 3, 3, 1]
+
+
+def test_each_server_reads_its_part_and_little_more(fleet: Fleet, expected: NDArray[Any]) -> None:
+    with ExitStack() as stack:
+        relays = [stack.enter_context(relaying(target)) for target in fleet.targets]
+        client = stack.enter_context(Client([relay.address for relay in relays], **ALWAYS))
+        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        sent = [relay.carried_bytes for relay in relays]
+    same_bits(result, expected)
+    share = DIFF_DST.nbytes / len(relays)
+    assert all(0.95 * share < each < 1.1 * share for each in sent), sent
+
+
+def test_progress_and_tasks_of_asyncio_see_one_call(fleet: Fleet, expected: NDArray[Any]) -> None:
+    reports: list[tuple[int, int]] = []
+
+    async def work() -> list[NDArray[Any]]:
+        async with AsyncClient(fleet.targets, chunk_bytes=20_000, **ALWAYS) as client:
+            calls = [
+                client.evaluate(
+                    BILINEAR,
+                    DIFF_DST,
+                    output_shape=SHAPE,
+                    on_progress=lambda sent, received: reports.append((sent, received)),
+                ),
+                client.evaluate(BILINEAR, DIFF_DST, out=np.empty(SHAPE, np.float32)),
+            ]
+            return await asyncio.gather(*calls)
+
+    for result in asyncio.run(work()):
+        same_bits(result, expected)
+    assert reports == sorted(reports)
+    assert reports[-1] == (DIFF_DST.nbytes, expected.nbytes)

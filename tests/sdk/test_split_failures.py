@@ -1,0 +1,183 @@
+"""Whatever befalls servers that share an evaluation, the bits are those of one, or the error is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleets import ALWAYS, BILINEAR, DIFF_DST, PROMPT, SHAPE, Fleet, fleet_serving, same_bits
+from gradwire import (
+    AsyncClient,
+    AuthenticationError,
+    Client,
+    DeadlineExceededError,
+    InvalidRequestError,
+    RetryPolicy,
+    UnavailableError,
+    ops,
+)
+from gradwire_server import LocalClient, ranges
+from gradwire_server.errors import UnknownFieldError
+from gradwire_server.tokens import Scope, add_token
+from papers import Papers, trusting
+from raw_calls import wait_idle
+from relay import Relay, relaying
+from serving import serving, serving_process
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with fleet_serving() as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def expected() -> NDArray[Any]:
+    with LocalClient() as local:
+        return local.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+
+
+@pytest.mark.parametrize("cut", [1, 20_000, 150_000])
+def test_a_server_killed_amid_its_part_leaves_it_to_the_others(
+    fleet: Fleet, expected: NDArray[Any], cut: int
+) -> None:
+    with (
+        serving_process() as doomed,
+        relaying(doomed.address, cuts=[cut, cut], on_cut=doomed.kill) as relay,
+        Client(
+            [relay.address, *fleet.targets], chunk_bytes=20_000, retry=PROMPT, **ALWAYS
+        ) as client,
+    ):
+        out = np.zeros(SHAPE, np.float32)
+        assert client.evaluate(BILINEAR, DIFF_DST, out=out) is out
+        assert doomed.process.poll() is not None
+        same_bits(out, expected)
+        same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+
+
+def test_where_no_server_is_left_the_call_is_unavailable() -> None:
+    retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
+    with (
+        Client(["127.0.0.1:1", "127.0.0.1:2"], retry=retry, **ALWAYS) as client,
+        pytest.raises(UnavailableError),
+    ):
+        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+
+
+def test_servers_that_compute_other_bits_do_not_share(
+    fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = iter(["one", "another"])
+    opened = ranges.opened
+
+    def disagreeing(output: Any, wants: range, *, digest: str, max_chunk_bytes: int) -> Any:
+        said = next(digests, digest)
+        return opened(output, wants, digest=said, max_chunk_bytes=max_chunk_bytes)
+
+    monkeypatch.setattr(ranges, "opened", disagreeing)
+    with Client(fleet.targets, **ALWAYS) as client:
+        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+    same_bits(result, expected)
+
+
+def test_servers_of_a_release_without_parts_do_not_share(
+    fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted_bytes = ranges.wanted_bytes
+
+    def older(header: Any, *others: Any) -> range:
+        if header.stop_before:
+            raise UnknownFieldError("open has field number 9, which this server does not know")
+        return wanted_bytes(header, *others)
+
+    monkeypatch.setattr(ranges, "wanted_bytes", older)
+    with Client(fleet.targets, **ALWAYS) as client:
+        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+    same_bits(result, expected)
+
+
+def test_a_refusal_is_that_of_one_server(fleet: Fleet) -> None:
+    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
+    with Client(fleet.targets, **ALWAYS) as client, pytest.raises(InvalidRequestError) as caught:
+        client.evaluate(wrong, DIFF_DST, output_shape=SHAPE)
+    assert caught.value.field == "operator.dml_resample_grad.scales"
+    assert caught.value.request_id
+
+
+def test_each_server_sees_token_and_certificate(expected: NDArray[Any], tmp_path: Path) -> None:
+    papers, tokens = Papers(tmp_path), tmp_path / "tokens"
+    token = add_token(tokens, name="evaluates", scopes=[Scope.EVALUATE])
+    options: dict[str, Any] = {**ALWAYS, "credentials": trusting(papers.roots)}
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(serving(**papers.settings, tokens=str(tokens))) for _ in range(2)
+        ]
+        targets = [server.address for server in servers]
+        with Client(targets, token=token, **options) as client:
+            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        with Client(targets, **options) as client, pytest.raises(AuthenticationError):
+            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+
+
+def test_a_deadline_is_that_of_the_call_and_leaves_nothing_behind(fleet: Fleet) -> None:
+    with held(fleet) as relay, Client([relay.address, *fleet.targets], **ALWAYS) as client:
+        with pytest.raises(DeadlineExceededError, match=r"no result within timeout_s, 0\.5 s"):
+            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, timeout_s=0.5)
+        relay.let_go()
+        nothing_runs(fleet)
+
+
+def test_a_part_that_stalls_ends_the_call(fleet: Fleet) -> None:
+    options: dict[str, Any] = {**ALWAYS, "timeout_s": 0.5}
+    with held(fleet) as relay, Client([relay.address, *fleet.targets], **options) as client:
+        with pytest.raises(DeadlineExceededError, match=r"nothing moved for 0\.5 s"):
+            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        relay.let_go()
+        nothing_runs(fleet)
+
+
+def test_a_cancelled_task_ends_every_part(fleet: Fleet) -> None:
+    async def work(target: str) -> None:
+        async with AsyncClient([target, *fleet.targets], **ALWAYS) as client:
+            under_way = asyncio.Event()
+            task = asyncio.ensure_future(
+                client.evaluate(
+                    BILINEAR,
+                    DIFF_DST,
+                    output_shape=SHAPE,
+                    on_progress=lambda _, received: under_way.set() if received else None,
+                )
+            )
+            await under_way.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with held(fleet) as relay:
+        asyncio.run(work(relay.address))
+        relay.let_go()
+        nothing_runs(fleet)
+
+
+@contextmanager
+def held(fleet: Fleet) -> Generator[Relay]:
+    """Lead to a server by a way on which its part gets stuck."""
+    with relaying(fleet.targets[0]) as relay:
+        relay.hold(after=100_000)
+        yield relay
+
+
+def nothing_runs(fleet: Fleet) -> None:
+    """Assert that no server works on, and no thread of a shared evaluation is left."""
+    for server in fleet.servers:
+        wait_idle(server)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not {"gradwire-split", "gradwire-share"} & set(names)
