@@ -29,7 +29,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load load-agreement load-kills soak chaos fuzz monitoring status bench bench-compute conformance full image install constraints clean
+	load load-agreement load-kills soak chaos fuzz monitoring ray status bench bench-compute conformance full image install constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -120,6 +120,9 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python
 
+ray:  ## Run replicas on a Ray cluster of network namespaces, under load, and kill a node; needs root
+	.ci/ray $(VENV)-ray
+
 status: $(VENV)/.installed  ## Look at the status page in Chromium; draws out/status.png
 	.ci/status $(BIN)/python
 	mkdir -p out
@@ -150,12 +153,12 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
 	build/pin/bin/python $(PIP) install --upgrade pip
-	build/pin/bin/python $(PIP) install --editable '.[all,cuda13]' --group test --group lint --group package hatchling
+	build/pin/bin/python $(PIP) install --editable '.[all,cuda13,ray]' --group test --group lint --group package hatchling
 	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
-	rm -rf .venv .venv-generate .venv-conformance .venv-locust build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
+	rm -rf .venv .venv-generate .venv-conformance .venv-locust .venv-ray build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
 
 # Set up again whenever dependencies or pins have changed.
 $(VENV)/.installed: pyproject.toml $(PINS)

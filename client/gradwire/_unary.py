@@ -12,7 +12,7 @@ from gradwire._channel import AsyncLine, Line, from_rpc_error
 from gradwire._pool import Pool
 from gradwire._tokens import Bearer
 from gradwire._tracing import Context, call_span
-from gradwire.errors import CallCancelledError, GradwireError, ServerError
+from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
 from gradwire.retries import is_retryable
 from gradwire.timing import Metadata
 
@@ -76,7 +76,10 @@ class Unary:
         metadata: Context | None,
     ) -> Reply | GradwireError:
         pool = self._pool()
-        seat, line = pool.take()
+        try:
+            seat, line = pool.take()
+        except UnavailableError as error:
+            return error
         failed = False
         try:
             if on_trailers is None:
@@ -158,7 +161,10 @@ class AsyncUnary:
         metadata: Context | None,
     ) -> Reply | GradwireError:
         pool = self._pool()
-        seat, line = pool.take()
+        try:
+            seat, line = pool.take()
+        except UnavailableError as error:
+            return error
         failed = False
         try:
             call = method(line)(request, timeout=timeout_s, metadata=metadata)
