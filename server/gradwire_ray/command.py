@@ -97,7 +97,12 @@ def _wait(actor: Any, count: int, *, until: float) -> dict[str, Any]:
     """Wait until so many replicas serve; where they do not, say why, and leave none."""
     try:
         status = _asked(actor)
-        while (serving := _count_serving(status)) < count and time.monotonic() < until:
+        # One that fails at first fails again, mostly for what the flags say.
+        while (
+            (serving := _count_serving(status)) < count
+            and not status["failure"]
+            and time.monotonic() < until
+        ):
             time.sleep(_LOOK_S)
             status = _asked(actor)
     except BaseException:

@@ -2,21 +2,23 @@
 
     PYTHONPATH=tests python -m bench.replicas [--json FILE]
 
-A cluster of a head and one node is made of network namespaces. A plain server and one replica run
-on the node, with the same flags; a third machine calls both in turn, round by round, over the same
-link. Needs root and Ray. The ratio is the plain server's median time over the replica's: 1 is as
-fast.
+A cluster of a head and one node is made of network namespaces. Two plain servers and one replica
+run on the node, with the same flags; a third machine calls all in turn, round by round, over the
+same link. Needs root and Ray. Figures are a call's median time, and the processor time that its
+server took, both in ms. A ratio is the plain server's figure over the other's: 1 is as fast. The
+second plain server, the control, shows how much of it is noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -34,10 +36,29 @@ _HALVE = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 _MANY = 200
 
 
-@dataclass(frozen=True, slots=True)
 class _Contestant:
-    name: str
-    run: Callable[[], object]
+    """One server called in one way; counts what it is called and what that costs it."""
+
+    def __init__(self, name: str, pid: int, call: Callable[[], object]) -> None:
+        self.name = name
+        self._pid = pid
+        self._call = call
+        self._calls = 0
+        self._began_s = self._used_s()
+
+    def run(self) -> None:
+        """Call once."""
+        self._call()
+        self._calls += 1
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor time of the server for each call so far."""
+        return (self._used_s() - self._began_s) / self._calls
+
+    def _used_s(self) -> float:
+        words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _loads(client: Client) -> dict[str, Callable[[], object]]:
@@ -52,21 +73,35 @@ def _loads(client: Client) -> dict[str, Callable[[], object]]:
     }
 
 
-def compare(plain: str, replica: str) -> dict[str, dict[str, float]]:
-    """Call both; return the medians in ms and the ratio, by load."""
+def compare(servers: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Call servers, each written NAME=TARGET=PID, the plain one first; return figures by load."""
+    given = [server.split("=") for server in servers]
+    clients = [Client(target) for _, target, _ in given]
+    calls = [_loads(client) for client in clients]
     report: dict[str, dict[str, float]] = {}
-    with Client(plain) as of_plain, Client(replica) as of_replica:
-        both = _loads(of_plain), _loads(of_replica)
-        for name in both[0]:
-            pair = [
-                _Contestant(title, loads[name])
-                for title, loads in zip(("plain", "replica"), both, strict=True)
-            ]
-            taken = samples(pair, {one.name: _timed(one.run) for one in pair}, _PACE)
-            told = {title: statistics.median(times) for title, times in taken.items()}
-            report[name] = {f"{title}_ms": round(s * 1e3, 3) for title, s in told.items()}
-            report[name]["ratio"] = round(told["plain"] / told["replica"], 3)
+    for load in calls[0]:
+        all_of_them = [
+            _Contestant(name, int(pid), by_load[load])
+            for (name, _, pid), by_load in zip(given, calls, strict=True)
+        ]
+        taken = samples(all_of_them, {one.name: _timed(one.run) for one in all_of_them}, _PACE)
+        wall = {one.name: statistics.median(taken[one.name]) for one in all_of_them}
+        cpu = {one.name: one.cpu_s for one in all_of_them}
+        report[load] = _figures(wall, "ms") | _figures(cpu, "cpu_ms")
+    for client in clients:
+        client.close()
     return report
+
+
+def _figures(seconds: Mapping[str, float], unit: str) -> dict[str, float]:
+    plain = next(iter(seconds.values()))
+    found = {f"{name}_{unit}": round(one * 1e3, 3) for name, one in seconds.items()}
+    ratios = {
+        f"{name}_{unit}_ratio": round(plain / one, 3)
+        for name, one in seconds.items()
+        if one is not plain
+    }
+    return found | ratios
 
 
 def _timed(run: Callable[[], object]) -> float:
@@ -78,20 +113,23 @@ def _timed(run: Callable[[], object]) -> float:
 
 def measure() -> dict[str, dict[str, float]]:
     """Make the cluster, and compare on it."""
-    with ray_cluster(nodes=1, cpus=1) as cluster:
+    with ray_cluster(nodes=1, cpus=1) as cluster, ExitStack() as stack:
         target = cluster.command("up", "--address", cluster.head, "--", *_FLAGS).strip()
-        plain = f"{cluster.machines.address(_NODE)}:{_PORT}"
-        words = (sys.executable, "-m", "gradwire_server", "--address", plain, *_FLAGS)
-        server = cluster.start(_NODE, *words)
-        assert server.stdout is not None
-        server.stdout.readline()
-        told = cluster.run(
-            cluster.caller, sys.executable, "-m", "bench.replicas", "--compare", plain, target
+        told = json.loads(cluster.command("status", "--json", "--address", cluster.head))
+        servers = [f"replica={target}={told['replicas'][0]['pid']}"]
+        for name, port in (("control", _PORT + 1), ("plain", _PORT)):
+            address = f"{cluster.machines.address(_NODE)}:{port}"
+            words = (sys.executable, "-m", "gradwire_server", "--address", address, *_FLAGS)
+            server = stack.enter_context(cluster.start(_NODE, *words))
+            stack.callback(server.terminate)
+            assert server.stdout is not None
+            server.stdout.readline()
+            servers.insert(0, f"{name}={address}={server.pid}")
+        compared = cluster.run(
+            cluster.caller, sys.executable, "-m", "bench.replicas", "--compare", *servers
         )
-        server.terminate()
-        server.wait()
+        report: dict[str, dict[str, float]] = json.loads(compared)
         cluster.command("down", "--address", cluster.head)
-    report: dict[str, dict[str, float]] = json.loads(told)
     return report
 
 
@@ -99,11 +137,9 @@ def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument(
-        "--compare", nargs=2, metavar=("PLAIN", "REPLICA"), help="two targets that are there"
-    )
+    parser.add_argument("--compare", nargs="+", help="servers that run, NAME=TARGET=PID each")
     arguments = parser.parse_args()
-    report = compare(*arguments.compare) if arguments.compare else measure()
+    report = compare(arguments.compare) if arguments.compare else measure()
     text = json.dumps(report, indent=2)
     sys.stdout.write(text + "\n")
     if arguments.json:

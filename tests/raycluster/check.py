@@ -5,6 +5,7 @@
 Three nodes, a head and two with room for four replicas each, are network namespaces of this
 machine; a fourth one calls: small calls, evaluate_many and streams, blocking and by asyncio.
 
+- refusal: servers that cannot start are none
 - up: from one replica to four, since evaluations wait
 - node: one of the two nodes is killed, with all that runs there; Ray starts its replicas elsewhere
 - controller: the process that keeps the list is killed; another one takes the replicas over
@@ -101,11 +102,26 @@ def kill_controller(cluster: Nodes, watch: Watch) -> float:
     for pid in cluster.machines.pids(1):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Controller"):
             os.kill(pid, signal.SIGKILL)
-    return watch.wait_for(lambda seen: not seen) + watch.wait_for(lambda seen: seen == before)
+    began = time.monotonic()
+    watch.wait_for(lambda seen: not seen)
+    watch.wait_for(lambda seen: seen == before)
+    return round(time.monotonic() - began, 1)
+
+
+def check_refusal(cluster: Nodes) -> None:
+    """Fail unless servers that cannot start end the command, which says why and leaves nothing."""
+    try:
+        cluster.command("up", "--address", cluster.head, "--", "--insecure", "--tokens", "/nowhere")
+    except RuntimeError as error:
+        if "0 of 1 replicas serve: " in str(error) and "ended with status 1" in str(error):
+            return
+        raise
+    raise RuntimeError("a server without its tokens file serves")
 
 
 def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
     """Go through all phases; return what callers saw, and how long each took."""
+    check_refusal(cluster)
     target = cluster.command(
         *("up", "--address", cluster.head, "--min", "1", "--max", str(_MOST)),
         *("--target-queue", "0.4", "--down-after-s", "4"),

@@ -23,6 +23,8 @@ _VARIABLES = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Otherwise replicas yield to every other process of the machine.
+    "RAY_worker_niceness": "0",
 }
 
 
@@ -74,6 +76,8 @@ class Nodes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # As replicas have: the kernel may share out the processor by sessions.
+            start_new_session=True,
         )
 
     def _start(self, number: int, *flags: str) -> None:
