@@ -32,7 +32,8 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
-	load load-agreement load-kills soak chaos fuzz monitoring kubernetes status bench bench-compute conformance full image install constraints clean
+	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute conformance full image install \
+	constraints clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -126,6 +127,9 @@ monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with 
 kubernetes: $(VENV)/.installed  ## Check the manifests of deploy/kubernetes with Kubernetes' schemas
 	.ci/kubernetes $(BIN)/python build/kubernetes
 
+ray:  ## Run replicas on a Ray cluster of network namespaces, under load, and kill a node; needs root
+	.ci/ray $(VENV)-ray
+
 status: $(VENV)/.installed  ## Look at the status page in Chromium; draws out/status.png
 	.ci/status $(BIN)/python
 	mkdir -p out
@@ -159,7 +163,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda1
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
 	build/pin/bin/python $(PIP) install --upgrade pip
-	build/pin/bin/python $(PIP) install --editable '.[all,cuda13]' --group test --group lint --group package hatchling
+	build/pin/bin/python $(PIP) install --editable '.[all,cuda13,ray]' --group test --group lint --group package hatchling
 	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
@@ -168,7 +172,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda1
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
-	rm -rf .venv .venv-generate .venv-conformance .venv-locust build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
+	rm -rf .venv .venv-generate .venv-conformance .venv-locust .venv-ray build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
 
 # Set up again whenever dependencies or pins have changed.
 $(VENV)/.installed: pyproject.toml $(PINS)

@@ -17,8 +17,9 @@ import grpc
 from gradwire import v1
 from gradwire._options import Options
 from gradwire._pool import Pool
+from gradwire._resolver import Replicas
 from gradwire._statuses import STATUS_DETAILS_KEY, from_status
-from gradwire._targets import channel_targets, goes_round, is_local
+from gradwire._targets import channel_targets, goes_round, is_list, is_local
 from gradwire._version import VERSION
 from gradwire.errors import GradwireError
 from gradwire.retries import RetryBudget
@@ -124,13 +125,26 @@ def _pool(
     options: Options,
     kind: Callable[[str, grpc.ChannelCredentials | None], T],
     targets: Sequence[str] | None = None,
+    *,
+    close_one: Callable[[T], object],
+    replicas: Replicas | None,
 ) -> Pool[T]:
     secure = options.credentials is not None
+    if targets is None:
+        targets = () if replicas is not None else channel_targets(options.target, secure=secure)
     return Pool(
-        targets or channel_targets(options.target, secure=secure),
+        targets,
         lambda target: kind(target, options.credentials),
         connections=options.connections,
+        close_one=close_one,
+        replicas=replicas,
     )
+
+
+def _start_closing(line: Line) -> threading.Thread:
+    closing = threading.Thread(target=line.channel.close, name="gradwire-closing", daemon=True)
+    closing.start()
+    return closing
 
 
 class Link:
@@ -142,32 +156,34 @@ class Link:
     shares           for streams that share an evaluation: each target has connections of its own
     bearer           shows a token, if there is one
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
+    replicas         where the target is a list of them; None otherwise
+
+    waits  whether to wait here for the first list
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, waits: bool = True) -> None:
         self.target = ",".join(options.target)
         self.bearer = options.bearer
-        self.unary: Pool[Line] = _pool(options, Line)
-        self.streams = self.unary if options.connections == 1 else _pool(options, Line)
+        self.replicas = Replicas(self.target) if is_list(self.target) else None
+
+        def pool(targets: Sequence[str] | None = None) -> Pool[Line]:
+            return _pool(options, Line, targets, close_one=_start_closing, replicas=self.replicas)
+
+        self.unary = pool()
+        self.streams = self.unary if options.connections == 1 else pool()
         self.shares = self.streams
-        if self.streams.targets != len(options.target):
-            self.shares = _pool(options, Line, options.target)
+        if self.replicas is None and self.streams.targets != len(options.target):
+            self.shares = pool(options.target)
         self.budget = RetryBudget()
         self.max_chunk_bytes: int | None = None
+        if waits and self.replicas is not None:
+            self.replicas.wait()
 
     def close(self) -> None:
-        """Close the channels and cancel their calls.
-
-        grpc waits for a peer to read what is on its way to it. One that does not may hold up a
-        thread of no importance, but not the caller.
-        """
+        """Close the channels and cancel their calls."""
+        # grpc waits for a peer to read what is on its way to it: that may hold up a thread.
         lines = {line for pool in (self.unary, self.streams, self.shares) for line in pool.close()}
-        threads = [
-            threading.Thread(target=line.channel.close, name="gradwire-closing", daemon=True)
-            for line in lines
-        ]
-        for closing in threads:
-            closing.start()
+        threads = [_start_closing(line) for line in lines]
         until = time.monotonic() + _CLOSING_S
         for closing in threads:
             closing.join(max(0.0, until - time.monotonic()))
@@ -184,9 +200,18 @@ class AsyncLink:
 
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
-        self.unary: Pool[AsyncLine] = _pool(options, AsyncLine)
-        self.blocking = Link(options)
+        self.blocking = Link(options, waits=False)
+        self.unary = _pool(
+            options, AsyncLine, close_one=self._start_closing, replicas=self.blocking.replicas
+        )
         self.closing: WeakSet[asyncio.Event] = WeakSet()
+        self._closing_lines: set[asyncio.Future[None]] = set()
+
+    async def known(self) -> None:
+        """Wait until it is known where the servers are, or that this cannot be told."""
+        replicas = self.blocking.replicas
+        if replicas is not None and not replicas.addresses:
+            await asyncio.to_thread(replicas.wait)
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
@@ -195,6 +220,14 @@ class AsyncLink:
         for line in self.unary.close():
             await line.channel.close()
         await asyncio.to_thread(self.blocking.close)
+
+    def _start_closing(self, line: AsyncLine) -> None:
+        def start() -> None:
+            closing = asyncio.ensure_future(line.channel.close())
+            self._closing_lines.add(closing)
+            closing.add_done_callback(self._closing_lines.discard)
+
+        self.in_loop(start)
 
     def in_loop(self, action: Callable[[], None]) -> None:
         """Do something in the loop's thread, from another one."""

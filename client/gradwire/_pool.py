@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from gradwire._resolver import Replicas
 from gradwire.errors import CallCancelledError
 
 T = TypeVar("T")
@@ -24,12 +25,14 @@ class Seat(Generic[T]):
     connection     None as long as no call has taken it
     calls          how many have taken it and not given it back
     avoided_until  on the clock of the pool
+    retired        whether its target is none any more; it closes with its last call
     """
 
     target: str
     connection: T | None = None
     calls: int = 0
     avoided_until: float = 0.0
+    retired: bool = False
 
 
 class Pool(Generic[T]):
@@ -37,6 +40,9 @@ class Pool(Generic[T]):
 
     A call takes the one with the fewest calls; of equals the first one, so that callers who take
     turns share one connection, but targets take turns.
+
+    close_one  closes one whose target is none any more, without waiting
+    replicas   tells the targets, if they change
     """
 
     def __init__(
@@ -45,9 +51,14 @@ class Pool(Generic[T]):
         open_one: Callable[[str], T],
         *,
         connections: int,
+        close_one: Callable[[T], object] | None = None,
+        replicas: Replicas | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_one = open_one
+        self._close_one = close_one
+        self._replicas = replicas
+        self._connections = connections
         self._clock = clock
         self._lock = threading.Lock()
         self.targets = len(targets)
@@ -55,15 +66,22 @@ class Pool(Generic[T]):
         self._avoided = False
         self._closed = False
         self._seats: list[Seat[T]] = [Seat(one) for _ in range(connections) for one in targets]
+        self._retired: list[Seat[T]] = []
+        if replicas is not None:
+            replicas.tell(self.renew)
 
     def take(self) -> tuple[Seat[T], T]:
         """Return a connection for a call, which gives it back.
 
-        Raises CallCancelledError after close().
+        Raises CallCancelledError after close(), UnavailableError where no target is known.
         """
+        if self._replicas is not None:
+            self._replicas.freshen()
         with self._lock:
             if self._closed:
                 raise CallCancelledError("the client was closed")
+            if not self._seats and self._replicas is not None:
+                raise self._replicas.failure
             seat = self._least_busy()
             if seat.connection is None:
                 seat.connection = self._open_one(seat.target)
@@ -80,6 +98,44 @@ class Pool(Generic[T]):
             if failed:
                 seat.avoided_until = self._clock() + AVOIDED_S
                 self._avoided = True
+            done = seat.retired and not seat.calls
+            if done:
+                self._retired.remove(seat)
+        if done:
+            self._close_all([seat])
+        if failed and self._replicas is not None:
+            self._replicas.hurry()
+
+    def renew(self, targets: Sequence[str]) -> None:
+        """Connect to these targets from now on.
+
+        Connections to those that stay stay open. The others take no new call, and close with their
+        last one.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            before: dict[str, list[Seat[T]]] = {}
+            for seat in self._seats:
+                before.setdefault(seat.target, []).append(seat)
+            kept = {one: before.pop(one, []) for one in targets}
+            self._seats = [
+                kept[one][number] if kept[one] else Seat(one)
+                for number in range(self._connections)
+                for one in targets
+            ]
+            self.targets, self._turn = len(targets), 0
+            gone = [seat for seats in before.values() for seat in seats]
+            for seat in gone:
+                seat.retired = True
+            self._retired += [seat for seat in gone if seat.calls]
+        self._close_all([seat for seat in gone if not seat.calls])
+
+    def _close_all(self, seats: list[Seat[T]]) -> None:
+        if self._close_one is not None:
+            for seat in seats:
+                if seat.connection is not None:
+                    self._close_one(seat.connection)
 
     def sound_targets(self) -> int:
         """Count the targets on which no call has failed of late; all where every one has."""
@@ -92,7 +148,8 @@ class Pool(Generic[T]):
         """Return the connections, for the caller to close; open no other."""
         with self._lock:
             self._closed = True
-            return [seat.connection for seat in self._seats if seat.connection is not None]
+            seats = self._seats + self._retired
+            return [seat.connection for seat in seats if seat.connection is not None]
 
     def _least_busy(self) -> Seat[T]:
         seats = self._seats

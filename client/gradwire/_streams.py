@@ -8,7 +8,7 @@ of grpc.aio was seen to lose the error that ends its stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -20,7 +20,7 @@ from gradwire._pool import Pool
 from gradwire._statuses import from_in_band
 from gradwire._tracing import Context
 from gradwire.chunks import Transfer
-from gradwire.errors import CallCancelledError, GradwireError, ServerError
+from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
 from gradwire.retries import is_retryable
 from gradwire.timing import Metadata
 
@@ -64,15 +64,24 @@ class StreamTry:
         )
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        self._seat, line = lines.take()
+        self._call: grpc.Call | None = None
         try:
-            self._call = line.stream(self._sender.messages(), timeout=timeout_s, metadata=metadata)
+            self._seat, line = lines.take()
+        except UnavailableError as error:
+            self._end(error)
+            return
+        try:
+            self._call = call = line.stream(
+                self._sender.messages(), timeout=timeout_s, metadata=metadata
+            )
         except ValueError as error:
             # What grpc says of a channel that is closed.
             self._sender.stop()
             lines.give_back(self._seat, failed=False)
             raise CallCancelledError(str(error), request_id=request_id) from error
-        threading.Thread(target=self._receive, name="gradwire-receiver", daemon=True).start()
+        threading.Thread(
+            target=self._receive, args=(call,), name="gradwire-receiver", daemon=True
+        ).start()
 
     @property
     def sent_too_large(self) -> bool:
@@ -83,11 +92,11 @@ class StreamTry:
     def cancel(self) -> None:
         """End the try at once; what it stored stays."""
         self._cancelled = True
-        self._call.cancel()
+        self._hang_up()
 
     def trailers(self) -> Metadata:
         """Return the trailing metadata of a try that has succeeded."""
-        return self._call.trailing_metadata() or ()
+        return () if self._call is None else self._call.trailing_metadata() or ()
 
     def outcome(self) -> GradwireError | None:
         """Return what the try failed with, if anything; raise what is no GradwireError."""
@@ -95,22 +104,28 @@ class StreamTry:
             return self.error
         raise self.error
 
-    def _receive(self) -> None:
+    def _receive(self, messages: Iterable[bytes]) -> None:
         try:
-            for message in self._call:
+            for message in messages:
                 self._take(message)
             self._transfer.end()
         except grpc.RpcError as error:
             self.error = from_rpc_error(error, request_id=self._request_id)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self.error = error
-        self._call.cancel()
+        self._hang_up()
         self._sender.stop()
-        self.error = self._sender.error or self.error
-        broken = _is_broken(self.error)
+        failure = self._sender.error or self.error
+        broken = _is_broken(failure)
         self._lines.give_back(self._seat, failed=broken and not self._cancelled)
-        if self._transfer.complete and broken:
-            self.error = None
+        self._end(None if self._transfer.complete and broken else failure)
+
+    def _hang_up(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def _end(self, error: BaseException | None) -> None:
+        self.error = error
         self.ended.set()
         if self._on_end is not None:
             self._on_end()

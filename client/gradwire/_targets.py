@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from typing import cast
+from urllib.parse import urlsplit
 
 VARIABLE = "GRADWIRE_TARGET"
 # Where a server listens that was told nothing else.
@@ -13,6 +14,8 @@ DEFAULT = "127.0.0.1:50051"
 
 # A comma in such a target is its own.
 _WHOLE = ("ipv4:", "ipv6:", "unix")
+# Of a target that names a list of replicas; _resolver.py has the rest of its URL.
+_LISTS = ("replicas+http", "replicas+https")
 
 
 def read_target(target: object) -> tuple[str, ...]:
@@ -35,7 +38,29 @@ def read_target(target: object) -> tuple[str, ...]:
         raise ValueError(
             f'{name} is {target!r}; give a server\'s address, such as "127.0.0.1:50051", or several'
         )
+    lists = [address for address in addresses if address.startswith("replicas+")]
+    if lists and (len(addresses) > 1 or not is_list(lists[0])):
+        raise ValueError(
+            f"target is {target!r}; a list of replicas stands alone, as "
+            "replicas+http://HOST:PORT/NAME or replicas+https://HOST:PORT/NAME"
+        )
     return addresses
+
+
+def is_list(address: str) -> bool:
+    """Whether an address is where a list of replicas is told, instead of a server's."""
+    scheme, separator, _ = address.partition("://")
+    try:
+        url = urlsplit(address)
+        told = bool(url.hostname) and url.port is not None and not (url.query or url.fragment)
+    except ValueError:
+        return False
+    return bool(separator) and scheme in _LISTS and told and "@" not in url.netloc
+
+
+def is_open_list(address: str) -> bool:
+    """Whether an address is a list that comes in plain text from another machine."""
+    return address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc)
 
 
 def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:

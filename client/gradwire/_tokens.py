@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 from gradwire._reloaded import Reloaded
-from gradwire._targets import is_local
+from gradwire._targets import is_local, is_open_list
 from gradwire.errors import InvalidRequestError
 
 TOKEN_VARIABLE = "GRADWIRE_TOKEN"  # noqa: S105 - the variable's name
@@ -57,6 +57,13 @@ def read_bearer(
             name if token is not None else file_name,
             f"a token would go to {distant[0]} in plain text, where others can read it; give "
             "credentials for TLS (--tls-ca), or no token",
+        )
+    told = [address for address in target if is_open_list(address)]
+    if told:
+        raise InvalidRequestError.of(
+            name if token is not None else file_name,
+            f"a token would go wherever {told[0]} says, in plain text that others can change; "
+            "give replicas+https, or no token",
         )
     if token is not None and (token or token_file is None):
         return Bearer(_sent(token, name))

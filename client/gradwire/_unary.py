@@ -15,7 +15,7 @@ from gradwire._options import Options
 from gradwire._pool import Pool
 from gradwire._tokens import Bearer
 from gradwire._tracing import Context, call_span
-from gradwire.errors import CallCancelledError, GradwireError, ServerError
+from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
 from gradwire.retries import Tries, is_retryable
 from gradwire.timing import Metadata
 
@@ -107,7 +107,10 @@ class Unary:
         metadata: Context | None,
     ) -> Reply | GradwireError:
         pool = self._pool()
-        seat, line = pool.take()
+        try:
+            seat, line = pool.take()
+        except UnavailableError as error:
+            return error
         failed = False
         try:
             if on_trailers is None:
@@ -189,7 +192,10 @@ class AsyncUnary:
         metadata: Context | None,
     ) -> Reply | GradwireError:
         pool = self._pool()
-        seat, line = pool.take()
+        try:
+            seat, line = pool.take()
+        except UnavailableError as error:
+            return error
         failed = False
         try:
             call = method(line)(request, timeout=timeout_s, metadata=metadata)

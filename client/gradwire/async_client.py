@@ -203,8 +203,10 @@ class AsyncClient:
         return link
 
     async def _try(self, evaluation: Evaluation) -> GradwireError | None:
+        link = self._link()
+        await link.known()
         if evaluation.streams:
-            return await self._try_stream(evaluation, self._link())
+            return await self._try_stream(evaluation, link)
         reply = await self._unary.ask(
             lambda line: line.evaluate,
             evaluation.unary_request(),
@@ -245,7 +247,9 @@ class AsyncClient:
         return stream.outcome()
 
     async def _call(self, method: AsyncMethod[Request, Reply], request: Request) -> Reply:
-        call = UnaryCall(self._options, self._link().blocking)
+        link = self._link()
+        await link.known()
+        call = UnaryCall(self._options, link.blocking)
         name = method_of(request)
         while True:
             reply = await self._unary.ask(method, request, timeout_s=call.left_s, name=name)

@@ -43,9 +43,9 @@ class Client:
     unless GRPC_ENABLE_FORK_SUPPORT is 0 or an event loop has used grpc: spawn processes then.
 
     target                  address of the server, such as "127.0.0.1:50051", or any gRPC target,
-                            such as "dns:///name:50051" for all addresses of a name. Several, with
-                            commas between or as a sequence, take turns. None means the environment
-                            variable GRADWIRE_TARGET, or else 127.0.0.1:50051
+                            such as "dns:///name:50051". Several, with commas between or as a
+                            sequence, take turns; "replicas+http://HOST:PORT/NAME" tells them
+                            (docs/ray.md). None means GRADWIRE_TARGET, or else 127.0.0.1:50051
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text
     connections             to each server, at most so many for small calls and as many for
                             streams, opened when calls come at once. Each is served by one worker of

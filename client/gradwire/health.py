@@ -13,6 +13,7 @@ from typing import Final
 import grpc
 
 from gradwire._channel import from_rpc_error, open_channel
+from gradwire._resolver import resolve
 from gradwire._targets import channel_targets, read_target
 from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
 
@@ -44,7 +45,8 @@ def health(
     Raises UnavailableError where no server answers, DeadlineExceededError where it takes too long.
     """
     told, failure = "", None
-    for one in channel_targets(read_target(target), secure=credentials is not None):
+    addresses = [one for named in read_target(target) for one in resolve(named)]
+    for one in channel_targets(addresses, secure=credentials is not None):
         try:
             told = _health(one, service, timeout_s=timeout_s, credentials=credentials)
         except GradwireError as error:

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -106,6 +107,19 @@ def _compile(settings: Settings) -> None:
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{backend.name} is ready after {time.monotonic() - started:.1f} s ({reason})")
+
+
+def read_settings(flags: Sequence[str]) -> Settings:
+    """Return what flags, and the variables of this process, say.
+
+    Raises ValueError where they are none of the server's, or do not go together.
+    """
+    command = _options(click.Command("gradwire-server", add_help_option=False))
+    try:
+        with command.make_context("gradwire-server", list(flags)) as context:
+            return Settings(**context.params)
+    except click.ClickException as error:
+        raise ValueError(error.format_message()) from error
 
 
 def _warn_of_unknown_variables() -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from gradwire_server import logs, malloc, signals
@@ -35,6 +35,7 @@ async def serve(
     backend: Backend | None = None,
     cells: int | None = None,
     addresses: Sequence[Address] = (),
+    on_serving: Callable[[Server], object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully.
 
@@ -44,6 +45,7 @@ async def serve(
     backend    what computes; None takes the one that settings choose
     cells      file descriptor of the memory for the metrics of a worker, if they are wanted
     addresses  where a worker finds the devices that compute; one alone starts them itself
+    on_serving  called in the event loop once the server serves
 
     Raises ValueError where no device is there, RuntimeError where one is lost for good.
     """
@@ -65,6 +67,8 @@ async def serve(
         server = await _started(start, asked, over)
         beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
         if server is not None:
+            if on_serving is not None:
+                on_serving(server)
             await _first(asked, over)
             if worker is None:
                 for number in _SIGNALS:

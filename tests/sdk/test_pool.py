@@ -120,3 +120,37 @@ def test_threads_never_lose_count() -> None:
     for thread in threads:
         thread.join()
     assert {pool.take()[0].calls for _ in range(4)} == {1}
+
+
+def test_new_targets_take_turns_with_those_that_stay(opened: Opened) -> None:
+    closed: list[str] = []
+    pool = Pool("ab", opened, connections=1, close_one=closed.append)
+    for seat, _ in [pool.take(), pool.take()]:
+        pool.give_back(seat, failed=False)
+    pool.renew("bc")
+    taken = [pool.take()[1] for _ in range(4)]
+    assert sorted(taken) == ["b0", "b0", "c0", "c0"]
+    assert closed == ["a0"]
+
+
+def test_a_target_that_goes_ends_its_calls_first(opened: Opened) -> None:
+    closed: list[str] = []
+    pool = Pool("a", opened, connections=1, close_one=closed.append)
+    first, second = pool.take()[0], pool.take()[0]
+    pool.renew("b")
+    assert pool.take()[1] == "b0"
+    pool.give_back(first, failed=False)
+    assert not closed
+    pool.give_back(second, failed=True)
+    assert closed == ["a0"]
+
+
+def test_closing_finds_the_connections_of_targets_that_went(opened: Opened) -> None:
+    pool = Pool("a", opened, connections=2, close_one=opened.names.remove)
+    pool.take()
+    pool.renew("b")
+    pool.take()
+    assert sorted(pool.close()) == ["a0", "b0"]
+    pool.renew("c")
+    with pytest.raises(CallCancelledError):
+        pool.take()

@@ -1,0 +1,167 @@
+"""The one door to Ray: placing actors, finding them, asking them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Collection
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from gradwire_ray.deployment import Deployment
+from gradwire_ray.replica import Replica, Report
+
+# Detached actors are found by their names in it, from any program.
+NAMESPACE = "gradwire"
+_HEAD = "node:__internal_head__"
+
+
+class AwayError(Exception):
+    """An actor does not answer now; it may be on its way to another node."""
+
+
+class GoneError(Exception):
+    """An actor is dead for good."""
+
+
+def log() -> None:
+    """Have the log of an actor's process hold what this package says."""
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
+    logging.getLogger("gradwire_ray").setLevel(logging.INFO)
+
+
+def connect(address: str) -> None:
+    """Join a cluster as its client; RuntimeError where there is none or no Ray."""
+    if find_spec("ray") is None:
+        raise RuntimeError('Ray is missing; gradwire-ray needs: pip install "gradwire[ray]"')
+    try:
+        _ray().init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error"
+        )
+    except (ConnectionError, ValueError) as error:
+        raise RuntimeError(f"no Ray cluster at {address}: {error}") from error
+
+
+def host() -> str:
+    """Return the address of this node, by which the others reach it."""
+    return str(_ray().util.get_node_ip_address())
+
+
+def place_controller(kind: type[Any], deployment: Deployment) -> Any:
+    """Start the controller, of a class made with the deployment, beside Ray's head.
+
+    The head's address stays as long as there is a cluster.
+
+    Raises RuntimeError where the name is taken, or there is no head.
+    """
+    ray = _ray()
+    heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _HEAD in node["Resources"]]
+    if not heads:
+        raise RuntimeError("the cluster has no head")
+    affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    try:
+        return (
+            ray.remote(kind)
+            .options(
+                name=deployment.controller,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=4,
+                scheduling_strategy=affinity(heads[0], soft=False),
+            )
+            .remote(deployment)
+        )
+    except ValueError as error:
+        raise RuntimeError(f"{deployment.name} is up already; take it down first") from error
+
+
+def controller(name: str) -> Any:
+    """Return a deployment's controller; LookupError where there is none."""
+    try:
+        return _ray().get_actor(f"{name}/controller", namespace=NAMESPACE)
+    except ValueError as error:
+        raise LookupError(f"no {name} is up on this cluster") from error
+
+
+def place_replica(deployment: Deployment) -> tuple[str, Any]:
+    """Start one replica wherever there is room; return its name and the actor."""
+    name = f"{deployment.name}/replica-{uuid.uuid4().hex[:8]}"
+    actor = (
+        _ray()
+        .remote(_ReplicaActor)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=deployment.num_cpus,
+            num_gpus=deployment.num_gpus,
+            max_restarts=-1,
+            # A report is told while it stops.
+            max_concurrency=4,
+            scheduling_strategy="SPREAD",
+        )
+        .remote(tuple(deployment.flags), deployment.threads)
+    )
+    return name, actor
+
+
+def replicas(name: str) -> dict[str, Any]:
+    """Return the replicas there are, by their names."""
+    ray = _ray()
+    found: dict[str, Any] = {}
+    for one in ray.util.list_named_actors():
+        if one.startswith(f"{name}/replica-"):
+            found[one] = ray.get_actor(one, namespace=NAMESPACE)
+    return found
+
+
+def done(asked: Collection[Any], *, timeout_s: float) -> Collection[Any]:
+    """Return those of several references whose answers have come, or come in time."""
+    if not asked:
+        return ()
+    ready, _ = _ray().wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+    return frozenset(ready)
+
+
+def result(asked: Any, *, timeout_s: float | None = None) -> Any:
+    """Return an answer; AwayError or GoneError where the actor has none."""
+    exceptions = import_module("ray.exceptions")
+    try:
+        return _ray().get(asked, timeout=timeout_s)
+    except exceptions.ActorDiedError as error:
+        raise GoneError(_last_words(error)) from error
+    except exceptions.RayError as error:
+        raise AwayError(_last_words(error)) from error
+
+
+def remove(actor: Any) -> None:
+    """End an actor for good."""
+    _ray().kill(actor, no_restart=True)
+
+
+class _ReplicaActor:
+    """A replica that ends, for Ray to start it anew, when its server does."""
+
+    def __init__(self, flags: tuple[str, ...], threads: int) -> None:
+        log()
+        self._replica = Replica(flags, host=host(), threads=threads, on_end=lambda: os._exit(1))
+
+    def report(self) -> Report:
+        return self._replica.report()
+
+    def stop(self, drain_s: float) -> None:
+        self._replica.stop(drain_s)
+
+
+def _last_words(error: Exception) -> str:
+    """Return the last line of an error, which with Ray's holds another one's whole traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _ray() -> Any:
+    return import_module("ray")

@@ -1,0 +1,178 @@
+"""The command line: up, status, down."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from gradwire_ray import cluster
+from gradwire_ray.controller import Controller
+from gradwire_ray.deployment import Deployment
+from gradwire_server.version import VERSION
+
+_ASK_S = 30.0
+_LOOK_S = 0.5
+
+_cluster = click.option(
+    "--address",
+    default="auto",
+    show_default=True,
+    envvar="RAY_ADDRESS",
+    show_envvar=True,
+    help="The Ray cluster, HOST:PORT of its head; auto is the one this machine belongs to.",
+)
+_name = click.option("--name", default="gradwire", show_default=True, help="Which deployment.")
+
+
+@click.group(context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="gradwire-ray")
+def gradwire_ray() -> None:
+    """Run gradwire-server on the nodes of a Ray cluster.
+
+    Clients find the replicas by the target that `up` prints. gradwire has to be installed on every
+    node, of the same release.
+    """
+
+
+@gradwire_ray.command()
+@_cluster
+@_name
+@click.option("--min", "least", type=int, default=1, show_default=True, help="Fewest replicas.")
+@click.option(
+    "--max", "most", type=int, default=None, help="Most replicas; by default as --min: no scaling."
+)
+@click.option(
+    "--target-queue",
+    default=1.0,
+    show_default=True,
+    help="Evaluations that may wait at each replica, on average, before more are placed.",
+)
+@click.option(
+    "--down-after-s",
+    default=60.0,
+    show_default=True,
+    help="Seconds in which one replica fewer would do before one goes.",
+)
+@click.option(
+    "--num-cpus",
+    default=1.0,
+    show_default=True,
+    help="CPUs of each replica; it computes in so many threads, one at least.",
+)
+@click.option(
+    "--num-gpus", default=0.0, show_default=True, help="GPUs of each replica, such as 0.25."
+)
+@click.option(
+    "--port",
+    default=50050,
+    show_default=True,
+    help="Port of the list of replicas, on the cluster's head; 0 takes a free one.",
+)
+@click.option(
+    "--wait-s", default=300.0, show_default=True, help="Seconds until --min replicas have to serve."
+)
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- SERVER_FLAG ...]")
+def up(address: str, *, most: int | None, least: int, wait_s: float, **values: Any) -> None:
+    """Place replicas, wait until they serve, print the target for clients.
+
+    What follows -- goes to every server as it goes to gradwire-server: --tls-certificate, --tokens,
+    --backend and so on. Files named there have to be on every node. Servers listen on their node's
+    address, which needs TLS or --insecure.
+    """
+    try:
+        deployment = Deployment(least=least, most=least if most is None else most, **values)
+        cluster.connect(address)
+        actor = cluster.place_controller(Controller, deployment)
+        status = _wait(actor, deployment.least, until=time.monotonic() + wait_s)
+    except (ValueError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(status["target"])
+
+
+def _wait(actor: Any, count: int, *, until: float) -> dict[str, Any]:
+    """Wait until so many replicas serve; where they do not, say why, and leave none."""
+    try:
+        status = _asked(actor)
+        # One that fails at first fails again, mostly for what the flags say.
+        while (
+            (serving := _count_serving(status)) < count
+            and not status["failure"]
+            and time.monotonic() < until
+        ):
+            time.sleep(_LOOK_S)
+            status = _asked(actor)
+    except BaseException:
+        with suppress(click.ClickException):
+            _take_down(actor)
+        raise
+    if serving < count:
+        _take_down(actor)
+        why = status["failure"] or "the cluster may have no room for more, see `ray status`"
+        raise click.ClickException(f"{serving} of {count} replicas serve: {why}")
+    return status
+
+
+def _count_serving(status: dict[str, Any]) -> int:
+    return sum(one["state"] == "serving" for one in status["replicas"])
+
+
+@gradwire_ray.command()
+@_cluster
+@_name
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(address: str, name: str, *, as_json: bool) -> None:
+    """Show the replicas: where they are, how they stand, how busy they are."""
+    told = _asked(_controller(address, name))
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+        return
+    click.echo(f"{told['target']}  {told['wanted']} wanted, of {told['least']} to {told['most']}")
+    for one in told["replicas"]:
+        words = [one["name"].rpartition("/")[2], f"{one['state']:8}"]
+        if "address" in one:
+            words += [f"{one['address']:21}", f"pid {one['pid']}", f"waiting {one['waiting']}"]
+            words += [f"busy {one['busy']:.0%}", f"loop {one['loop']:.0%}"]
+        click.echo("  ".join(words))
+    if told["failure"]:
+        click.echo(f"the last replica to be placed has failed: {told['failure']}")
+
+
+@gradwire_ray.command()
+@_cluster
+@_name
+def down(address: str, name: str) -> None:
+    """Have all replicas finish their calls, and end."""
+    _take_down(_controller(address, name))
+
+
+def _controller(address: str, name: str) -> Any:
+    try:
+        cluster.connect(address)
+        return cluster.controller(name)
+    except (RuntimeError, LookupError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _asked(actor: Any) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = cluster.result(actor.status.remote(), timeout_s=_ASK_S)
+    except (cluster.AwayError, cluster.GoneError) as error:
+        raise click.ClickException(f"the controller does not answer: {error}") from error
+    return told
+
+
+def _take_down(actor: Any) -> None:
+    try:
+        cluster.result(actor.stop.remote())
+    except (cluster.AwayError, cluster.GoneError) as error:
+        raise click.ClickException(f"the controller has ended: {error}") from error
+    cluster.remove(actor)
+
+
+def main() -> None:
+    """Run the command."""
+    gradwire_ray.main(prog_name="gradwire-ray")

@@ -1,0 +1,53 @@
+"""The list of replicas, told over HTTP to whoever asks; the SDK's `replicas+http://` reads it.
+
+It holds addresses and nothing else, so that no token is asked for. Where the server has TLS, the
+list has it too, with the same certificate: who may change the list may lead callers astray.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from gradwire_server.settings import Settings
+from gradwire_server.web.listener import Listener
+from gradwire_server.web.requests import Answer, Request
+from gradwire_server.web.tls import contexts
+
+
+class Listing:
+    """Answers on a port of a host from when it is made.
+
+    url  what a client is given
+
+    Raises OSError where the port cannot be had, ValueError where the TLS files cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        host: str,
+        port: int,
+        settings: Settings,
+        addresses: Callable[[], Sequence[str]],
+    ) -> None:
+        self._path = f"/{name}"
+        self._addresses = addresses
+        tls = contexts(settings)
+        written = f"[{host}]" if ":" in host else host
+        self._listener = Listener(written, port, self._respond, tls=tls)
+        scheme = "replicas+http" if tls is None else "replicas+https"
+        self.url = f"{scheme}://{self._listener.address}{self._path}"
+        self._listener.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._listener.close()
+
+    def _respond(self, request: Request) -> Answer:
+        if request.path != self._path:
+            return Answer.text(HTTPStatus.NOT_FOUND, f"there is {self._path}")
+        body = json.dumps({"replicas": list(self._addresses())}).encode() + b"\n"
+        return Answer(HTTPStatus.OK, "application/json", body)

@@ -1,0 +1,161 @@
+"""Scales replicas on a real Ray cluster under load, and kills parts of it; prints what callers saw.
+
+    PYTHONPATH=tests python -m raycluster.check [--cut] [--json FILE]
+
+Three nodes, a head and two with room for four replicas each, are network namespaces of this
+machine; a fourth one calls: small calls, evaluate_many and streams, blocking and by asyncio.
+
+- refusal: servers that cannot start are none
+- up: from one replica to four, since evaluations wait
+- node: one of the two nodes is killed, with all that runs there; Ray starts its replicas elsewhere
+- controller: the process that keeps the list is killed; another one takes the replicas over
+- cut: with --cut, a node's link is down instead: nothing is told, and connections stay open
+- down: a single caller is left, and three replicas go
+
+Ends with status 1 if a call was lost or brought other bits than NumPy computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from raw_calls import wait_until
+from raycluster.nodes import Nodes, ray_cluster
+
+_KINDS = ("unary", "async unary", "many", "copy", "async stream", *["stream"] * 6)
+_MOST = 4
+_PATIENCE_S = 240.0
+
+
+class Watch:
+    """Follows a target's list of replicas, from the machine that calls.
+
+    serving  those on it, by their addresses
+    """
+
+    def __init__(self, cluster: Nodes, target: str) -> None:
+        words = (sys.executable, "-m", "raycluster.watching", target)
+        self._process = cluster.start(cluster.caller, *words)
+        self.serving: frozenset[str] = frozenset()
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def wait_for(self, wanted: Callable[[frozenset[str]], bool]) -> float:
+        """Wait until the list is as wanted; return the seconds that took."""
+        began = time.monotonic()
+        wait_until(lambda: wanted(self.serving), patience_s=_PATIENCE_S)
+        return round(time.monotonic() - began, 1)
+
+    def close(self) -> None:
+        """Stop."""
+        self._process.kill()
+        self._process.wait()
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.serving = frozenset(json.loads(line))
+            sys.stderr.write(f"{time.strftime('%X')} serving: {sorted(self.serving)}\n")
+
+
+@contextmanager
+def calling(cluster: Nodes, target: str, *kinds: str) -> Generator[dict[str, Any]]:
+    """Have callers call during a block; what they saw is in the dictionary after it."""
+    words = (sys.executable, "-m", "raycluster.calling", target, *kinds)
+    process = cluster.start(cluster.caller, *words)
+    seen: dict[str, Any] = {}
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        if process.stdout.readline() != "calling\n":
+            raise RuntimeError(f"{words} ended with {process.wait()}")
+        yield seen
+        process.stdin.close()
+        seen |= json.loads(process.stdout.read())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_others(cluster: Nodes, watch: Watch) -> float:
+    """Wait until as many replicas as there may be serve, none of them on the last node."""
+    there = cluster.machines.address(cluster.caller - 1) + ":"
+
+    def moved(seen: frozenset[str]) -> bool:
+        return len(seen) == _MOST and not any(one.startswith(there) for one in seen)
+
+    return watch.wait_for(moved)
+
+
+def kill_controller(cluster: Nodes, watch: Watch) -> float:
+    """Kill the controller; return the seconds until another one lists the same replicas."""
+    before = watch.serving
+    for pid in cluster.machines.pids(1):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Controller"):
+            os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    watch.wait_for(lambda seen: not seen)
+    watch.wait_for(lambda seen: seen == before)
+    return round(time.monotonic() - began, 1)
+
+
+def check_refusal(cluster: Nodes) -> None:
+    """Fail unless servers that cannot start end the command, which says why and leaves nothing."""
+    try:
+        cluster.command("up", "--address", cluster.head, "--", "--insecure", "--tokens", "/nowhere")
+    except RuntimeError as error:
+        if "0 of 1 replicas serve: " in str(error) and "ended with status 1" in str(error):
+            return
+        raise
+    raise RuntimeError("a server without its tokens file serves")
+
+
+def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
+    """Go through all phases; return what callers saw, and how long each took."""
+    check_refusal(cluster)
+    target = cluster.command(
+        *("up", "--address", cluster.head, "--min", "1", "--max", str(_MOST)),
+        *("--target-queue", "0.4", "--down-after-s", "4"),
+        *("--", "--insecure", "--backend", "numpy_cpu"),
+    ).strip()
+    watch = Watch(cluster, target)
+    machines, last = cluster.machines, cluster.caller - 1
+    with calling(cluster, target, *_KINDS) as load:
+        load["up_s"] = watch.wait_for(lambda seen: len(seen) == _MOST)
+        (machines.cut if cut else machines.kill)(last)
+        load["node_s"] = wait_for_others(cluster, watch)
+        load["controller_s"] = kill_controller(cluster, watch)
+    with calling(cluster, target, "unary") as leisure:
+        leisure["down_s"] = watch.wait_for(lambda seen: len(seen) == 1)
+    watch.close()
+    cluster.command("down", "--address", cluster.head)
+    return {"load": load, "leisure": leisure}
+
+
+def main() -> None:
+    """Run the check."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cut", action="store_true", help="cut a node off instead of killing it")
+    parser.add_argument("--json", type=Path, help="file for the report")
+    arguments = parser.parse_args()
+    with ray_cluster(nodes=2, cpus=4) as cluster:
+        report = run(cluster, cut=arguments.cut)
+    text = json.dumps(report, indent=2)
+    sys.stdout.write(text + "\n")
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    if any(seen["wrong"] or seen["lost"] for seen in report.values()):
+        sys.exit("calls were lost, or brought other bits")
+
+
+if __name__ == "__main__":
+    main()

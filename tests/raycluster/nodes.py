@@ -1,0 +1,105 @@
+"""A Ray cluster of several nodes, each a machine of its own as far as the network goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from raycluster.networks import Networks, networks
+
+_PORT = 6379
+_RAY = str(Path(sys.executable).with_name("ray"))
+_COMMAND = str(Path(sys.executable).with_name("gradwire-ray"))
+# A node that joins a head which is gone waits for it without end.
+_START_S = 60
+# Ray ends workers where the machine is short of memory, whoever uses it.
+_VARIABLES = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Otherwise replicas yield to every other process of the machine.
+    "RAY_worker_niceness": "0",
+}
+
+
+class Nodes:
+    """A head, number 1, on which no replica has room, and nodes from 2 on; one more calls."""
+
+    def __init__(self, machines: Networks, folder: Path, *, nodes: int, cpus: int) -> None:
+        self.machines = machines
+        self.caller = nodes + 2
+        self._folder = folder
+        self._environment = {**os.environ, **_VARIABLES}
+        head = ("--head", f"--port={_PORT}", "--include-dashboard=false", "--disable-usage-stats")
+        self._start(1, *head, "--num-cpus=0")
+        for number in range(2, nodes + 2):
+            self.join(number, cpus=cpus)
+
+    def join(self, number: int, *, cpus: int) -> None:
+        """Have a machine join the cluster."""
+        self._start(number, f"--address={self.head}", f"--num-cpus={cpus}")
+
+    @property
+    def head(self) -> str:
+        """HOST:PORT of the head."""
+        return f"{self.machines.address(1)}:{_PORT}"
+
+    def command(self, *words: str) -> str:
+        """Run gradwire-ray on the head; return what it prints."""
+        return self.run(1, _COMMAND, *words)
+
+    def run(self, number: int, *words: str) -> str:
+        """Run a program on a machine; return what it prints. RuntimeError where it fails."""
+        done = subprocess.run(  # noqa: S603 - our own programs
+            self.machines.within(number, words),
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def start(self, number: int, *words: str) -> subprocess.Popen[str]:
+        """Start a program on a machine, with pipes to and from it."""
+        return subprocess.Popen(  # noqa: S603 - our own programs
+            self.machines.within(number, words),
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # As replicas have: the kernel may share out the processor by sessions.
+            start_new_session=True,
+        )
+
+    def _start(self, number: int, *flags: str) -> None:
+        address = self.machines.address(number)
+        folder = f"--temp-dir={self._folder / str(number)}" if "--head" in flags else ""
+        given: Sequence[str] = [flag for flag in (*flags, folder) if flag]
+        self.run(
+            number,
+            *("timeout", str(_START_S), _RAY, "start", f"--node-ip-address={address}", *given),
+            *("--object-store-memory=80000000", "--num-gpus=0"),
+        )
+
+
+@contextmanager
+def ray_cluster(*, nodes: int, cpus: int) -> Generator[Nodes]:
+    """Run a cluster for the length of a block, of a head and so many nodes beside it."""
+    # Paths of Ray's sockets are long, and may have 107 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
+        networks(nodes + 2) as machines,
+    ):
+        began = time.monotonic()
+        cluster = Nodes(machines, Path(folder), nodes=nodes, cpus=cpus)
+        sys.stderr.write(f"a cluster of {nodes + 1} in {time.monotonic() - began:.1f} s\n")
+        yield cluster

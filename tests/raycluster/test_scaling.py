@@ -1,0 +1,95 @@
+"""More replicas at once when calls wait, fewer when fewer have long been enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gradwire_ray.deployment import Deployment
+from gradwire_ray.load import Load
+from gradwire_ray.scaling import Scaling
+
+IDLE = Load()
+FULL = Load(waiting=1.5, busy=1.0)
+_DOWN_S = 10.0
+
+
+class Scaled:
+    """A scaling with a clock of its own, looked at once a second."""
+
+    def __init__(self, *, least: int = 1, most: int = 8) -> None:
+        self.now = 0.0
+        self._scaling = Scaling(
+            Deployment(least=least, most=most, down_after_s=_DOWN_S, flags=["--insecure"]),
+            clock=lambda: self.now,
+        )
+
+    def look(self, loads: Sequence[Load] | Load, *, refused: int = 0, times: int = 1) -> int:
+        """Look so many times; a single load is that of all there are to be."""
+        for _ in range(times):
+            self.now += 1.0
+            seen = [loads] * self._scaling.wanted if isinstance(loads, Load) else loads
+            self._scaling.look(seen, refused=refused)
+        return self._scaling.wanted
+
+
+def test_a_burst_places_none() -> None:
+    scaled = Scaled()
+    assert [scaled.look(one) for one in (FULL, IDLE, FULL, IDLE)] == [1, 1, 1, 1]
+
+
+def test_a_queue_that_stands_places_as_many_as_it_takes_and_at_most_twice_as_many() -> None:
+    scaled = Scaled(least=4, most=100)
+    assert scaled.look(FULL, times=2) == 6
+    assert scaled.look(Load(waiting=50.0, busy=1.0), times=2) == 12
+
+
+def test_none_is_placed_before_the_last_ones_serve() -> None:
+    scaled = Scaled()
+    assert scaled.look(FULL, times=2) == 2
+    assert scaled.look([FULL], times=20) == 2
+    assert scaled.look([FULL, FULL], times=2) == 3
+
+
+def test_refusals_count_as_twice_the_load_there_is() -> None:
+    assert Scaled().look(IDLE, refused=1, times=2) == 2
+
+
+def test_a_full_event_loop_counts_though_nothing_waits() -> None:
+    assert Scaled(least=2).look(Load(loop=0.99), times=2) == 3
+    assert Scaled(least=2).look(Load(loop=0.85), times=9) == 2
+
+
+def test_busy_threads_alone_place_none() -> None:
+    assert Scaled().look(Load(busy=1.0), times=30) == 1
+
+
+@pytest.mark.parametrize("load", [FULL, Load(waiting=9.0), Load(loop=1.0)], ids=str)
+def test_there_are_never_more_than_most(load: Load) -> None:
+    assert Scaled(most=3).look(load, times=20) == 3
+
+
+def test_one_goes_whenever_fewer_have_been_enough_for_long() -> None:
+    scaled = Scaled()
+    scaled.look(FULL, times=2)
+    scaled.look(FULL, times=2)
+    assert scaled.look(IDLE, times=10) == 3
+    assert scaled.look(IDLE, times=1) == 2
+    assert scaled.look(IDLE, times=10) == 2
+    assert scaled.look(IDLE, times=100) == 1
+
+
+@pytest.mark.parametrize("load", [Load(busy=0.5), Load(waiting=0.4), Load(loop=0.5)], ids=str)
+def test_none_goes_that_the_others_could_not_replace(load: Load) -> None:
+    scaled = Scaled()
+    scaled.look(FULL, times=2)
+    assert scaled.look(load, times=100) == 2
+
+
+def test_a_busy_moment_starts_the_wait_anew() -> None:
+    scaled = Scaled()
+    scaled.look(FULL, times=2)
+    for _ in range(5):
+        assert scaled.look(IDLE, times=9) == 2
+        assert scaled.look(Load(busy=0.9)) == 2
