@@ -21,6 +21,7 @@ from gradwire._calls import check_timeout
 from gradwire._framing import many_request_frame, read_many_request, read_many_result
 from gradwire._job import find_template
 from gradwire._many_items import Item, Slot, as_item, check_max_in_flight, parse_answer
+from gradwire._many_places import Places
 from gradwire._options import Options
 from gradwire.errors import (
     CallCancelledError,
@@ -31,9 +32,6 @@ from gradwire.errors import (
 )
 from gradwire.retries import RetryBudget, Tries, is_retryable
 
-# Seconds that taking items may hold up results that could be handed over.
-QUICK_S = 0.05
-
 # What a stream of its own can do.
 _TOO_LARGE = frozenset({"USE_STREAM", "LAYOUT_NOT_STREAMABLE"})
 _NOTHING = memoryview(b"")
@@ -43,6 +41,7 @@ class Exchange:
     """All slots of one evaluate_many. Used by one thread at a time.
 
     alone      slots that the client has to evaluate by calls of their own, then to settle
+    places     whether those and the stream stand in each other's way
     timeout_s  seconds that a stream may go without an answer
     """
 
@@ -56,6 +55,7 @@ class Exchange:
         timeout_s: float | None,
     ) -> None:
         self.alone: deque[Slot] = deque()
+        self.places = Places()
         self.timeout_s = check_timeout(timeout_s) or options.timeout_s
         self._options = options
         self._budget = budget
@@ -64,7 +64,7 @@ class Exchange:
         # A few items are taken at once, since to wake the sender costs more than to take one.
         self._few = max_in_flight - max(1, max_in_flight // 4)
         self._filling = True
-        self._ended = self._all_alone = False
+        self._ended = self._all_alone = self._progressed = False
         self._prefix = f"{uuid4().hex[:12]}-"
         self._taken = self._open = self._open_alone = 0
         # Ordered: every open slot. Otherwise: those that are settled.
@@ -72,7 +72,6 @@ class Exchange:
         self._in_flight: dict[bytes, Slot] = {}
         self._later: list[tuple[float, Slot]] = []
         self._tries = Tries(options.retry, budget)
-        self._progressed = False
 
     @property
     def wants(self) -> bool:
@@ -147,6 +146,7 @@ class Exchange:
     def begin(self) -> list[bytes]:
         """Return what a new stream starts with: every request in flight."""
         self._progressed = False
+        self.places.begin_stream()
         return [slot.frame for slot in self._in_flight.values()]
 
     def due(self) -> list[bytes]:
@@ -209,7 +209,7 @@ class Exchange:
 
         Where there is no next one, the error is the outcome of all that was in flight.
         """
-        if not self._in_flight:
+        if self.places.kept_stream(error) or not self._in_flight:
             return 0.0
         if isinstance(error, UnsupportedOperatorError) and not error.reason:
             # The server knows no EvaluateMany.

@@ -17,10 +17,11 @@ from typing import Any, Self, TypeVar, cast
 
 from numpy.typing import NDArray
 
-from gradwire._channel import AsyncLink, PerProcess
-from gradwire._many import QUICK_S, Exchange
-from gradwire._many_items import Item, Slot, each
+from gradwire._channel import AsyncLink
+from gradwire._many import Exchange
+from gradwire._many_items import QUICK_S, Item, Slot, each
 from gradwire._many_stream import ManyStream
+from gradwire._per_process import PerProcess
 from gradwire.errors import GradwireError, OverloadedError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -103,8 +104,6 @@ class _Work:
         self._stream: ManyStream | None = None
         self._error: GradwireError | None = None
         self._pausing = self._closed = False
-        # Whether calls of their own wait for the stream's end, which may have their place.
-        self._crowded = False
         self._moved_at = 0.0
         # What threads have received and the loop has not taken yet.
         self._inbox: deque[tuple[ManyStream, bytes | GradwireError]] = deque()
@@ -184,7 +183,7 @@ class _Work:
             error, self._error = self._error, None
             if error is not None:
                 await self._recover(error)
-            if exchange.alone and not (self._crowded and exchange.in_flight):
+            if exchange.alone and not (exchange.places.crowded and exchange.in_flight):
                 await self._evaluate_alone(exchange.alone.popleft())
                 continue
             for request in exchange.due():
@@ -284,16 +283,17 @@ class _Work:
             await asyncio.to_thread(stream.finish)
 
     async def _evaluate_alone(self, slot: Slot) -> None:
-        if self._crowded:
+        exchange = self._exchange
+        if exchange.places.crowded:
             await self._end_stream()
+        exchange.places.begin_alone()
         try:
-            self._exchange.settle(slot, result=await self._evaluate(slot.item))
+            exchange.settle(slot, result=await self._evaluate(slot.item))
         except OverloadedError as error:
-            if self._crowded:
-                self._exchange.settle(slot, error=error)
+            if exchange.places.kept_alone(error):
+                exchange.alone.appendleft(slot)
             else:
-                self._crowded = True
-                self._exchange.alone.appendleft(slot)
+                exchange.settle(slot, error=error)
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
-            self._exchange.settle(slot, error=error)
+            exchange.settle(slot, error=error)
         self._settled.set()

@@ -16,6 +16,9 @@ from gradwire._templates import Template
 from gradwire.errors import GradwireError, InvalidRequestError, ServerError
 from gradwire.retries import Tries
 
+# Seconds that taking items may hold up results that could be handed over.
+QUICK_S = 0.05
+
 
 class Item(NamedTuple):
     """One evaluation among many; what each field means says `Client.evaluate`.

@@ -11,10 +11,11 @@ from typing import Any, Self, TypeVar, cast
 
 from numpy.typing import NDArray
 
-from gradwire._channel import Link, PerProcess
-from gradwire._many import QUICK_S, Exchange
-from gradwire._many_items import Item, Slot
+from gradwire._channel import Link
+from gradwire._many import Exchange
+from gradwire._many_items import QUICK_S, Item, Slot
 from gradwire._many_stream import ManyStream
+from gradwire._per_process import PerProcess
 from gradwire.errors import GradwireError, OverloadedError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -50,8 +51,6 @@ class Results(Iterator[T_co]):
         self._ordered = ordered
         self._evaluate = evaluate
         self._asked = threading.Lock()
-        # Whether calls of their own wait for this stream's end, which may have their place.
-        self._crowded = False
 
     def __next__(self) -> T_co:
         self._connection.check_process()
@@ -94,7 +93,7 @@ class Results(Iterator[T_co]):
                 slot = exchange.outcome()
             if slot is not None or exchange.over:
                 return slot
-            if exchange.alone and not (self._crowded and exchange.in_flight):
+            if exchange.alone and not (exchange.places.crowded and exchange.in_flight):
                 self._evaluate_alone(exchange.alone.popleft())
             elif connection.receives_ahead and exchange.wants:
                 continue
@@ -125,18 +124,19 @@ class Results(Iterator[T_co]):
             connection.send(request)
 
     def _evaluate_alone(self, slot: Slot) -> None:
-        if self._crowded:
+        exchange = self._exchange
+        if exchange.places.crowded:
             self._connection.finish()
+        exchange.places.begin_alone()
         try:
-            self._exchange.settle(slot, result=self._evaluate(slot.item))
+            exchange.settle(slot, result=self._evaluate(slot.item))
         except OverloadedError as error:
-            if self._crowded:
-                self._exchange.settle(slot, error=error)
+            if exchange.places.kept_alone(error):
+                exchange.alone.appendleft(slot)
             else:
-                self._crowded = True
-                self._exchange.alone.appendleft(slot)
+                exchange.settle(slot, error=error)
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
-            self._exchange.settle(slot, error=error)
+            exchange.settle(slot, error=error)
 
     def __enter__(self) -> Self:
         return self

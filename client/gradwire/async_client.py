@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation
-from gradwire._channel import AsyncLine, AsyncLink, PerProcess
+from gradwire._channel import AsyncLine, AsyncLink
 from gradwire._many import Exchange
 from gradwire._many_async import AsyncResults
 from gradwire._many_items import Item
@@ -27,6 +27,7 @@ from gradwire._options import (
     TIMEOUT_S,
     Options,
 )
+from gradwire._per_process import PerProcess
 from gradwire._targets import read_target
 from gradwire._tracing import Context, call_span, method_of
 from gradwire._unary import AsyncMethod, AsyncUnary, Reply, Request, UnaryCall

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation
-from gradwire._channel import Line, Link, PerProcess
+from gradwire._channel import Line, Link
 from gradwire._many import Exchange
 from gradwire._many_items import Item
 from gradwire._many_results import Results
@@ -26,6 +26,7 @@ from gradwire._options import (
     TIMEOUT_S,
     Options,
 )
+from gradwire._per_process import PerProcess
 from gradwire._targets import read_target
 from gradwire._tracing import method_of
 from gradwire._unary import Method, Reply, Request, Unary, UnaryCall

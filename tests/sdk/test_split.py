@@ -26,7 +26,10 @@ from gradwire import (
     ops,
 )
 from gradwire._split import share_count
+from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
+from gradwire_server.settings import Settings
+from raw_calls import wait_until
 from relay import relaying
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
@@ -168,6 +171,34 @@ def test_each_server_reads_its_part_and_little_more(fleet: Fleet, expected: NDAr
     same_bits(result, expected)
     share = DIFF_DST.nbytes / len(relays)
     assert all(0.95 * share < each < 1.1 * share for each in sent), sent
+
+
+def test_all_replicas_of_a_list_share_and_those_that_come_join_them(
+    fleet: Fleet, expected: NDArray[Any]
+) -> None:
+    addresses = fleet.targets[:1]
+    listing = Listing(
+        "some", host="127.0.0.1", port=0, settings=Settings(), addresses=lambda: addresses
+    )
+    tries: list[int] = []
+
+    def evaluate() -> int:
+        result = client.evaluate(
+            BILINEAR,
+            DIFF_DST,
+            output_shape=SHAPE,
+            on_timing=lambda timing: tries.append(timing.tries),
+        )
+        same_bits(result, expected)
+        return tries[-1]
+
+    try:
+        with Client(listing.url, **ALWAYS) as client:
+            assert evaluate() == 1
+            addresses += fleet.targets[1:]
+            wait_until(lambda: evaluate() == len(fleet.targets))
+    finally:
+        listing.close()
 
 
 def test_progress_and_tasks_of_asyncio_see_one_call(fleet: Fleet, expected: NDArray[Any]) -> None:
