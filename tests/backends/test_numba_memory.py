@@ -9,6 +9,7 @@ import pytest
 from numba_here import needs_numba, run_program
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize(
     "check", ["check_guarded_cases", "check_guarded_streams", "check_guarded_sums"]

@@ -13,6 +13,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ms", "streams"])
 def test_where_nothing_is_served_nothing_is_reckoned(kind: str, tmp_path: Path) -> None:
     found = tmp_path / "found.json"

@@ -85,6 +85,7 @@ def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Pa
         command.wait_for_log(" lines lost lines=")
 
 
+@pytest.mark.slow
 def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) -> None:
     request = identity_request(512 * 1024, data=bytes(2 * MIB))
     with (

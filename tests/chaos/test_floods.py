@@ -96,6 +96,7 @@ def open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_flood_takes_bounded_memory_and_others_are_served(command: Command, name: str) -> None:
     with Others(command.address) as others:
@@ -139,6 +140,7 @@ def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Comm
     assert received.count(b"messages of this caller hold") >= 36
 
 
+@pytest.mark.slow
 def test_replies_that_are_not_read_hold_a_share_of_the_memory(command: Command) -> None:
     request = identity_request(MIB // 4, data=bytes(4))
     request.input.strides[:] = [0]

@@ -22,6 +22,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_replaced_and_no_call_is_lost(tmp_path: Path) -> None:
     patient = RetryPolicy(max_attempts=40, max_backoff_s=0.5)
     with (

@@ -72,6 +72,7 @@ def test_guard_pages_and_the_scheduler_see(what: str, order: int, message: str) 
     oracles.same_bits(show("copy", Mode.PLAIN), _RAMP)  # which did no harm to what comes later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "mode", "finding"),
     [
@@ -87,6 +88,7 @@ def test_the_sanitizers_see(what: str, mode: Mode, finding: str) -> None:
     assert child.run(_SHOW, mode.name, what, mode=mode).finding == finding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.ADDRESS, Mode.THREAD])
 def test_the_sanitizers_let_pass_what_is_right(mode: Mode) -> None:
     outcome = child.run(_SHOW, mode.name, "barrier", "dynamic", "shuffles", "copy", mode=mode)

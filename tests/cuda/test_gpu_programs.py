@@ -71,6 +71,7 @@ def test_a_plane_that_is_taken_for_another_is_found_out() -> None:
         check_planes(Shifted(), planes=20, side=8)
 
 
+@pytest.mark.slow
 def test_a_server_under_load_gives_numpys_bits() -> None:
     with serving(backend=_backend()) as server:
         assert service_load.check_load(server.address, threads=3, turns=1) == 3 * 7
@@ -80,6 +81,7 @@ def test_a_lost_device_stays_lost_for_its_process(tmp_path: Path) -> None:
     faulty_device.check_loss(tmp_path, kind="sim", env=_environment())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec("gradwire_server.devices") is None,
     reason="the device belongs to the server's own process, which does not replace itself",

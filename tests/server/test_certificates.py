@@ -95,6 +95,7 @@ def test_a_file_that_is_missing_is_named(papers: Papers, tmp_path: Path) -> None
         Certificates(Settings(**papers.settings))
 
 
+@pytest.mark.slow
 def test_rotation_under_load_loses_no_call(papers: Papers) -> None:
     """Clients trust both authorities, as one has them do; each call has its own connection."""
     other = trustme.CA()

@@ -125,6 +125,7 @@ def test_every_way_to_call_has_the_bits_of_numpy(crew: Command) -> None:
             assert np.asarray(result).tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_devices_that_end_under_load_cost_no_call(crew: Command, folder: Path) -> None:
     """One after the other, so that health is SERVING all the while; then both at once."""
     served = crew.log.count(" device serves ")
@@ -157,6 +158,7 @@ def test_want_of_memory_is_an_error_that_passes(crew: Command, folder: Path) -> 
     assert result.sum() == gradient.sum()
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_renews_devices_without_a_word_to_callers(crew: Command) -> None:
     before = [device(crew, number) for number in (0, 1)]
     with Callers(crew.address, "stream") as callers:
@@ -236,6 +238,7 @@ def test_a_device_that_is_not_there_ends_the_start_with_one_line(
     )
 
 
+@pytest.mark.slow
 def test_a_device_that_stays_away_ends_the_server(tmp_path: Path) -> None:
     with serving(tmp_path) as command:
         (tmp_path / "missing-0").touch()

@@ -40,7 +40,9 @@ def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
         yield chunk(number * piece, data)
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize(
+    "number", [*range(10), *(pytest.param(each, marks=pytest.mark.slow) for each in range(10, 60))]
+)
 def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> None:
     server = ServerThread()
     server.start()

@@ -68,6 +68,7 @@ def finish(call: Any, go: threading.Event) -> None:
     assert call.code() is grpc.StatusCode.OK
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         before = command.workers
@@ -87,6 +88,7 @@ def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path)
         assert "Traceback" not in command.log
 
 
+@pytest.mark.slow
 def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config(
     tmp_path: Path,
 ) -> None:
@@ -118,6 +120,7 @@ def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config
     assert set(results) == {PUBLISHED_RESULT}
 
 
+@pytest.mark.slow
 def test_health_is_serving_throughout_a_rolling_restart(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         seen: set[int] = set()
@@ -138,6 +141,7 @@ def test_health_is_serving_throughout_a_rolling_restart(tmp_path: Path) -> None:
         assert seen == {SERVING}
 
 
+@pytest.mark.slow
 def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certificates(
     tmp_path: Path,
 ) -> None:
@@ -190,6 +194,7 @@ def test_one_worker_alone_ignores_the_signal(tmp_path: Path) -> None:
             client.check_alive()
 
 
+@pytest.mark.slow
 def test_no_call_is_lost_when_a_server_stops_and_another_one_follows(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "1") as command:
         with Callers(command.address, *LOAD) as callers:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from gradwire import v1
+from gradwire_server.backends import NumpyCpu
 from raw_calls import (
     PATIENCE_S,
     RawClient,
@@ -179,12 +181,18 @@ def test_work_stops_when_the_call_is_cancelled(server: ServerThread, client: Raw
 
 def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
     # One step of it takes longer than the stall timeout, and nothing else moves meanwhile.
-    settings = {"slab_bytes": 128 << 20, "max_request_memory_bytes": 4 << 30}
+    settings = {"slab_bytes": 512 << 20, "max_request_memory_bytes": 8 << 30}
     request = identity_request(1, data=bytes(4))
-    request.input.CopyFrom(float32(1 << 13, 1 << 12, strides=(0, 0)))
-    request.output.CopyFrom(float32(1 << 13, 1))
+    request.input.CopyFrom(float32(1 << 14, 1 << 13, strides=(0, 0)))
+    request.output.CopyFrom(float32(1 << 14, 1))
     request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
-    with serving(stall_timeout_s=0.03, **settings) as server, RawClient(server.address) as client:
+    with (
+        serving(backend=NumpyCpu(), stall_timeout_s=0.2, **settings) as server,
+        RawClient(server.address) as client,
+    ):
+        started = time.monotonic()
         answer = client.stream(as_stream(request))
-        assert answer.refusal is None
-        assert len(answer.data) == 4 << 13
+        took_s = time.monotonic() - started
+    assert answer.refusal is None
+    assert len(answer.data) == 4 << 14
+    assert took_s > 0.2, "too short to tell"

@@ -95,6 +95,7 @@ def test_every_worker_has_its_share_of_memory_and_streams(command: Command) -> N
     assert limits.max_streams == Settings().max_streams // 2
 
 
+@pytest.mark.slow
 def test_no_call_is_lost_while_workers_are_killed_and_replaced(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         with Callers(command.address, "unary", "async unary", "stream", "async copy") as callers:
@@ -266,6 +267,7 @@ def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> Non
     assert told[1] == "Error: worker 0 could not start: it ended with status 1"
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serves(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gradwire import Client, ops
 from processes import Command, running_command
@@ -71,6 +72,7 @@ def test_workers_are_merged_and_told_apart(tmp_path: Path) -> None:
             assert seen.value(name, worker="0") > 0
 
 
+@pytest.mark.slow
 def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         address = endpoint(command)
