@@ -196,6 +196,7 @@ def _flipped(content: bytes, *, place: float) -> bytes:
     return content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize(
     "damage",
@@ -220,6 +221,7 @@ def test_what_is_damaged_alone_is_compiled_again(packages: Path, filled: Path) -
     assert _load(packages, filled) == "42 of 2 found: 2"
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_what_is_kept_and_nothing_else(packages: Path, tmp_path: Path) -> None:
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
     folder = tmp_path / "kept"
@@ -252,6 +254,7 @@ def test_what_was_compiled_from_code_long_unused_is_removed(packages: Path, fill
     assert own.stat().st_mtime > lately
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_do_not_disturb_each_other(
     packages: Path, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_code_for_other_processors_has_the_bits_of_numpy(
     assert features.isdisjoint(missing.split())
 
 
+@pytest.mark.slow
 def test_no_compiled_function_multiplies_and_adds_with_one_rounding() -> None:
     compiled(1)
     found = assembly.of_kernels()

@@ -52,6 +52,7 @@ def check_and_stop(process: subprocess.Popen[str], address: str) -> None:
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_log_on_a_full_disk_costs_nothing_else(workers: str) -> None:
     with (

@@ -21,6 +21,7 @@ from serving import serving
 SHORT = ("--duration", "0.5", "--warm-up", "0")
 
 
+@pytest.mark.slow
 def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
     found, page = tmp_path / "found.json", tmp_path / "report.html"
     done = run(

@@ -77,6 +77,7 @@ def benching(*arguments: object) -> Generator[Run]:
         run.process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CODES, ids=str)
 def test_the_user_who_ends_it_gets_what_there_is(
     number: signal.Signals, target: str, tmp_path: Path
@@ -107,6 +108,7 @@ def test_the_user_who_ends_it_gets_what_there_is(
     assert "ended the test early" in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CODES, ids=str)
 @pytest.mark.parametrize("children", [1, 2, 5])
 def test_nothing_is_written_before_a_call_counts(

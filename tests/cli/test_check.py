@@ -162,6 +162,7 @@ def test_a_fault_of_long_axes_is_shown_on_the_shortest_of_them(check: Check) -> 
     assert facts["different"] + facts["equal"] == facts["cases"]
 
 
+@pytest.mark.slow
 def test_what_is_right_for_packed_tensors_only_is_found_out(check: Check) -> None:
     facts = json.loads(check("packed_only", "--json").stdout)
     assert facts["failures"]

@@ -65,6 +65,7 @@ def test_a_client_with_a_certificate_is_let_in(mutual: Mutual, command: tuple[st
     assert (done.code, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
     mutual: Mutual, tmp_path: Path
 ) -> None:

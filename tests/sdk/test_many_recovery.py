@@ -98,6 +98,7 @@ def test_a_server_killed_and_started_again_is_sent_what_it_has_not_answered() ->
             assert relay.connections > 1
 
 
+@pytest.mark.slow
 @both_clients
 def test_a_server_that_drains_hands_over_to_another(server: ServerThread, collect: Collect) -> None:
     old = ServerThread()

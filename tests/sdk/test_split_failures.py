@@ -45,6 +45,7 @@ def expected() -> NDArray[Any]:
         return local.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 20_000, 150_000])
 def test_a_server_killed_amid_its_part_leaves_it_to_the_others(
     fleet: Fleet, expected: NDArray[Any], cut: int

@@ -195,6 +195,7 @@ def test_who_ends_all_processes_at_once_lets_workers_finish(crew: Command) -> No
     assert all(map(is_alive, devices))
 
 
+@pytest.mark.slow
 def test_health_tells_when_no_device_is_there_and_when_one_is_again(tmp_path: Path) -> None:
     with (
         serving(tmp_path, "--http-port", "127.0.0.1:0") as command,
@@ -225,6 +226,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_pat
         wait_until(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_device_that_is_not_there_ends_the_start_with_one_line(
     tmp_path: Path, workers: str

@@ -138,6 +138,7 @@ def test_memory_returns_to_its_level_however_streams_end(
             assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
 
 
+@pytest.mark.slow
 def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
     request = identity_request(1 << 15, 1 << 15, data=bytes(4))
     request.input.strides[:] = [0, 0]
@@ -227,6 +228,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
         assert memory_kib(command.pid, "VmHWM") < level + 48 * 1024
 
 
+@pytest.mark.slow
 def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
     flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
     with (

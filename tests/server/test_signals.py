@@ -83,6 +83,7 @@ def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> N
         wait_for(log, "no rolling restart", process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "told"), [("1", "no rolling restart"), ("2", " rolling restart done")]
 )

@@ -145,6 +145,7 @@ def test_the_command_needs_none_of_the_servers_settings(path: Path) -> None:
     assert json.loads(config.stdout)["tokens"] == "***"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tokens_are_rotated_under_load_without_a_lost_call(
     path: Path, tmp_path: Path, workers: int

@@ -169,6 +169,7 @@ def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
         assert not [pid for pid in command.workers.values() if is_running(pid)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.4])
 def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s: float) -> None:

@@ -152,6 +152,7 @@ def test_metrics_come_with_the_names_that_opentelemetry_has_for_them(collector: 
     assert collector.metrics["gradwire.memory_limit"].gauge.data_points[0].as_double == 2 << 30
 
 
+@pytest.mark.slow
 def test_several_workers_export_their_metrics_once(collector: Collector, tmp_path: Path) -> None:
     flags = ("--otlp-endpoint", collector.url, "--workers", "2", "--backend", "numpy_cpu")
     with running_command(*flags, log=tmp_path / "log") as command:
