@@ -77,16 +77,18 @@ def _of_file(path: str, name: str) -> Reloaded[Sent]:
     try:
         return Reloaded(
             (path,),
-            lambda contents: _sent(contents[0].decode("ascii", "replace").strip(), name),
+            lambda contents: _sent(contents[0].decode("ascii", "replace").strip(), name, path),
             on_error=keep,
         )
     except OSError as error:
         raise InvalidRequestError.of(name, f"{path} cannot be read: {error.strerror}") from error
 
 
-def _sent(token: str, name: str) -> Sent:
+def _sent(token: str, name: str, path: str = "") -> Sent:
     if not (token.isascii() and token.isprintable()) or not token or " " in token:
         raise InvalidRequestError.of(
-            name, "holds no token: one is a word of printable characters, which is not shown here"
+            name,
+            f"{path}{' ' if path else ''}holds no token: one is a word of printable characters, "
+            "which is not shown here",
         )
     return (("authorization", f"Bearer {token}"),)

@@ -54,6 +54,7 @@ class Authorizer:
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._anonymous = settings.scopes_of_strangers
+        self._takes_certificates = bool(settings.tls_client_ca)
         self._clock = clock
         self._tokens: Reloaded[tuple[Token, ...]] | None = None
         if settings.tokens:
@@ -91,11 +92,17 @@ class Authorizer:
             return self._of_token(self._tokens, scope, authorization)
         if scope in self._anonymous or certified or is_local(peer):
             return None
+        would_do = (
+            "show a certificate that one of its --tls-client-ca has signed, or call from the "
+            "server's own machine"
+            if self._takes_certificates
+            else "call from the server's own machine; or its operator gives it a file "
+            "of --tokens, authorities for --tls-client-ca, or --anonymous-scopes"
+        )
         return Refusal(
             authenticated=True,
             message=f"this call needs the scope {scope.value}, which callers of other machines do "
-            "not have here: call from the server's own machine; or its operator gives it a file "
-            "of --tokens, authorities for --tls-client-ca, or --anonymous-scopes",
+            f"not have here: {would_do}",
         )
 
     def _of_token(

@@ -6,6 +6,7 @@ key that belongs to another certificate and the like are logged, and what was th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from gradwire_server.settings import Settings
 
 _log = logging.getLogger("gradwire_server")
 
+# X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h.
+_EXPIRED = 10
 _NAMES = ("tls_key", "tls_certificate", "tls_client_ca")
 
 
@@ -25,12 +28,14 @@ class Papers:
     key, chain   its private key and its certificates, as PEM
     authorities  whose clients are let in, as PEM; None for everybody
     context      the same for Python's ssl, TLS 1.2 or newer
+    expired      whether the certificate's time was over when it was read
     """
 
     key: bytes
     chain: bytes
     authorities: bytes | None
     context: ssl.SSLContext
+    expired: bool
 
 
 class Certificates:
@@ -57,9 +62,9 @@ class Certificates:
             if b"-----BEGIN " not in content:
                 raise ValueError(f"{name} is {self._paths[name]}, which is no PEM file")
         authorities = found.get("tls_client_ca")
-        return Papers(
-            found["tls_key"], found["tls_certificate"], authorities, self._context(authorities)
-        )
+        key, chain = found["tls_key"], found["tls_certificate"]
+        context = self._context(authorities)
+        return Papers(key, chain, authorities, context, _has_expired(chain, context))
 
     def _context(self, authorities: bytes | None) -> ssl.SSLContext:
         """Have OpenSSL look at what gRPC would keep to itself."""
@@ -90,6 +95,29 @@ class Certificates:
         words = self._words(error) if isinstance(error, OSError) else str(error)
         facts = {"error": words, "kept": "the certificates as they were"}
         _log.error("certificates cannot be used", extra={"facts": facts})
+
+
+def _has_expired(chain: bytes, shown: ssl.SSLContext) -> bool:
+    """Shake hands with a client that trusts this very certificate, if only its time is not over.
+
+    Python's ssl tells no date of a certificate that nobody has checked.
+    """
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        trusting.load_verify_locations(cadata=chain.decode("ascii", "replace"))
+        client = trusting.wrap_bio(to_client, to_server)
+        server = shown.wrap_bio(to_server, to_client, server_side=True)
+        for side in (client, server, client):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_code == _EXPIRED
+    except ssl.SSLError:
+        return False
+    return False
 
 
 def _reason(error: OSError) -> str:

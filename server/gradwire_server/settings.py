@@ -137,7 +137,8 @@ class Settings:
     max_standing_queue_s: float = _setting(
         0.005,
         "Seconds that an evaluation may have to wait for a thread where the queue has stood for "
-        "max_queue_s, or half as long as it takes itself. Low keeps latencies low under overload.",
+        "max_queue_s, or a quarter of what it takes itself, if that is longer. Low keeps latencies "
+        "low under overload.",
     )
     retry_after_s: float = _setting(
         0.25,

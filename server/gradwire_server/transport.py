@@ -62,6 +62,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
     """
     certificates = Certificates(settings)
     shown = certificates.get()
+    _warn_if_expired(shown, settings)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal shown
@@ -70,6 +71,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
             return None
         shown = papers
         _log.info("certificates are new")
+        _warn_if_expired(papers, settings)
         return _configuration(papers)
 
     fetcher: Any = changed  # its None, for no change, is documented and not in the types
@@ -77,6 +79,12 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         _configuration(shown), fetcher, shown.authorities is not None
     )
+
+
+def _warn_if_expired(papers: Papers, settings: Settings) -> None:
+    if papers.expired:
+        facts = {"tls_certificate": settings.tls_certificate, "clients": "refuse it"}
+        _log.warning("certificate has expired", extra={"facts": facts})
 
 
 def _configuration(papers: Papers) -> grpc.ServerCertificateConfiguration:

@@ -109,6 +109,30 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
         assert run_here(*arguments).code == 8
 
 
+def test_a_token_that_opens_no_call_ends_it_before_the_load(tmp_path: Path) -> None:
+    tokens, shown = tmp_path / "tokens", tmp_path / "token"
+    shown.write_text(add_token(tokens, name="looker", scopes=[Scope.INSPECT]))
+    with serving(tokens=str(tokens)) as server:
+        done = run_here("bench", "--target", server.address, *SHORT, "--token-file", shown)
+    assert (done.code, done.stdout) == (8, "")
+    assert "the token looker lacks the scope evaluate" in done.stderr
+
+
+def test_metrics_that_the_token_does_not_open_are_refused_in_the_servers_words(
+    tmp_path: Path,
+) -> None:
+    tokens, shown = tmp_path / "tokens", tmp_path / "token"
+    shown.write_text(add_token(tokens, name="load", scopes=[Scope.EVALUATE]))
+    with serving(tokens=str(tokens), http_port="0") as server:
+        url = f"http://{server.server.instruments.address}/metrics"
+        done = run_here(
+            *("bench", "--target", server.address, "--metrics", url, *SHORT),
+            *("--token-file", shown),
+        )
+    assert (done.code, done.stdout) == (8, "")
+    assert f"--metrics {url}: the token load lacks the scope inspect" in done.stderr
+
+
 def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradwire.cli.benching.TARGET_PATIENCE_S", 0.7)
     done = run_here("bench", "--target", free_target, *SHORT)

@@ -197,6 +197,16 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
     assert "mixed, large is in A only" in text
 
 
+def test_a_comparison_names_what_was_set_otherwise_and_who_was_interrupted() -> None:
+    first = document()
+    longer = dataclasses.replace(first.settings, duration_s=5.0)
+    _, _, notes = comparison(first, dataclasses.replace(first, settings=longer, interrupted=True))
+    assert notes[1:] == [
+        "B was interrupted: its figures are those until then",
+        "duration_s differs: 1.0 and 5.0",
+    ]
+
+
 def test_a_generator_that_is_the_bottleneck_is_told_of(results: list[ScenarioResult]) -> None:
     result = results[1]
     idle = [dataclasses.replace(one, cpu_cores=0.1, late_p99_ms=0.0) for one in result.generators]

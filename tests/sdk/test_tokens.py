@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,7 +192,7 @@ def test_what_is_no_token_is_refused_unshown(bad: str, tmp_path: Path) -> None:
         Client(token=bad)
     assert not bad.strip() or bad not in str(caught.value)
     file.write_text(bad if bad != " x" else "two words")
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError, match=re.escape(f"token_file: {file} holds no token")):
         Client(token_file=str(file))
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         Client(token_file=str(tmp_path / "none"))

@@ -59,6 +59,13 @@ def test_callers_of_this_machine_are_told_from_others(peer: str) -> None:
     assert [verdict(guard, scope, None, peer=peer) for scope in Scope] == ["", ""]
 
 
+def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
+    guard = Authorizer(Settings(tls_certificate="c", tls_key="k", tls_client_ca="ca"))
+    refusal = guard.refusal(Scope.INSPECT, authorization=None, peer=AWAY)
+    assert refusal is not None
+    assert "show a certificate that one of its --tls-client-ca has signed" in refusal.message
+
+
 @pytest.mark.parametrize("peer", DISTANT)
 def test_callers_of_other_machines_have_the_scopes_of_strangers(peer: str) -> None:
     assert not is_local(peer)

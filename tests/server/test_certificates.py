@@ -89,6 +89,26 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
             Certificates(Settings(**papers.mutual))
 
 
+@pytest.mark.parametrize("mutual", [False, True])
+def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
+    papers: Papers, caplog: pytest.LogCaptureFixture, *, mutual: bool
+) -> None:
+    def told() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if message.startswith("certificate")]
+
+    papers.write(expired=True)
+    with (
+        caplog.at_level(logging.INFO, "gradwire_server"),
+        serving(**(papers.mutual if mutual else papers.settings)) as server,
+    ):
+        assert told() == ["certificate has expired"]
+        assert not is_served(server.address, papers.roots, pair(papers.authority))
+        papers.write()
+        wait_until(lambda: is_served(server.address, papers.roots, pair(papers.authority)))
+        assert told() == ["certificate has expired", "certificates are new"]
+
+
 def test_a_file_that_is_missing_is_named(papers: Papers, tmp_path: Path) -> None:
     (tmp_path / "key.pem").unlink()
     with pytest.raises(ValueError, match=r"^tls_key cannot be read: .*No such file"):

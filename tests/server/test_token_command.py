@@ -68,7 +68,7 @@ def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--name", "there"), "there already"),
+        (("--name", "there"), "line 2: the name there is there already"),
         (("--name", "a b"), "name"),
         (("revoke", "nobody"), "no token is named nobody"),
         (("--scopes", "all"), "'all' is no scope"),

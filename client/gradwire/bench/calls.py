@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 OK: Final = Outcome("OK")
 WRONG: Final = Outcome("WRONG_RESULT")
 CANCELLED: Final = Outcome("CANCELLED", "BY_CALLER")
-# Calls in flight when the user ends the whole.
+# Calls in flight when the user ends the whole; they do not count.
 STOPPED: Final = Outcome("CANCELLED", "BY_USER")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from gradwire.bench.document import Document, FlowResult
+from gradwire.bench.document import Document, FlowResult, Settings
 
 # How the figures of B are to be read.
 TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
@@ -21,6 +22,11 @@ def comparison(
         if key in after
     ]
     notes = ["Ratios B / A; times are corrected for coordinated omission."]
+    notes += [
+        f"{name} was interrupted: its figures are those until then"
+        for name, one in (("A", first), ("B", second))
+        if one.interrupted
+    ]
     notes += [f"{name} differs: {one} and {other}" for name, one, other in _odds(first, second)]
     for key in before.keys() ^ after.keys():
         where = "A" if key in before else "B"
@@ -59,6 +65,9 @@ def _odds(first: Document, second: Document) -> list[tuple[str, str, str]]:
         ("cores", first.machine.cores, second.machine.cores),
         ("backend", first.server.backend, second.server.backend),
         ("server's version", first.server.version, second.server.version),
-        ("settings", first.settings, second.settings),
+        *(
+            (field.name, getattr(first.settings, field.name), getattr(second.settings, field.name))
+            for field in dataclasses.fields(Settings)
+        ),
     ]
     return [(name, str(one), str(other)) for name, one, other in pairs if one != other]

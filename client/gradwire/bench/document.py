@@ -84,7 +84,7 @@ class OutcomeResult:
     """Calls that ended alike, and their times, uncorrected.
 
     status    of gRPC; WRONG_RESULT for wrong bits
-    reason    of gradwire's error, or BY_CALLER, BY_USER for calls cancelled here
+    reason    of gradwire's error, or BY_CALLER for calls that the scenario cancels
     expected  whether the scenario is about such ends
     """
 
@@ -121,7 +121,7 @@ class FlowResult:
     callers      of a closed loop; None in an open one
     sent_bytes, received_bytes
                  tensor bytes of one call
-    sent         calls made: as many as the outcomes together
+    sent         calls made, but those that the user stopped: as many as the outcomes together
     ok, wrong    those whose result was right, and wrong
     calls_per_s, megabytes_per_s
                  of right results; bytes of both directions

@@ -77,7 +77,7 @@ class Fleet:
         on_batch  called with what the processes tell
         on_tick   called some times a second
 
-        What was under way when the user ended it is told all the same.
+        What was under way when the user ended it is told all the same, as stopped.
         """
         for number, pipe in enumerate(self._pipes):
             phase = Phase(

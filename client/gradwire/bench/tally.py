@@ -38,6 +38,11 @@ class FlowTally:
         self.sent += len(seconds)
         self._made.update(np.floor(seconds).astype(int).tolist())
 
+    def drop_made(self, seconds: NDArray[np.float64]) -> None:
+        """Count calls no more that the user has stopped: they ended neither well nor badly."""
+        self.sent -= len(seconds)
+        self._made.subtract(np.floor(seconds).astype(int).tolist())
+
     def add_ended(self, outcome: Outcome, times: NDArray[np.float64]) -> None:
         """Count calls that ended so.
 
@@ -163,7 +168,10 @@ class Tally:
             if self._flows[index].is_open:
                 self._late[batch.number].record((times[:, 1] - times[:, 0]) * _US)
         for (index, outcome), times in batch.ended.items():
-            self.flows[index].add_ended(outcome, times - self._begin)
+            if outcome == STOPPED:
+                self.flows[index].drop_made(times[:, 1] - self._begin)
+            else:
+                self.flows[index].add_ended(outcome, times - self._begin)
 
     @property
     def wrong_or_failed(self) -> int:

@@ -6,11 +6,13 @@ import datetime as dt
 import shlex
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Final
+from urllib.error import HTTPError
 
 import click
 
@@ -45,6 +47,8 @@ OWN_PATIENCE_S: Final = 600.0
 TARGET_PATIENCE_S: Final = 30.0
 # Of that, what passes before it is said.
 SILENT_WAIT_S: Final = 0.5
+# Bytes of what an endpoint says that refuses.
+_MOST_SAID: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +182,8 @@ def _check_endpoint(endpoint: MetricsEndpoint, url: str | None) -> None:
     """Refuse one that does not tell what is looked for, before the load and not after it."""
     try:
         usage = endpoint.ask()
+    except HTTPError as error:
+        raise _refusal(error, url) from None
     except (OSError, HTTPException) as error:
         raise CommandError(f"--metrics {url}: {error}") from None
     if usage is None:
@@ -185,6 +191,18 @@ def _check_endpoint(endpoint: MetricsEndpoint, url: str | None) -> None:
             f"--metrics {url}: no processor time and memory is told there; give the /metrics of "
             "the server's --http-port"
         )
+
+
+def _refusal(error: HTTPError, url: str | None) -> CommandError:
+    """Return what an endpoint says that does not answer with what was asked for."""
+    refused = error.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+    with error, suppress(OSError, HTTPException):
+        said = error.read(_MOST_SAID).decode(errors="replace").strip()
+        return CommandError(
+            f"--metrics {url}: {said or error}",
+            code=exits.CODES[PermissionDeniedError] if refused else exits.OTHER,
+        )
+    return CommandError(f"--metrics {url}: {error}")
 
 
 def _server(subject: _Subject, line: StatusLine) -> Server:
@@ -200,6 +218,8 @@ def _server(subject: _Subject, line: StatusLine) -> Server:
             if not subject.own and not line.is_seen:
                 click.echo(f"gradwire: {waiting}", err=True)
             client.wait_ready(patience_s)
+        # A token that does not open calls would fail every one of them.
+        client.operators()
         try:
             info = client.server_info()
         except PermissionDeniedError:
