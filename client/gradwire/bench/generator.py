@@ -113,7 +113,11 @@ def main(pipe: Pipe, connect: Connect) -> None:
     # a group; the one that leads decides.
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=_precise_loop) as runner:
+    # Who leads may be gone before it is told that this one is ready.
+    with (
+        contextlib.suppress(BrokenPipeError),
+        asyncio.Runner(loop_factory=_precise_loop) as runner,
+    ):
         runner.run(_run(pipe, connect))
 
 
