@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from gradwire._tokens import Bearer, read_bearer
+from gradwire.errors import InvalidRequestError
 from gradwire.retries import RetryPolicy
 
 CONNECTIONS = 2
@@ -45,6 +46,7 @@ class Options:
     bearer: Bearer | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_credentials(self.credentials)
         if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
             raise ValueError(
                 f"connections is {self.connections!r}; give 1 to {_MAX_CONNECTIONS} for each server"
@@ -72,6 +74,17 @@ class Options:
                 "make the client where it is used"
             )
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+
+def check_credentials(value: object) -> None:
+    """Raise InvalidRequestError where a value is neither credentials of a channel nor None."""
+    if value is not None and not isinstance(value, grpc.ChannelCredentials):
+        # What came may be a secret.
+        raise InvalidRequestError.of(
+            "credentials",
+            f"is of type {type(value).__name__}; give what grpc.ssl_channel_credentials() returns, "
+            "or None for plain text",
+        )
 
 
 def is_timeout(value: object) -> bool:
