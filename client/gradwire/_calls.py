@@ -65,7 +65,7 @@ class Evaluation:
         self._on_timing = on_timing
         self._tried = 0
         self._trailers: Metadata = ()
-        self._tries = Tries(options.retry, link.budget)
+        self._tries = Tries(options.retry, link.budget, one_server=options.one_server)
         self._transfer: Transfer | Shares | None = None
         self._stream: StreamTry | SplitTry | None = None
         self._result: NDArray[Any] | None = None

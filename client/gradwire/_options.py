@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from gradwire._targets import is_list
 from gradwire._tokens import Bearer, read_bearer
 from gradwire.errors import InvalidRequestError
 from gradwire.retries import RetryPolicy
@@ -65,6 +66,11 @@ class Options:
         secure = self.credentials is not None
         bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         object.__setattr__(self, "bearer", bearer)
+
+    @property
+    def one_server(self) -> bool:
+        """Whether the target names one server, and no list of replicas."""
+        return len(self.target) == 1 and not is_list(self.target[0])
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, for a copy of the client in another process."""

@@ -29,7 +29,7 @@ class UnaryCall:
     """One call of one message each way, with its tries."""
 
     def __init__(self, options: Options, link: Link) -> None:
-        self._tries = Tries(options.retry, link.budget)
+        self._tries = Tries(options.retry, link.budget, one_server=options.one_server)
         self._until = time.monotonic() + options.timeout_s
 
     @property
