@@ -11,7 +11,7 @@ import grpc
 from gradwire._targets import is_list
 from gradwire._tokens import Bearer, read_bearer
 from gradwire.errors import InvalidRequestError
-from gradwire.retries import RetryPolicy
+from gradwire.retries import RetryBudget, RetryPolicy, Tries
 
 CONNECTIONS = 2
 TIMEOUT_S = 60.0
@@ -67,10 +67,10 @@ class Options:
         bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         object.__setattr__(self, "bearer", bearer)
 
-    @property
-    def one_server(self) -> bool:
-        """Whether the target names one server, and no list of replicas."""
-        return len(self.target) == 1 and not is_list(self.target[0])
+    def tries(self, budget: RetryBudget) -> Tries:
+        """Return the tries of a call, which share the budget of a client."""
+        one_server = len(self.target) == 1 and not is_list(self.target[0])
+        return Tries(self.retry, budget, one_server=one_server)
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, for a copy of the client in another process."""
