@@ -5,13 +5,10 @@ Start with Client, or AsyncClient for asyncio; build operators with gradwire.ops
 
 from __future__ import annotations
 
-from gradwire import ops, v1
-from gradwire._many_async import AsyncResults
-from gradwire._many_items import Item
-from gradwire._many_results import Results
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from gradwire._version import VERSION
-from gradwire.async_client import AsyncClient
-from gradwire.client import Client
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
@@ -30,6 +27,14 @@ from gradwire.errors import (
 )
 from gradwire.retries import RetryPolicy
 from gradwire.timing import Timing
+
+if TYPE_CHECKING:
+    from gradwire import ops, v1
+    from gradwire._many_async import AsyncResults
+    from gradwire._many_items import Item
+    from gradwire._many_results import Results
+    from gradwire.async_client import AsyncClient
+    from gradwire.client import Client
 
 __version__ = VERSION
 
@@ -59,3 +64,28 @@ __all__ = [
     "ops",
     "v1",
 ]
+
+_MODULES = {"chunks", "health", "ops", "tensors", "v1"}
+_HOMES = {
+    "AsyncClient": "async_client",
+    "AsyncResults": "_many_async",
+    "Client": "client",
+    "Item": "_many_items",
+    "Results": "_many_results",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs grpc when it is asked for: a program of ours sets grpc's logging before."""
+    if name in _MODULES:
+        return import_module(f"gradwire.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"gradwire.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Name what can be had, imported or not."""
+    return sorted({*globals(), *__all__})

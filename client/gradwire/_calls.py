@@ -65,7 +65,7 @@ class Evaluation:
         self._on_timing = on_timing
         self._tried = 0
         self._trailers: Metadata = ()
-        self._tries = Tries(options.retry, link.budget)
+        self._tries = options.tries(link.budget)
         self._transfer: Transfer | Shares | None = None
         self._stream: StreamTry | SplitTry | None = None
         self._result: NDArray[Any] | None = None
@@ -122,9 +122,7 @@ class Evaluation:
             self._stream = SplitTry(
                 moving,
                 start=lambda share: self._start_one(link, share, link.shares, metadata=metadata),
-                recover=lambda: partial(
-                    self._recover_share, Tries(self._options.retry, link.budget)
-                ),
+                recover=lambda: partial(self._recover_share, self._options.tries(link.budget)),
                 on_end=on_end,
             )
         else:

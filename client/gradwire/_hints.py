@@ -16,6 +16,7 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "the server speaks plain text there; leave out credentials (--tls-ca), or give it TLS",
     ),
     (("CERTIFICATE_VERIFY_FAILED", "has expired"), "the server's certificate has expired"),
+    (("CERTIFICATE_VERIFY_FAILED", "not yet valid"), "the server's certificate is not valid yet"),
     (("CERTIFICATE_VERIFY_FAILED",), _STRANGE),
     (("Hostname Verification Check failed",), _OTHER_NAMES),
     # The same in the words of older releases.
@@ -23,6 +24,20 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("failed to connect", "Socket closed"), _WANTS),
     (("failed to connect", "Connection reset"), _WANTS),
 )
+
+# What stays as it is however long a client waits: it goes on with the authorities that it has, and
+# a server with certificates of others, or without, does not come to fit them. Not so dates, which
+# pass or are renewed.
+_LASTING = (
+    ("WRONG_VERSION_NUMBER",),
+    ("CERTIFICATE_VERIFY_FAILED", "unable to get local issuer certificate"),
+    ("CERTIFICATE_VERIFY_FAILED", "self signed certificate"),
+)
+
+
+def is_lasting(message: str) -> bool:
+    """Whether a message of grpc's tells of what this server's next answer will be too."""
+    return any(all(word in message for word in words) for words in _LASTING)
 
 
 def with_hint(message: str) -> str:

@@ -71,7 +71,7 @@ class Exchange:
         self._queue: deque[Slot] = deque()
         self._in_flight: dict[bytes, Slot] = {}
         self._later: list[tuple[float, Slot]] = []
-        self._tries = Tries(options.retry, budget)
+        self._tries = options.tries(budget)
 
     @property
     def wants(self) -> bool:
@@ -284,7 +284,7 @@ class Exchange:
             return
         pause_s = None
         if is_retryable(error, streamed=False):
-            slot.tries = slot.tries or Tries(self._options.retry, self._budget)
+            slot.tries = slot.tries or self._options.tries(self._budget)
             pause_s = self._pause_s(slot.tries, error, progressed=False)
         if pause_s is None:
             self.settle(slot, error=error)

@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 
+from gradwire._targets import is_list
 from gradwire._tokens import Bearer, read_bearer
-from gradwire.retries import RetryPolicy
+from gradwire.errors import InvalidRequestError
+from gradwire.retries import RetryBudget, RetryPolicy, Tries
 
 CONNECTIONS = 2
 TIMEOUT_S = 60.0
@@ -45,6 +47,7 @@ class Options:
     bearer: Bearer | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_credentials(self.credentials)
         if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
             raise ValueError(
                 f"connections is {self.connections!r}; give 1 to {_MAX_CONNECTIONS} for each server"
@@ -64,6 +67,11 @@ class Options:
         bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         object.__setattr__(self, "bearer", bearer)
 
+    def tries(self, budget: RetryBudget) -> Tries:
+        """Return the tries of a call, which share the budget of a client."""
+        one_server = len(self.target) == 1 and not is_list(self.target[0])
+        return Tries(self.retry, budget, one_server=one_server)
+
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, for a copy of the client in another process."""
         if self.credentials is not None:
@@ -72,6 +80,17 @@ class Options:
                 "make the client where it is used"
             )
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+
+def check_credentials(value: object) -> None:
+    """Raise InvalidRequestError where a value is neither credentials of a channel nor None."""
+    if value is not None and not isinstance(value, grpc.ChannelCredentials):
+        # What came may be a secret.
+        raise InvalidRequestError.of(
+            "credentials",
+            f"is of type {type(value).__name__}; give what grpc.ssl_channel_credentials() returns, "
+            "or None for plain text",
+        )
 
 
 def is_timeout(value: object) -> bool:

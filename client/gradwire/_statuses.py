@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradwire import v1
-from gradwire._hints import with_hint
+from gradwire._hints import is_lasting, with_hint
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
@@ -149,6 +149,8 @@ def _facts_of_status(code: str, message: str, details: bytes | None) -> _Facts:
 def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
     error = _without_status(facts, request_id)
     error.status = facts.code
+    if isinstance(error, UnavailableError) and not facts.reason:
+        error.lasting = is_lasting(facts.message)
     return error
 
 

@@ -16,7 +16,7 @@ from gradwire._pool import Pool
 from gradwire._tokens import Bearer
 from gradwire._tracing import Context, call_span
 from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
-from gradwire.retries import Tries, is_retryable
+from gradwire.retries import is_retryable
 from gradwire.timing import Metadata
 
 Request = TypeVar("Request")
@@ -29,7 +29,7 @@ class UnaryCall:
     """One call of one message each way, with its tries."""
 
     def __init__(self, options: Options, link: Link) -> None:
-        self._tries = Tries(options.retry, link.budget)
+        self._tries = options.tries(link.budget)
         self._until = time.monotonic() + options.timeout_s
 
     @property

@@ -156,7 +156,11 @@ class UnavailableError(_RetryLaterError, ConnectionError):
 
     retry_after_s  seconds after which a server that starts, or opens its GPU, welcomes a retry;
                    otherwise 0
+    lasting        whether the server would answer the same however long one waits: it speaks plain
+                   text where TLS was asked for, or its certificate is of another authority
     """
+
+    lasting = False
 
 
 class EvaluationChangedError(GradwireError):

@@ -13,6 +13,7 @@ from typing import Final
 import grpc
 
 from gradwire._channel import from_rpc_error, open_channel
+from gradwire._options import check_credentials
 from gradwire._resolver import resolve
 from gradwire._targets import channel_targets, read_target
 from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
@@ -44,6 +45,7 @@ def health(
 
     Raises UnavailableError where no server answers, DeadlineExceededError where it takes too long.
     """
+    check_credentials(credentials)
     told, failure = "", None
     addresses = [one for named in read_target(target) for one in resolve(named)]
     for one in channel_targets(addresses, secure=credentials is not None):

@@ -11,7 +11,10 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
 4. A client whose calls mostly fail stops repeating them, so that a sick server is not kept down. A
    server that refuses at once is well, and one that says when to come back sets the pace itself:
    such a failure counts an eighth.
-5. No pause reaches past the deadline; the error that came last is then the one that is raised.
+5. Where the only server is one whose certificate is of no authority trusted here, or that speaks
+   plain text instead of TLS, there is a second try, on another connection, since one address may
+   stand for several servers, and no third.
+6. No pause reaches past the deadline; the error that came last is then the one that is raised.
 
 Pauses, jitter and the budget follow gRPC's proposal A6, client retries. gRPC's own retries are off
 even for small calls: they cannot resume a stream, do not know RetryInfo, try the same channel
@@ -36,6 +39,8 @@ from gradwire.errors import (
 _REFUSAL = 0.125
 # A6, "Exponential Backoff": a pause is drawn from 0.8 to 1.2 times its nominal length.
 _JITTER = 0.2
+# Tries in a row of what waiting does not mend, where there is but one server.
+_LASTING_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +115,16 @@ class RetryBudget:
 
 
 class Tries:
-    """The tries of one call."""
+    """The tries of one call.
 
-    def __init__(self, policy: RetryPolicy, budget: RetryBudget) -> None:
+    one_server  whether each try goes to the same server, as far as is known
+    """
+
+    def __init__(
+        self, policy: RetryPolicy, budget: RetryBudget, *, one_server: bool = False
+    ) -> None:
         self._policy = policy
+        self._one_server = one_server
         self._budget = budget
         self._failures = 0
 
@@ -134,11 +145,16 @@ class Tries:
         pause = self._policy.backoff_s(self._failures, draw=draw)
         if isinstance(error, OverloadedError | UnavailableError):
             pause = max(pause, error.retry_after_s)
-        if self._failures >= self._policy.max_attempts or pause >= left_s:
+        if self._failures >= self._attempts(error) or pause >= left_s:
             raise error
         if not (progressed or self._budget.allows_retry):
             raise error
         return pause
+
+    def _attempts(self, error: GradwireError) -> int:
+        most = self._policy.max_attempts
+        lasting = isinstance(error, UnavailableError) and error.lasting
+        return min(most, _LASTING_ATTEMPTS) if lasting and self._one_server else most
 
     def succeed(self) -> None:
         """Note that the call succeeded."""

@@ -65,7 +65,11 @@ class Replica:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"GRADWIRE_COMPUTE_THREADS": str(threads), **os.environ},
+            env={
+                "GRADWIRE_COMPUTE_THREADS": str(threads),
+                "GRPC_VERBOSITY": "NONE",
+                **os.environ,
+            },
             start_new_session=True,
         )
         assert self._server.stdout is not None  # noqa: S101 - Popen was asked for a pipe

@@ -93,3 +93,48 @@ def test_a_file_that_is_not_there_is_named(mutual: Mutual) -> None:
     done = run("info", "--target", mutual.target, *mutual.authority, *missing)
     assert (done.code, done.stdout) == (2, "")
     assert "nowhere.pem" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--tls-ca", "--tls-certificate", "--tls-key"])
+def test_a_file_that_is_no_pem_is_named_before_anything_is_sent(
+    mutual: Mutual, tmp_path: Path, option: str
+) -> None:
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("no PEM")
+    papers = [*mutual.authority, *mutual.pair]
+    papers[papers.index(option) + 1] = str(wrong)
+    # Nobody listens there.
+    done = run("health", "--target", "127.0.0.1:1", *papers)
+    assert (done.code, done.stdout) == (2, "")
+    assert f"{option} {wrong}" in done.stderr
+    assert "cannot be used" in done.stderr
+
+
+def test_a_certificate_that_does_not_belong_to_its_key_is_named(mutual: Mutual) -> None:
+    mixed = (*mutual.pair[:2], *mutual.of_another[2:])
+    done = run("health", "--target", "127.0.0.1:1", *mutual.authority, *mixed)
+    assert (done.code, done.stdout) == (2, "")
+    assert "--tls-certificate" in done.stderr
+    assert "KEY_VALUES_MISMATCH" in done.stderr
+
+
+def test_a_server_that_is_not_trusted_is_told_of_in_one_line(
+    mutual: Mutual, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(other)
+    for command in COMMANDS:
+        done = run(*command, "--target", mutual.target, "--tls-ca", other)
+        assert (done.code, done.stdout) == (7, "")
+        assert done.stderr.startswith("gradwire: error: the server's certificate is of no")
+        assert done.stderr.count("\n") == 1
+
+
+def test_whoever_asks_for_the_lines_of_grpc_gets_them(
+    mutual: Mutual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(other)
+    monkeypatch.setenv("GRPC_VERBOSITY", "INFO")
+    done = run("health", "--target", mutual.target, "--tls-ca", other)
+    assert "Handshake failed" in done.stderr

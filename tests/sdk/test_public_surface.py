@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -138,3 +141,17 @@ def test_what_a_retry_helps_against_says_when(
         told = (one.retry_after_s, one.reason, one.request_id, one.metadata)
         assert (str(one), *told) == ("m", 2.5, "R", "id", {"a": "b"})
     assert issubclass(kind, ConnectionError) == (kind is errors.UnavailableError)
+
+
+def test_importing_the_package_leaves_grpc_and_the_environment_alone() -> None:
+    ask = "import sys, os, gradwire; print('grpc' in sys.modules, 'GRPC_VERBOSITY' in os.environ)"
+    clean = {name: text for name, text in os.environ.items() if name != "GRPC_VERBOSITY"}
+    told = subprocess.check_output([sys.executable, "-c", ask], text=True, env=clean)  # noqa: S603
+    assert told.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("name", ["chunks", "health", "ops", "tensors", "v1"])
+def test_modules_are_there_without_being_imported(name: str) -> None:
+    ask = f"import gradwire; print(gradwire.{name}.__name__)"
+    told = subprocess.check_output([sys.executable, "-c", ask], text=True)  # noqa: S603
+    assert told.strip() == f"gradwire.{name}"

@@ -202,3 +202,27 @@ def test_a_policy_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 @given(policies())
 def test_a_policy_can_be_pickled(policy: RetryPolicy) -> None:
     assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize(
+    ("one_server", "lasting", "most"), [(True, True, 2), (False, True, 8), (True, False, 8)]
+)
+@pytest.mark.parametrize("attempts", [1, 8])
+def test_what_waiting_does_not_mend_is_tried_twice_unless_there_are_other_servers(
+    *, one_server: bool, lasting: bool, most: int, attempts: int
+) -> None:
+    error = UnavailableError("")
+    error.lasting = lasting
+    tries = Tries(RetryPolicy(max_attempts=attempts), RetryBudget(), one_server=one_server)
+    made = 1
+    with suppress(UnavailableError):
+        while True:
+            tries.pause_s(error, progressed=False, left_s=math.inf, draw=0.5)
+            made += 1
+    assert made == min(most, attempts)
+
+
+def test_errors_that_last_stay_so_in_another_process() -> None:
+    error = UnavailableError("")
+    error.lasting = True
+    assert pickle.loads(pickle.dumps(error)).lasting  # noqa: S301 - our own

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
 import pytest
 import trustme
 
-from gradwire import Client, Item, UnavailableError, ops
+from gradwire import (
+    AsyncClient,
+    Client,
+    InvalidRequestError,
+    Item,
+    RetryPolicy,
+    UnavailableError,
+    ops,
+)
+from gradwire.health import health
 from papers import Papers, impatient, pair, trusting
 from serving import serving
 
@@ -18,7 +29,19 @@ OPERATOR = ops.InterpolateBackward(mode="nearest", data_format="NCX")
 SMALL = np.ones((1, 1, 4, 4), np.float32)
 LARGE = np.ones((1, 8, 512, 512), np.float32)
 STRANGER = trustme.CA()
+PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05)
 HUNG_UP = "the server hung up, as one does that wants TLS"
+
+
+class Counting(RetryPolicy):
+    """Notes how many tries have failed."""
+
+    failed: ClassVar[list[int]] = []
+
+    def backoff_s(self, failures: int, *, draw: float) -> float:
+        """Note the number, and pause as usual."""
+        self.failed.append(failures)
+        return super().backoff_s(failures, draw=draw)
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +114,63 @@ def test_a_server_whose_certificate_has_expired_or_is_anothers_is_not_trusted(
     papers.write(name="elsewhere.test")
     with serving(**papers.settings) as server:
         check_nothing(server.address, trusting(papers.roots), "is for other names")
+
+
+@pytest.mark.parametrize("wrong", ["authority", "plain"])
+def test_what_waiting_does_not_mend_is_tried_twice(
+    private: str, plain: str, papers: Papers, wrong: str
+) -> None:
+    address, roots = {
+        "authority": (private, STRANGER.cert_pem.bytes()),
+        "plain": (plain, papers.roots),
+    }[wrong]
+    counting = Counting(initial_backoff_s=0.01, max_backoff_s=0.05)
+    with Client(address, credentials=trusting(roots), retry=counting) as client:
+        for ask in (
+            client.operators,
+            lambda: client.evaluate(OPERATOR, SMALL, output_shape=(1, 1, 2, 2)),
+            lambda: client.evaluate(OPERATOR, LARGE, output_shape=(1, 8, 256, 256)),
+            lambda: list(client.evaluate_many([Item(OPERATOR, SMALL, (1, 1, 2, 2))])),
+        ):
+            counting.failed.clear()
+            with pytest.raises(UnavailableError) as refused:
+                ask()
+            assert refused.value.lasting
+            assert counting.failed == [1, 2]
+
+
+def test_another_server_may_still_do(private: str, plain: str, papers: Papers) -> None:
+    with Client([plain, private], credentials=trusting(papers.roots), retry=PROMPT) as client:
+        for _ in range(4):
+            assert client.operators()
+
+
+def test_a_certificate_that_has_expired_is_waited_for(tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    papers.write(expired=True)
+    with (
+        serving(**papers.settings) as server,
+        Client(server.address, credentials=trusting(papers.roots)) as client,
+        ThreadPoolExecutor(1) as caller,
+    ):
+        with impatient(server.address, trusting(papers.roots)) as once:
+            with pytest.raises(UnavailableError) as refused:
+                once.operators()
+            assert not refused.value.lasting
+        answer = caller.submit(client.operators)
+        papers.write()
+        assert answer.result()
+
+
+@pytest.mark.parametrize("wrong", [b"-----BEGIN CERTIFICATE-----", "roots.pem", True])
+def test_credentials_that_are_none_are_refused_and_not_shown(wrong: Any) -> None:
+    for make in (
+        lambda: Client("127.0.0.1:1", credentials=wrong),
+        lambda: AsyncClient("127.0.0.1:1", credentials=wrong),
+        lambda: health("127.0.0.1:1", credentials=wrong),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"ssl_channel_credentials\(\)") as refused:
+            make()
+        assert refused.value.field == "credentials"
+        assert type(wrong).__name__ in str(refused.value)
+        assert str(wrong) not in str(refused.value)

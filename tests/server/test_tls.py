@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,3 +108,27 @@ def test_tls_opens_addresses_beyond_this_machine(tmp_path: Path, papers: Papers)
             client.check_alive()
         assert "tls=True" in command.log
         assert papers.settings["tls_key"] not in command.log
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(
+    tmp_path: Path, papers: Papers, workers: int
+) -> None:
+    flags = [
+        word
+        for name, path in papers.settings.items()
+        for word in (f"--{name.replace('_', '-')}", path)
+    ]
+    flags += ["--log-format", "json", "--workers", str(workers)]
+    with running_command(*flags, log=tmp_path / "log") as command:
+        host, _, port = command.address.rpartition(":")
+        for _ in range(10):
+            with socket.create_connection((host, int(port))) as junk:
+                junk.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
+                while junk.recv(1 << 10):
+                    pass
+        with RawClient(command.address, grpc.ssl_channel_credentials(papers.roots)) as client:
+            client.check_alive()
+        lines = command.log.splitlines()
+    assert lines
+    assert all(isinstance(json.loads(line), dict) for line in lines)

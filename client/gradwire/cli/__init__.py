@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from gradwire.cli.app import main
+import os
+from collections.abc import Sequence
+from typing import NoReturn
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the program; exit with a code of exits.HELP."""
+    # grpc reads it once, when it is imported. Its own lines would come before the one that tells.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from gradwire.cli import app  # noqa: PLC0415 - see above
+
+    app.main(arguments)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gradwire.cli.app import main
+from gradwire.cli import main
 
 main()

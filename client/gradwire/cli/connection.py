@@ -50,6 +50,8 @@ class Connection:
             raise CommandError(
                 "--tls-certificate and --tls-key need --tls-ca; give that too", code=INVALID
             )
+        # grpc would say no more of a file that it cannot use than that it could not connect.
+        self.tls_context()
 
     @contextmanager
     def client(self, *, backend: str = "auto", split: bool = False) -> Generator[Client]:
@@ -94,12 +96,19 @@ class Connection:
         return {} if bearer is None else dict(bearer.metadata())
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return what an HTTPS request is made with; None for what the system trusts."""
+        """Return what an HTTPS request is made with; None for what the system trusts.
+
+        Raises CommandError where a file cannot be used.
+        """
         if self.tls_ca is None:
             return None
-        context = ssl.create_default_context(cafile=self.tls_ca)
+        with _naming(f"--tls-ca {self.tls_ca}"):
+            context = ssl.create_default_context(cafile=self.tls_ca)
         if self.tls_certificate is not None:
-            context.load_cert_chain(self.tls_certificate, self.tls_key)
+            both = f"--tls-certificate {self.tls_certificate} with --tls-key {self.tls_key}"
+            with _naming(both):
+                # grpc takes no key that needs a password; nobody is asked for one.
+                context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: b"")
         return context
 
     def health(self, *, timeout_s: float) -> str:
@@ -120,3 +129,13 @@ class Connection:
                 for file in (self.tls_ca, self.tls_key, self.tls_certificate)
             )
         )
+
+
+@contextmanager
+def _naming(files: str) -> Generator[None]:
+    """Say which files OpenSSL cannot use."""
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        raise CommandError(f"{files} cannot be used: {reason}", code=INVALID) from error
