@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -44,11 +45,16 @@ def compute_pool(threads: int, *, niceness: int) -> ThreadPoolExecutor:
     niceness  above the event loop's, on Linux; with 10 they have a ninth of its weight where both
               want a core
     """
-    return ThreadPoolExecutor(
+    pool = ThreadPoolExecutor(
         threads,
         thread_name_prefix="gradwire-compute",
         initializer=partial(_stand_back, niceness),
     )
+    # All start now: a thread wants memory for that, of which a call may find none.
+    started = Barrier(threads)
+    for one in [pool.submit(started.wait) for _ in range(threads)]:
+        one.result()
+    return pool
 
 
 def _stand_back(niceness: int) -> None:
