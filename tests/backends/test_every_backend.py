@@ -213,6 +213,7 @@ def test_outputs_of_no_inputs_are_fill(backend: Backend, channels: int) -> None:
         assert (result == 2.5).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1 << 21,), (1 << 11, 1 << 10), (1, 1 << 20, 2)])
 def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(
     backend: Backend, shape: tuple[int, ...]

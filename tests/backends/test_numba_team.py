@@ -115,6 +115,7 @@ for number in range(400):
 """
 
 
+@pytest.mark.slow
 def test_no_helper_touches_what_belongs_to_a_call_that_has_returned() -> None:
     done = run_program(LATE)
     assert done.returncode == 0, done.stderr

@@ -189,6 +189,7 @@ def test_a_function_that_does_not_do_its_part_is_told_so(
     assert f"   {words}" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_order_of_sums_counts_without_a_tolerance(check: Check) -> None:
     exact = check("columns_first", "--values", "random")
     assert exact.code == 1
@@ -196,10 +197,12 @@ def test_the_order_of_sums_counts_without_a_tolerance(check: Check) -> None:
     assert check("columns_first", "--values", "random", "--tolerance", "8").code == 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report(check: Check) -> None:
     assert check("ties_down", "--seed", "5") == check("ties_down", "--seed", "5")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("check")
 def test_channels_last_and_few_axes_are_found_by_themselves(target: str) -> None:
     name = "kernels_of_mine.py:shapeless"
@@ -259,6 +262,7 @@ def test_attributes_that_no_case_fits_are_refused(check: Check) -> None:
     assert done.stderr.endswith("; each case has its own sizes: leave sizes out, or give scales\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("check")
 def test_a_forward_takes_its_sizes_from_the_cases(target: str) -> None:
     nearest = [word.replace("_backward", "") for word in NEAREST]

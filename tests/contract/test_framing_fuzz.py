@@ -146,6 +146,7 @@ def examples(test: Any) -> Any:
     return test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [v1.EvaluateRequest, v1.EvaluateResponse])
 @settings(max_examples=400, deadline=None)
 @examples
@@ -158,6 +159,7 @@ def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
         check_evaluation(kind, message, parts)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @examples
 @given(ANYTHING)
@@ -172,6 +174,7 @@ def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) 
         check_evaluation(v1.EvaluateRequest, message, parts)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @examples
 @given(ANYTHING)
@@ -187,6 +190,7 @@ def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(mess
         assert came == whole
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @examples
 @given(ANYTHING)

@@ -49,6 +49,7 @@ def test_a_judge_knows_one_bit_from_another() -> None:
     assert [judge.is_right(one) for one in (wrong, right, wrong, right)] == [0, 1, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_call_made_has_one_end(run: Run, name: str) -> None:
     result = run(SCENARIOS[name], 0.5)
@@ -142,6 +143,7 @@ def test_a_stall_is_in_the_percentiles_of_an_open_loop() -> None:
     assert flow.corrected.p90_ms >= 0.5e3 * STALL_S
 
 
+@pytest.mark.slow
 def test_the_correction_of_a_closed_loop_finds_a_stall_that_few_calls_met() -> None:
     flow = stalled(with_callers(SCENARIOS["tiny"], 2))
     assert flow.uncorrected.max_ms >= 0.95e3 * STALL_S

@@ -131,6 +131,7 @@ def test_no_taps_at_all_make_an_empty_map(outputs: int) -> None:
     assert (bands.outputs, bands.inputs, bands.nnz) == (outputs, 3, 0)
 
 
+@pytest.mark.slow
 def test_an_axis_of_ten_million_takes_memory_in_proportion_to_its_length() -> None:
     outputs, inputs = 5_000_000, 10_000_000
     index = np.arange(inputs).reshape(outputs, 2)

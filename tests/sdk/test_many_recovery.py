@@ -65,6 +65,7 @@ def check(outcomes: list[tuple[int, Outcome]], count: int) -> None:
         assert (result == index).all()
 
 
+@pytest.mark.slow
 @both_clients
 @pytest.mark.parametrize(
     "cuts", [(1,), (300,), (2_000,), (9_000, 1, 1, 20_000, 300, 5_000)], ids=str

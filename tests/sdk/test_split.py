@@ -115,6 +115,7 @@ def layouts(draw: st.DrawFn, *, sizes: tuple[int, ...], shape: tuple[int, ...]) 
     return np.broadcast_to(array[ones], sizes), out.transpose(np.argsort(out_order))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layout=layouts(sizes=(2, 3, 12, 10), shape=(2, 3, 5, 7)))
 def test_any_strides_of_input_and_out_have_the_bits_of_one_server(
@@ -145,6 +146,7 @@ def test_a_part_has_half_the_threshold_or_more(
     assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
 
 
+@pytest.mark.slow
 def test_only_what_is_above_the_threshold_is_shared(fleet: Fleet, expected: NDArray[Any]) -> None:
     asked: list[int] = []
 

@@ -210,6 +210,7 @@ def test_no_repr_shows_it(guarded: ServerThread, token: str) -> None:
     assert token not in repr(caught.value)
 
 
+@pytest.mark.slow
 def test_commands_take_a_file_or_the_environment_and_no_token(
     guarded: ServerThread, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

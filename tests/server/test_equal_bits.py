@@ -185,6 +185,7 @@ TRIPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "number", "slab"), TRIPLES)
 def test_single_bytes_in_and_out_give_the_bits_of_evaluate(
     clients: dict[int, RawClient], name: str, number: int, slab: int

@@ -124,6 +124,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         yield command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [complete, fail, cancel])
 def test_memory_returns_to_its_level_however_streams_end(
     command: Command, end: Callable[[RawClient], None]
@@ -208,6 +209,7 @@ def test_nothing_is_allocated_before_bytes_arrive(
         client.check_alive()
 
 
+@pytest.mark.slow
 def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path: Path) -> None:
     rows = 1 << 14
     with (

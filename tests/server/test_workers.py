@@ -113,6 +113,7 @@ def test_no_call_is_lost_while_workers_are_killed_and_replaced(tmp_path: Path) -
         assert all(is_running(pid) for pid in command.workers.values())
 
 
+@pytest.mark.slow
 def test_the_standing_of_each_worker_is_known_to_their_parent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_standing_of_each_worker_is_known_to_their_parent(
     asyncio.run(watch())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
     with (
