@@ -133,6 +133,15 @@ def running_command(
         command.close()
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "XZ"
+
+
 def memory_kib(pid: int, name: str) -> int:
     """Return a figure of /proc/PID/status, such as RssAnon, in KiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -26,7 +26,7 @@ from cuda_here import needs_simulator
 from device_commands import FLAGS, PROGRAM, device, serving, variables
 from gradwire import Client, Item, OutOfMemoryError, ops
 from gradwire_server import LocalClient
-from processes import Command, run_command
+from processes import Command, is_running, run_command
 from raw_calls import wait_until
 from scraping import scrape
 
@@ -35,13 +35,6 @@ pytestmark = needs_simulator
 LINEAR = ops.InterpolateBackward(mode="linear", data_format="NCX")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-        os.kill(pid, 0)
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    return False
 
 
 def kill(command: Command, _folder: Path, number: int = 0) -> None:
@@ -103,7 +96,7 @@ def crew(folder: Path) -> Iterator[Command]:
         devices = [device(command, number) for number in (0, 1)]
         command.signal(signal.SIGTERM)
         assert command.wait() == 0
-    assert not any(map(is_alive, devices))
+    assert not any(map(is_running, devices))
 
 
 def test_every_way_to_call_has_the_bits_of_numpy(crew: Command) -> None:
@@ -168,7 +161,7 @@ def test_a_rolling_restart_renews_devices_without_a_word_to_callers(crew: Comman
         callers.wait_for_more()
     callers.check()
     assert crew.log.count(" device relieved ") == 2
-    assert not any(map(is_alive, before))
+    assert not any(map(is_running, before))
 
 
 def test_metrics_tell_memory_and_restarts_of_each_device(crew: Command, folder: Path) -> None:
@@ -192,7 +185,7 @@ def test_who_ends_all_processes_at_once_lets_workers_finish(crew: Command) -> No
         callers.wait_for_more()
         callers.wait_for_more()
     callers.check()
-    assert all(map(is_alive, devices))
+    assert all(map(is_running, devices))
 
 
 @pytest.mark.slow
@@ -213,7 +206,7 @@ def test_health_tells_when_no_device_is_there_and_when_one_is_again(tmp_path: Pa
         wait_until(lambda: scrape(address).value("gradwire_worker_ready") == 1)
         last = device(command)
         os.kill(command.pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(last))
+        wait_until(lambda: not is_running(last))
 
 
 def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_path: Path) -> None:
@@ -221,9 +214,9 @@ def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_pat
         command.wait_for_log(" device serves device=2 ")
         assert command.log.count(" device serves ") == 1
         pids = [device(command, 2), *command.workers.values()]
-        assert all(map(is_alive, pids))
+        assert all(map(is_running, pids))
         os.kill(command.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_running, pids)))
 
 
 @pytest.mark.slow

@@ -8,14 +8,9 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 import trustme
 
@@ -27,28 +22,15 @@ from gradwire_server.settings import Settings
 from gradwire_server.shares import divide
 from gradwire_server.supervisor import Crew
 from gradwire_server.telemetry import Ledgers
-from processes import Command, environment, run_command, running_command
+from processes import Command, is_running, run_command, running_command
 from raw_calls import (
     PATIENCE_S,
-    PUBLISHED_RESULT,
     RawClient,
-    as_stream,
-    opening,
-    published_request,
     wait_until,
 )
 
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 CORES = sorted(os.sched_getaffinity(0))
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "XZ"
 
 
 @pytest.fixture(scope="module")
@@ -141,104 +123,6 @@ def test_the_standing_of_each_worker_is_known_to_their_parent(
             assert not any(one.serves for one in crew.standings)
 
     asyncio.run(watch())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
-    with (
-        running_command(*FLAGS, log=tmp_path / "log") as command,
-        RawClient(command.address) as client,
-    ):
-        go = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            opened, data = as_stream(published_request())
-            yield opened
-            go.wait(PATIENCE_S)
-            yield data
-
-        call = client.start(messages())
-        next(call)
-        command.signal(number)
-        command.wait_for_log(" draining ", times=2)
-        assert command.running
-        go.set()
-        assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
-        assert call.code() is grpc.StatusCode.OK
-        assert command.wait() == 0
-        assert "Traceback" not in command.log
-        assert not [pid for pid in command.workers.values() if is_running(pid)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.4])
-def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s: float) -> None:
-    log = tmp_path / "log"
-    with (
-        log.open("wb") as stderr,
-        subprocess.Popen(  # noqa: S603 - our own server
-            [sys.executable, "-m", "gradwire_server", "--address", "127.0.0.1:0", *FLAGS],
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env=environment(None),
-        ) as process,
-    ):
-        wait_until(lambda: signal.SIGTERM in caught_by(process.pid))
-        time.sleep(moment_s)
-        process.send_signal(number)
-        assert process.wait(PATIENCE_S) == 0
-    assert "Traceback" not in log.read_text()
-
-
-def caught_by(pid: int) -> set[int]:
-    """Return the signals that a process handles itself."""
-    line = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-    assert line is not None
-    return {number for number in range(1, 64) if int(line[1], 16) >> (number - 1) & 1}
-
-
-def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
-    program = """
-import asyncio
-from gradwire_server import settings, supervisor
-async def interrupted():
-    asyncio.current_task().cancel()  # as asyncio does on SIGINT
-    await supervisor.supervise(settings.Settings(workers=2, address="127.0.0.1:0"))
-asyncio.run(interrupted())
-"""
-    ended = subprocess.run(  # noqa: S603 - our own server
-        [sys.executable, "-c", program],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert ended.stderr.rstrip().endswith("CancelledError")
-
-
-def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
-    with (
-        running_command(*FLAGS, "--grace-s", "3600", log=tmp_path / "log") as command,
-        RawClient(command.address) as client,
-    ):
-        done = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(published_request())
-            done.wait(PATIENCE_S)
-
-        call = client.start(messages())
-        next(call)
-        command.signal(signal.SIGTERM)
-        command.wait_for_log(" draining ", times=2)
-        command.signal(signal.SIGTERM)
-        assert command.wait() == -signal.SIGTERM
-        done.set()
-        with pytest.raises(grpc.RpcError):
-            next(call)
-        assert not [pid for pid in command.workers.values() if is_running(pid)]
 
 
 def test_a_worker_that_is_told_to_stop_is_replaced(tmp_path: Path) -> None:
