@@ -44,10 +44,11 @@ class Papers:
         *,
         name: str = "127.0.0.1",
         expired: bool = False,
+        not_after: datetime | None = None,
     ) -> None:
         """Give the server another certificate."""
         issued = (authority or self.authority).issue_cert(
-            name, not_after=_YESTERDAY if expired else None
+            name, not_after=_YESTERDAY if expired else not_after
         )
         # The key first: for a moment the two do not belong together.
         self.put("key.pem", issued.private_key_pem.bytes())

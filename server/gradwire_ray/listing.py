@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
+from gradwire_server.certificates import Certificates
 from gradwire_server.settings import Settings
 from gradwire_server.web.listener import Listener
 from gradwire_server.web.requests import Answer, Request
@@ -35,7 +36,7 @@ class Listing:
     ) -> None:
         self._path = f"/{name}"
         self._addresses = addresses
-        tls = contexts(settings)
+        tls = contexts(Certificates.of(settings))
         written = f"[{host}]" if ":" in host else host
         self._listener = Listener(written, port, self._respond, tls=tls)
         scheme = "replicas+http" if tls is None else "replicas+https"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import ssl
+import time
 from dataclasses import dataclass
 
 from gradwire._reloaded import Reloaded
@@ -16,8 +17,8 @@ from gradwire_server.settings import Settings
 
 _log = logging.getLogger("gradwire_server")
 
-# X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h.
-_EXPIRED = 10
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL's x509_vfy.h.
+_NO_CHECK_TIME = 0x200000
 _NAMES = ("tls_key", "tls_certificate", "tls_client_ca")
 
 
@@ -28,14 +29,19 @@ class Papers:
     key, chain   its private key and its certificates, as PEM
     authorities  whose clients are let in, as PEM; None for everybody
     context      the same for Python's ssl, TLS 1.2 or newer
-    expired      whether the certificate's time was over when it was read
+    expires_s    when the certificate does, in seconds since 1970; None where that cannot be told
     """
 
     key: bytes
     chain: bytes
     authorities: bytes | None
     context: ssl.SSLContext
-    expired: bool
+    expires_s: float | None
+
+    @property
+    def expired(self) -> bool:
+        """Whether the certificate's time is over."""
+        return self.expires_s is not None and self.expires_s < time.time()
 
 
 class Certificates:
@@ -52,6 +58,11 @@ class Certificates:
         except OSError as error:
             raise ValueError(self._words(error)) from error
 
+    @classmethod
+    def of(cls, settings: Settings) -> Certificates | None:
+        """Return them; None where settings want no TLS. Raises as the constructor does."""
+        return cls(settings) if settings.tls_certificate else None
+
     def get(self) -> Papers:
         """Return what is shown now."""
         return self._papers.get()
@@ -64,7 +75,7 @@ class Certificates:
         authorities = found.get("tls_client_ca")
         key, chain = found["tls_key"], found["tls_certificate"]
         context = self._context(authorities)
-        return Papers(key, chain, authorities, context, _has_expired(chain, context))
+        return Papers(key, chain, authorities, context, _expires_s(chain, context))
 
     def _context(self, authorities: bytes | None) -> ssl.SSLContext:
         """Have OpenSSL look at what gRPC would keep to itself."""
@@ -97,14 +108,14 @@ class Certificates:
         _log.error("certificates cannot be used", extra={"facts": facts})
 
 
-def _has_expired(chain: bytes, shown: ssl.SSLContext) -> bool:
-    """Shake hands with a client that trusts this very certificate, if only its time is not over.
+def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
+    """Shake hands with a client that trusts this very certificate, and ask what it has seen.
 
     Python's ssl tells no date of a certificate that nobody has checked.
     """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
-    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     try:
         trusting.load_verify_locations(cadata=chain.decode("ascii", "replace"))
@@ -113,11 +124,11 @@ def _has_expired(chain: bytes, shown: ssl.SSLContext) -> bool:
         for side in (client, server, client):
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        return error.verify_code == _EXPIRED
-    except ssl.SSLError:
-        return False
-    return False
+        seen = client.getpeercert() or {}
+    except (ssl.SSLError, ValueError):
+        return None
+    until = seen.get("notAfter")
+    return ssl.cert_time_to_seconds(until) if isinstance(until, str) else None
 
 
 def _reason(error: OSError) -> str:

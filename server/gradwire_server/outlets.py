@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from gradwire_server.certificates import Certificates
 from gradwire_server.settings import Settings
 from gradwire_server.telemetry.ledger import Ledgers
 from gradwire_server.telemetry.otlp_settings import Export, Signal, export_of
@@ -36,11 +37,14 @@ class Outlets:
 
     served   address that the server serves
 
-    Raises OSError where the address cannot be had, ValueError where a setting makes no sense or
-    needs a package that is missing.
+    Raises OSError where the address cannot be had, ValueError where a setting makes no sense,
+    names files that cannot be used, or needs a package that is missing.
     """
 
     def __init__(self, settings: Settings, ledgers: Ledgers, *, served: str) -> None:
+        certificates = Certificates.of(settings)
+        if certificates is not None:
+            ledgers.certificate_expires_s = lambda: certificates.get().expires_s
         self._site: Site | None = None
         self._pusher: MetricsPusher | None = None
         self.address = ""
@@ -52,7 +56,7 @@ class Outlets:
                 )
             from gradwire_server.web import Site  # noqa: PLC0415
 
-            self._site = Site(settings, ledgers, served=served)
+            self._site = Site(settings, ledgers, served=served, certificates=certificates)
             self.address = self._site.address
             facts = {"address": self.address, "tls": bool(settings.tls_certificate)}
             _log.info("http", extra={"facts": facts})

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from device_commands import device, serving
 from gradwire import Client, GradwireError, ops, v1
 from gradwire.retries import RetryPolicy
 from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
+from papers import Papers
 from processes import Command, running_command
 from raw_calls import RawClient, as_stream, opening, published_request
 
@@ -143,7 +145,7 @@ def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
         for rule in group["rules"]:
             if rule["health"] == "err":
                 raise RuntimeError(f"{rule['name']}: {rule['lastError']}")
-            compared, threshold = re.split(r" (?:>|==) (?=[\d.]+$)", rule["query"])
+            compared, threshold = re.split(r" (?:>|<|==) (?=[\d.]+$)", rule["query"])
             float(threshold)
             yield rule["name"], compared.replace("[5m]", f"[{WINDOW}]")
 
@@ -167,6 +169,10 @@ def _of_devices(query: str) -> bool:
     return "gradwire_device_" in query
 
 
+def _of_certificates(query: str) -> bool:
+    return "gradwire_certificate_" in query
+
+
 def _check(server: Prometheus, command: Command, load: Load) -> None:
     _until(lambda: _answers(server), "Prometheus has not scraped the server")
     load.start()
@@ -177,7 +183,11 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
         command.wait_for_log("worker serves worker=1 ", times=2)
         time.sleep(LOAD_S / 2)
         every = (*queries(), *scaling(), *alerts(server))
-        asked = [(where, query) for where, query in every if not _of_devices(query)]
+        asked = [
+            (where, query)
+            for where, query in every
+            if not (_of_devices(query) or _of_certificates(query))
+        ]
         for where, query in asked:
             _until(partial(server.query, query), f"no data for {where}: {query}")
     finally:
@@ -219,6 +229,25 @@ def _check_devices(folder: Path) -> None:
     sys.stdout.write(f"{len(asked)} queries of devices have data\n")
 
 
+def _check_certificates(folder: Path) -> None:
+    """Have the queries of certificates answered by a server with one that expires in 3 days."""
+    papers, soon = Papers(folder), datetime.now(UTC) + timedelta(days=3)
+    papers.write(not_after=soon)
+    certificate = ("--tls-certificate", papers.settings["tls_certificate"])
+    key = ("--tls-key", papers.settings["tls_key"])
+    with running_command(*FLAGS, *certificate, *key, log=folder / "server.log") as command:
+        (target,) = re.findall(r" http address=(\S+)", command.log)
+        with prometheus(target, folder, authorities=folder / "ca.pem") as server:
+            _until(lambda: _answers(server), "Prometheus has not scraped the server with TLS")
+            asked = [(where, query) for where, query in alerts(server) if _of_certificates(query)]
+            for where, query in asked:
+                _until(partial(server.query, query), f"no data for {where}: {query}")
+                (left_s,) = server.query(query)
+                if not 0 <= soon.timestamp() - time.time() - left_s + PATIENCE_S <= 2 * PATIENCE_S:
+                    raise RuntimeError(f"{left_s} s are left of 3 days, says {query}")
+    sys.stdout.write(f"{len(asked)} queries of certificates have data\n")
+
+
 def main() -> None:
     """Check and tell."""
     with (
@@ -228,6 +257,8 @@ def main() -> None:
         (target,) = re.findall(r" http address=(\S+)", command.log)
         with prometheus(target, Path(name)) as server:
             _check(server, command, Load(command.address))
+    with tempfile.TemporaryDirectory() as name:
+        _check_certificates(Path(name))
     if why := why_not():
         sys.stdout.write(f"the queries of devices are not asked: {why}\n")
     else:

@@ -41,8 +41,13 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(target: str, folder: Path) -> Generator[Prometheus]:
-    """Run one on the configuration of deploy/monitoring, sooner and elsewhere."""
+def prometheus(
+    target: str, folder: Path, *, authorities: Path | None = None
+) -> Generator[Prometheus]:
+    """Run one on the configuration of deploy/monitoring, sooner and elsewhere.
+
+    authorities  whose certificates it trusts; None for a target that speaks plain text
+    """
     config = (FILES / "prometheus.yml").read_text()
     for wanted, given in (
         ("127.0.0.1:9464", target),
@@ -52,6 +57,10 @@ def prometheus(target: str, folder: Path) -> Generator[Prometheus]:
         if wanted not in config:
             raise RuntimeError(f"prometheus.yml lacks {wanted}")
         config = config.replace(wanted, given)
+    if authorities is not None:
+        job = "  - job_name: gradwire\n"
+        tls = f"    scheme: https\n    tls_config: {{ca_file: {authorities}}}\n"
+        config = config.replace(job, job + tls)
     (folder / "prometheus.yml").write_text(config)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"

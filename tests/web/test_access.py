@@ -6,14 +6,17 @@ import base64
 import contextlib
 import http.client
 import ssl
+import urllib.request
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trustme
 
+import scraping
 from gradwire_server.tokens import Scope, add_token
 from processes import run_command
 from raw_calls import wait_until
@@ -30,9 +33,9 @@ class Papers:
     authority: trustme.CA
     folder: Path
 
-    def issue(self) -> None:
+    def issue(self, *, not_after: datetime | None = None) -> None:
         """Write a certificate for 127.0.0.1, in place of the one there is."""
-        server = self.authority.issue_cert("127.0.0.1")
+        server = self.authority.issue_cert("127.0.0.1", not_after=not_after)
         server.private_key_pem.write_to_path(self.folder / "key.pem")
         server.cert_chain_pems[0].write_to_path(self.folder / "chain.pem")
 
@@ -158,6 +161,21 @@ def test_a_certificate_that_is_replaced_is_shown(papers: Papers) -> None:
         wait_until(lambda: shown() != first)
         (papers.folder / "chain.pem").write_text("nothing")
         assert status(address, "/", tls=papers.client()) == 200
+
+
+def test_the_metrics_tell_when_the_certificate_expires(papers: Papers) -> None:
+    def expires_s() -> float:
+        url = f"https://{server.server.instruments.address}/metrics"
+        with urllib.request.urlopen(url, context=papers.client()) as answer:
+            told = scraping.read(answer.read().decode())
+        return told.value("gradwire_certificate_expiration_timestamp_seconds")
+
+    first, second = (datetime(2100 + years, 1, 2, 3, 4, 5, tzinfo=UTC) for years in (0, 1))
+    papers.issue(not_after=first)
+    with serving(**papers.settings, http_port="0") as server:
+        assert expires_s() == first.timestamp()
+        papers.issue(not_after=second)
+        wait_until(lambda: expires_s() == second.timestamp())
 
 
 def test_with_authorities_a_certificate_of_theirs_stands_for_a_token(papers: Papers) -> None:

@@ -244,6 +244,12 @@ DEVICE_RESTARTS = Metric(
     "Processes that took a GPU over from one that had ended.",
     by_device=True,
 )
+CERTIFICATE_EXPIRES = Metric(
+    "gradwire_certificate_expiration_timestamp_seconds",
+    "gauge",
+    "When the certificate that the server shows expires, since the Unix epoch.",
+    unit="seconds",
+)
 PROCESSES = (
     Metric(
         "process_cpu_seconds_total",
@@ -276,5 +282,5 @@ PROCESSES = (
         by_worker=True,
     ),
 )
-_DERIVED = (WORKER_REQUESTS, RESTARTS, DEVICE_MEMORY, DEVICE_RESTARTS)
+_DERIVED = (WORKER_REQUESTS, RESTARTS, DEVICE_MEMORY, DEVICE_RESTARTS, CERTIFICATE_EXPIRES)
 METRICS = (REQUESTS, *COUNTS, *STATES, *_DERIVED, *PROCESSES)

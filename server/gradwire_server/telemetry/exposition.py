@@ -59,7 +59,11 @@ class _Metrics(Collector):
         with self._lock:
             workers, devices = self._ledgers.read(), self._ledgers.read_devices()
             processes = [*workers, *(one.processes for one in devices)]
-            found = [*families(workers, devices), *self._processes.read(processes)]
+            expires_s = self._ledgers.certificate_expires_s()
+            found = [
+                *families(workers, devices, expires_s),
+                *self._processes.read(processes),
+            ]
         for family in found:
             metric = _in_prometheus_form(family)
             metric.samples = _WithPauses(metric.samples)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gradwire_server.telemetry.cells import TOTAL, span, width
 from gradwire_server.telemetry.definitions import (
     BUILD,
+    CERTIFICATE_EXPIRES,
     COUNTS,
     DEVICE_MEMORY,
     DEVICE_RESTARTS,
@@ -55,10 +56,14 @@ class Family:
     samples: tuple[Sample, ...]
 
 
-def families(workers: Sequence[Worker], devices: Sequence[Device] = ()) -> list[Family]:
+def families(
+    workers: Sequence[Worker],
+    devices: Sequence[Device] = (),
+    certificate_expires_s: float | None = None,
+) -> list[Family]:
     """Return all that workers tell: merged, but for the metrics that tell workers apart.
 
-    And what is known of devices, each by itself.
+    And what is known of devices, each by itself, and of the certificate.
     """
     merged = np.sum([worker.values for worker in workers], axis=0) if workers else np.zeros(TOTAL)
     found = [_family(metric, workers, merged) for metric in (*COUNTS, *STATES)]
@@ -75,6 +80,10 @@ def families(workers: Sequence[Worker], devices: Sequence[Device] = ()) -> list[
         Family(
             DEVICE_RESTARTS,
             tuple(Sample((one.name,), float(one.processes.restarts)) for one in devices),
+        ),
+        Family(
+            CERTIFICATE_EXPIRES,
+            () if certificate_expires_s is None else (Sample((), certificate_expires_s),),
         ),
     ]
 

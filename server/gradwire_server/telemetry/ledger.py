@@ -158,12 +158,15 @@ class DeviceLedger(Ledger):
 class Ledgers:
     """Those of all workers of a server, and of its devices.
 
-    devices  to which more may come
+    devices                to which more may come
+    certificate_expires_s  tells when the server's certificate does, in seconds since 1970; None
+                           where there is none
     """
 
     def __init__(self, workers: int, *, wanted: bool = True) -> None:
         self.all = tuple(Ledger(str(number), wanted=wanted) for number in range(workers))
         self.devices = list[DeviceLedger]()
+        self.certificate_expires_s: Callable[[], float | None] = lambda: None
 
     def read(self) -> list[Worker]:
         """Return what is known of every worker now."""

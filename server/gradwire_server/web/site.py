@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from gradwire_server.addresses import split
 from gradwire_server.authorization import Authorizer
+from gradwire_server.certificates import Certificates
 from gradwire_server.settings import Settings
 from gradwire_server.telemetry.exposition import Exposition
 from gradwire_server.telemetry.ledger import Ledgers
@@ -33,12 +34,20 @@ class Site:
 
     address  HOST:PORT with the port bound
 
-    Raises OSError where the address cannot be had, ValueError where the TLS files or the tokens
-    cannot be used.
+    certificates  for TLS; None where there is to be none
+    served        address of the server that it is for
+
+    Raises OSError where the address cannot be had, ValueError where the tokens cannot be used.
     """
 
-    def __init__(self, settings: Settings, ledgers: Ledgers, *, served: str) -> None:
-        """Open it for the server at an address."""
+    def __init__(
+        self,
+        settings: Settings,
+        ledgers: Ledgers,
+        *,
+        served: str,
+        certificates: Certificates | None = None,
+    ) -> None:
         host, port = split(settings.http_address)
         self._ledgers = ledgers
         self._subject = Subject.now(settings, served)
@@ -49,7 +58,7 @@ class Site:
         self._status = _Kept(lambda: status(self._subject, ledgers, self._history))
         self._page = _Kept(lambda: page.render(self._status.get()))
         self._json = _Kept(lambda: json.dumps(self._status.get(), indent=2).encode() + b"\n")
-        tls = contexts(settings)
+        tls = contexts(certificates)
         try:
             self._listener = Listener(host, port, self.respond, tls=tls)
         except OSError as error:

@@ -6,26 +6,23 @@ import ssl
 from collections.abc import Callable
 
 from gradwire_server.certificates import Certificates
-from gradwire_server.settings import Settings
 
 
-def contexts(settings: Settings) -> Callable[[], ssl.SSLContext] | None:
-    """Return what gives the context of the moment; None where settings want no TLS.
+def contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext] | None:
+    """Return what gives the context of the moment; None where there is to be no TLS.
 
-    Where they name authorities, a caller may show a certificate of theirs, which then stands for a
+    Where there are authorities, a caller may show a certificate of theirs, which then stands for a
     token, and one of others is refused. One that shows none may still ask for health: what probes
     has no certificate.
-
-    Raises ValueError where the files cannot be used.
     """
-    if not settings.tls_certificate:
+    if certificates is None:
         return None
-    certificates = Certificates(settings)
 
     def context() -> ssl.SSLContext:
-        made = certificates.get().context
+        papers = certificates.get()
+        made = papers.context
         made.set_alpn_protocols(["http/1.1"])
-        if settings.tls_client_ca:
+        if papers.authorities is not None:
             made.verify_mode = ssl.CERT_OPTIONAL
         return made
 
