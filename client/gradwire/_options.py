@@ -69,8 +69,12 @@ class Options:
 
     def tries(self, budget: RetryBudget) -> Tries:
         """Return the tries of a call, which share the budget of a client."""
-        one_server = len(self.target) == 1 and not is_list(self.target[0])
-        return Tries(self.retry, budget, one_server=one_server)
+        return Tries(self.retry, budget, one_server=self.one_server)
+
+    @property
+    def one_server(self) -> bool:
+        """Whether each call goes to the same server, as far as is known."""
+        return len(self.target) == 1 and not is_list(self.target[0])
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, for a copy of the client in another process."""

@@ -228,12 +228,16 @@ class Client:
         return self._call(lambda line: line.stub.GetServerInfo, v1.GetServerInfoRequest())
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Wait until the server serves; raise UnavailableError if it does not in time."""
+        """Wait until the server serves; raise UnavailableError if it does not in time.
+
+        Also where waiting does not help: it speaks plain text and TLS was meant, or its certificate
+        is of no authority trusted here.
+        """
 
         def check(line: Line) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
             return line.channel.unary_unary(health.METHOD)
 
-        patience = health.Patience(timeout_s)
+        patience = health.Patience(timeout_s, one_server=self._options.one_server)
         while True:
             reply = self._unary.ask(check, health.check_request(), timeout_s=patience.check_s)
             pause_s = patience.pause_s(reply)

@@ -17,6 +17,7 @@ from gradwire._options import check_credentials
 from gradwire._resolver import resolve
 from gradwire._targets import channel_targets, read_target
 from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
+from gradwire.retries import LASTING_ATTEMPTS
 
 SERVING: Final = "SERVING"
 METHOD: Final = "/grpc.health.v1.Health/Check"
@@ -89,10 +90,15 @@ def read_status(response: bytes) -> str:
 
 
 class Patience:
-    """The wait for a server to serve: what wait_ready() of both clients goes by."""
+    """The wait for a server to serve: what wait_ready() of both clients goes by.
 
-    def __init__(self, timeout_s: float) -> None:
+    one_server  whether each check goes to the same server, as far as is known
+    """
+
+    def __init__(self, timeout_s: float, *, one_server: bool = False) -> None:
         self._timeout_s = timeout_s
+        self._one_server = one_server
+        self._in_vain = 0
         self._until = time.monotonic() + timeout_s
 
     @property
@@ -105,10 +111,14 @@ class Patience:
 
         reply  what the last check brought or failed with
 
-        Raises UnavailableError when time is over.
+        Raises UnavailableError when time is over, or the server would go on to answer as it does.
         """
         if isinstance(reply, CallCancelledError):
             raise reply
+        if isinstance(reply, UnavailableError) and reply.lasting and self._one_server:
+            self._in_vain += 1
+            if self._in_vain >= LASTING_ATTEMPTS:
+                raise reply
         last = reply if isinstance(reply, GradwireError) else read_status(reply)
         if last == SERVING:
             return None

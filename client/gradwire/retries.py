@@ -40,7 +40,7 @@ _REFUSAL = 0.125
 # A6, "Exponential Backoff": a pause is drawn from 0.8 to 1.2 times its nominal length.
 _JITTER = 0.2
 # Tries in a row of what waiting does not mend, where there is but one server.
-_LASTING_ATTEMPTS = 2
+LASTING_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class Tries:
     def _attempts(self, error: GradwireError) -> int:
         most = self._policy.max_attempts
         lasting = isinstance(error, UnavailableError) and error.lasting
-        return min(most, _LASTING_ATTEMPTS) if lasting and self._one_server else most
+        return min(most, LASTING_ATTEMPTS) if lasting and self._one_server else most
 
     def succeed(self) -> None:
         """Note that the call succeeded."""

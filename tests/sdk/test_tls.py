@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,6 +138,22 @@ def test_what_waiting_does_not_mend_is_tried_twice(
                 ask()
             assert refused.value.lasting
             assert counting.failed == [1, 2]
+
+
+async def _wait_in_vain(address: str, credentials: grpc.ChannelCredentials) -> None:
+    async with AsyncClient(address, credentials=credentials) as client:
+        await client.wait_ready(100_000)
+
+
+def test_what_waiting_does_not_mend_is_not_waited_for(private: str, papers: Papers) -> None:
+    strange = trusting(STRANGER.cert_pem.bytes())
+    with Client(private, credentials=strange) as client, pytest.raises(UnavailableError) as refused:
+        client.wait_ready(100_000)
+    assert refused.value.lasting
+    with pytest.raises(UnavailableError, match="of no authority trusted here"):
+        asyncio.run(_wait_in_vain(private, strange))
+    with Client(private, credentials=trusting(papers.roots)) as client:
+        client.wait_ready()
 
 
 def test_another_server_may_still_do(private: str, plain: str, papers: Papers) -> None:
