@@ -44,7 +44,7 @@ def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
         return (target,)
     try:
         return _read(_ask(target.removeprefix("replicas+"), timeout_s))
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         raise UnavailableError(f"no replicas are known from {target}: {error}") from error
 
 
