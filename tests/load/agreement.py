@@ -95,7 +95,7 @@ def bench(task: Task) -> Seen:
 def locust(task: Task, python: str) -> Seen:
     """Run Locust; its users start within a second, which does not count."""
     found = task.folder / "locust.json"
-    rate = {} if task.rate is None else {"LOAD_RATE": str(task.rate / _CALLERS)}
+    rate = {} if task.rate is None else {"LOAD_RATE": str(task.rate), "LOAD_USERS": str(_CALLERS)}
     _run(
         [
             *(python, "-m", "locust", "--headless", "--only-summary", "--loglevel", "ERROR"),
@@ -112,13 +112,14 @@ def locust(task: Task, python: str) -> Seen:
 
 
 def h2load(task: Task, program: str) -> Seen:
-    """Run h2load, one connection for each caller."""
+    """Run h2load, one connection for each caller; at a rate one for all, or they call at once."""
     found = task.folder / "h2load.log"
     found.unlink(missing_ok=True)
-    rate = [] if task.rate is None else [f"--rps={task.rate / _CALLERS:g}"]
+    clients = _CALLERS if task.rate is None else 1
+    rate = [] if task.rate is None else [f"--rps={task.rate:g}"]
     said = _run(
         [
-            *(program, f"--clients={_CALLERS}", "--max-concurrent-streams=1"),
+            *(program, f"--clients={clients}", f"--max-concurrent-streams={_CALLERS // clients}"),
             *(f"--log-file={found}", f"--duration={task.seconds + 2}"),
             *(f"--data={task.folder / 'framed'}", *rate),
             *("--header=content-type: application/grpc", "--header=te: trailers"),
