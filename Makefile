@@ -120,6 +120,13 @@ bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	PYTHONPATH=tests $(BIN)/python -m bench.tls --json out/tls.json
 	PYTHONPATH=tests $(BIN)/python -m bench.many --json out/many.json
 	PYTHONPATH=tests $(BIN)/python -m bench.overload --json out/overload.json
+	PYTHONPATH=tests $(BIN)/python -m bench.split compute --json out/split-compute.json
+	PYTHONPATH=tests $(BIN)/python -m bench.split loopback --json out/split-loopback.json
+	@if unshare -rn tc qdisc show >/dev/null 2>&1; then \
+		PYTHONPATH=tests unshare -rn $(BIN)/python -m bench.split links --json out/split-links.json; \
+	else \
+		echo "bench.split links: skipped, this machine lets nobody make networks, or has no tc (iproute2)"; \
+	fi
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
 	.ci/monitoring $(BIN)/python
