@@ -17,10 +17,8 @@ from gradwire import v1
 from processes import running_command
 from raw_calls import (
     PATIENCE_S,
-    PUBLISHED_RESULT,
     REQUEST_ID,
     RawClient,
-    as_stream,
     chunk,
     identity_request,
     opening,
@@ -30,6 +28,7 @@ from raw_calls import (
 )
 from refusals import check_in_band, check_refusal
 from serving import ServerThread, serving
+from waiting_streams import WaitingStream
 
 
 def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
@@ -82,16 +81,7 @@ def test_a_stream_that_waits_learns_that_the_server_drains() -> None:
 def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
     with running_command("--grace-s", "30", log=tmp_path / "log") as command:
         client = RawClient(command.address)
-        go = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            opened, data = as_stream(published_request())
-            yield opened
-            go.wait(PATIENCE_S)
-            yield data
-
-        call = client.start(messages())
-        opened = next(call)
+        stream = WaitingStream(client)
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
         watch = health.Watch(question, timeout=PATIENCE_S)
@@ -101,10 +91,8 @@ def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Pa
         watch.cancel()
         # The listener is closed at some moment after that.
         wait_until(lambda: _refused(command.address))
-        go.set()
-        assert opened.WhichOneof("message") == "opened"
-        assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
-        assert call.code() is grpc.StatusCode.OK
+        assert stream.opened.WhichOneof("message") == "opened"
+        stream.finish()
         assert command.wait() == 0
         client.channel.close()
         assert "draining" in command.log
@@ -146,18 +134,11 @@ def test_a_second_signal_ends_the_grace_period(tmp_path: Path) -> None:
         running_command("--grace-s", "3600", log=tmp_path / "log") as command,
         RawClient(command.address) as client,
     ):
-        done = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(published_request())
-            done.wait(PATIENCE_S)
-
-        call = client.start(messages())
-        next(call)
+        stream = WaitingStream(client)
         command.signal(signal.SIGTERM)
         command.wait_for_log("draining")
         command.signal(signal.SIGTERM)
         command.wait()
-        done.set()
+        stream.send()
         with pytest.raises(grpc.RpcError):
-            next(call)
+            next(stream.call)

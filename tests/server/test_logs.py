@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,9 @@ from raw_calls import (
     RawClient,
     as_stream,
     identity_request,
-    opening,
     published_request,
 )
+from waiting_streams import WaitingStream
 
 
 def good_and_bad_calls(command: Command) -> None:
@@ -40,16 +38,7 @@ def good_and_bad_calls(command: Command) -> None:
         client.evaluate(bad)
         client.stream(as_stream(bad))
         client.stub.GetServerInfo(v1.GetServerInfoRequest())
-        done = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(published_request())
-            done.wait(PATIENCE_S)
-
-        call = client.start(messages())
-        next(call)
-        call.cancel()
-        done.set()
+        WaitingStream(client).cancel()
         command.wait_for_log("CANCELLED")
         stalled = identity_request(1 << 15, 1 << 15, data=bytes(4))
         stalled.input.strides[:] = [0, 0]
@@ -105,21 +94,12 @@ def test_a_line_of_json_tells_method_status_name_and_trace(lines: list[str]) -> 
 
 
 def test_a_call_cancelled_at_any_moment_is_logged_as_cancelled(tmp_path: Path) -> None:
-    done = threading.Event()
-
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(published_request())
-        done.wait(PATIENCE_S)
-
     with (
         running_command(log=tmp_path / "log") as command,
         RawClient(command.address) as client,
     ):
         for _ in range(300):
-            call = client.start(messages())
-            next(call)
-            call.cancel()
-        done.set()
+            WaitingStream(client).cancel()
         command.wait_for_log("status=", times=300)
         others = [line for line in command.log.splitlines() if " call " in line]
         assert not [line for line in others if "status=CANCELLED" not in line]

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,12 +21,12 @@ from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
     RawClient,
-    as_stream,
     published_request,
     wait_until,
 )
 from relay import relaying
 from serving import serving
+from waiting_streams import WaitingStream
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
@@ -47,38 +46,16 @@ def health_of(address: str) -> int:
         return status
 
 
-def waiting_stream(client: RawClient, go: threading.Event) -> Any:
-    """Open a stream that sends its data when told to."""
-
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        opened, data = as_stream(published_request())
-        yield opened
-        go.wait(PATIENCE_S)
-        yield data
-
-    call = client.start(messages())
-    next(call)
-    return call
-
-
-def finish(call: Any, go: threading.Event) -> None:
-    """Let a stream finish, and check what it brings."""
-    go.set()
-    assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
-    assert call.code() is grpc.StatusCode.OK
-
-
 @pytest.mark.slow
 def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         before = command.workers
         with Callers(command.address, *LOAD) as callers, RawClient(command.address) as client:
             callers.wait_for_more()
-            go = threading.Event()
-            running = waiting_stream(client, go)
+            running = WaitingStream(client)
             command.signal(signal.SIGUSR2)
             command.wait_for_log(" draining ")
-            finish(running, go)
+            running.finish()
             command.wait_for_log(" rolling restart done")
             callers.wait_for_more()
         callers.check()
@@ -230,14 +207,13 @@ def test_connections_grow_old_and_no_call_is_lost() -> None:
         relaying(server.address) as relay,
         RawClient(relay.address) as client,
     ):
-        go = threading.Event()
-        running = waiting_stream(client, go)
+        running = WaitingStream(client)
         with Callers(relay.address, *LOAD, connections=1) as callers:
             # The stream's, and one for each of three clients with three to follow.
             wait_until(lambda: relay.connections >= 1 + 3 + 9)
             callers.wait_for_more()
         callers.check()
-        finish(running, go)
+        running.finish()
 
 
 def test_connections_do_not_grow_old_where_that_is_turned_off() -> None:

@@ -27,6 +27,7 @@ from raw_calls import (
     wait_until,
 )
 from serving import serving
+from waiting_streams import WaitingStream
 
 
 @pytest.fixture(scope="module")
@@ -115,20 +116,12 @@ def test_the_lines_of_later_calls_are_like_the_first(tmp_path: Path) -> None:
 def test_a_call_that_is_known_is_refused_while_memory_is_full() -> None:
     with serving(max_memory_bytes=1) as server, RawClient(server.address) as client:
         assert client.evaluate(request(0)).refusal is None
-        done = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield as_stream(request(1))[0]
-            done.wait(PATIENCE_S)
-
-        held = client.start(messages())
-        next(held)
+        held = WaitingStream(client, request(1))
         wait_until(lambda: server.server.workshop.admission.memory_bytes)
         refusal = client.evaluate(request(2)).refusal
         assert refusal is not None
         assert "max_memory_bytes".upper() in refusal.message
         held.cancel()
-        done.set()
         wait_until(lambda: not server.server.workshop.admission.memory_bytes)
         assert client.evaluate(request(3)).refusal is None
 

@@ -6,25 +6,19 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from gradwire import v1
 from processes import environment, is_running, running_command
 from raw_calls import (
     PATIENCE_S,
-    PUBLISHED_RESULT,
     RawClient,
-    as_stream,
-    opening,
-    published_request,
     wait_until,
 )
+from waiting_streams import WaitingStream
 
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 
@@ -36,22 +30,11 @@ def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
         running_command(*FLAGS, log=tmp_path / "log") as command,
         RawClient(command.address) as client,
     ):
-        go = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            opened, data = as_stream(published_request())
-            yield opened
-            go.wait(PATIENCE_S)
-            yield data
-
-        call = client.start(messages())
-        next(call)
+        stream = WaitingStream(client)
         command.signal(number)
         command.wait_for_log(" draining ", times=2)
         assert command.running
-        go.set()
-        assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
-        assert call.code() is grpc.StatusCode.OK
+        stream.finish()
         assert command.wait() == 0
         assert "Traceback" not in command.log
         assert not [pid for pid in command.workers.values() if is_running(pid)]
@@ -109,19 +92,12 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
         running_command(*FLAGS, "--grace-s", "3600", log=tmp_path / "log") as command,
         RawClient(command.address) as client,
     ):
-        done = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(published_request())
-            done.wait(PATIENCE_S)
-
-        call = client.start(messages())
-        next(call)
+        stream = WaitingStream(client)
         command.signal(signal.SIGTERM)
         command.wait_for_log(" draining ", times=2)
         command.signal(signal.SIGTERM)
         assert command.wait() == -signal.SIGTERM
-        done.set()
+        stream.send()
         with pytest.raises(grpc.RpcError):
-            next(call)
+            next(stream.call)
         assert not [pid for pid in command.workers.values() if is_running(pid)]
