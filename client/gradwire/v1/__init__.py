@@ -4,7 +4,6 @@ from gradwire.v1.error_reason_pb2 import (
     ErrorReason,
 )
 from gradwire.v1.gradient_service_pb2 import (
-    AttributeInfo,
     Chunk,
     Error,
     EvaluateManyRequest,
@@ -13,14 +12,8 @@ from gradwire.v1.gradient_service_pb2 import (
     EvaluateResponse,
     EvaluateStreamRequest,
     EvaluateStreamResponse,
-    GetServerInfoRequest,
-    GetServerInfoResponse,
-    Limits,
-    ListOperatorsRequest,
-    ListOperatorsResponse,
     Open,
     Opened,
-    OperatorInfo,
     Options,
 )
 from gradwire.v1.gradient_service_pb2_grpc import (
@@ -46,6 +39,15 @@ from gradwire.v1.operator_pb2 import (
     DmlResample2,
     Interpolate,
     Operator,
+)
+from gradwire.v1.server_info_pb2 import (
+    AttributeInfo,
+    GetServerInfoRequest,
+    GetServerInfoResponse,
+    Limits,
+    ListOperatorsRequest,
+    ListOperatorsResponse,
+    OperatorInfo,
 )
 from gradwire.v1.tensor_pb2 import (
     DataType,

@@ -25,10 +25,11 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from gradwire.v1 import error_reason_pb2 as gradwire_dot_v1_dot_error__reason__pb2
 from gradwire.v1 import operator_pb2 as gradwire_dot_v1_dot_operator__pb2
+from gradwire.v1 import server_info_pb2 as gradwire_dot_v1_dot_server__info__pb2
 from gradwire.v1 import tensor_pb2 as gradwire_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradwire/v1/gradient_service.proto\x12\x0bgradwire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradwire/v1/error_reason.proto\x1a\x1agradwire/v1/operator.proto\x1a\x18gradwire/v1/tensor.proto\"\t\n\x07Options\"\xf0\x01\n\x0f\x45valuateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x42\t\n\x07_output\"c\n\x10\x45valuateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06output\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\xb5\x02\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x13\n\x0bresume_from\x18\x06 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x07 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x08 \x01(\x03\x12\x13\n\x0bstop_before\x18\t \x01(\x03\x42\t\n\x07_output\"\x9d\x01\n\x06Opened\x12-\n\x06output\x18\x01 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x16\n\x0eread_from_byte\x18\x02 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x03 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x04 \x01(\x03\x12\x18\n\x10read_before_byte\x18\x05 \x01(\x03\"\xd8\x02\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.gradwire.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .gradwire.v1.Error.MetadataEntry\x12;\n\x10\x66ield_violations\x18\x05 \x03(\x0b\x32!.gradwire.v1.Error.FieldViolation\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"j\n\x15\x45valuateStreamRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.gradwire.v1.OpenH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x42\t\n\x07message\"\x94\x01\n\x16\x45valuateStreamResponse\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.gradwire.v1.OpenedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07message\"G\n\x13\x45valuateManyRequest\x12\x30\n\nevaluation\x18\x01 \x01(\x0b\x32\x1c.gradwire.v1.EvaluateRequest\"\x8b\x01\n\x14\x45valuateManyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.EvaluateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07outcome\"\x16\n\x14ListOperatorsRequest\"E\n\x15ListOperatorsResponse\x12,\n\toperators\x18\x01 \x03(\x0b\x32\x19.gradwire.v1.OperatorInfo\"\xfc\x01\n\x0cOperatorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x10\n\x08gradient\x18\x04 \x01(\x08\x12\x13\n\x0b\x63ounterpart\x18\x05 \x01(\t\x12\x10\n\x08min_rank\x18\x06 \x01(\x05\x12\x10\n\x08max_rank\x18\x07 \x01(\x05\x12)\n\ndata_types\x18\x08 \x03(\x0e\x32\x15.gradwire.v1.DataType\x12.\n\nattributes\x18\t \x03(\x0b\x32\x1a.gradwire.v1.AttributeInfo\x12\x17\n\x0foutput_required\x18\n \x01(\x08\"\x81\x01\n\rAttributeInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x10\n\x08required\x18\x03 \x01(\x08\x12\x15\n\rdefault_value\x18\x04 \x01(\t\x12\x16\n\x0e\x61llowed_values\x18\x05 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\"\x16\n\x14GetServerInfoRequest\"\xa3\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x18\n\x10numerics_version\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x16\n\x0e\x62\x61\x63kend_reason\x18\x04 \x01(\t\x12\x11\n\toperators\x18\x05 \x03(\t\x12#\n\x06limits\x18\x06 \x01(\x0b\x32\x13.gradwire.v1.Limits\"\xde\x02\n\x06Limits\x12\x10\n\x08max_rank\x18\x01 \x01(\x03\x12\x14\n\x0cmax_elements\x18\x02 \x01(\x03\x12\x19\n\x11max_table_entries\x18\x03 \x01(\x03\x12\x18\n\x10max_float32_axis\x18\x04 \x01(\x03\x12\x10\n\x08max_work\x18\x05 \x01(\x03\x12\x17\n\x0fmax_unary_bytes\x18\x06 \x01(\x03\x12\x17\n\x0fmax_chunk_bytes\x18\x07 \x01(\x03\x12 \n\x18max_request_memory_bytes\x18\x08 \x01(\x03\x12\x18\n\x10max_memory_bytes\x18\t \x01(\x03\x12\x13\n\x0bmax_streams\x18\n \x01(\x03\x12\x30\n\rstall_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rmax_in_flight\x18\x0c \x01(\x03\x12\x19\n\x11max_message_bytes\x18\r \x01(\x03\x32\xc2\x03\n\x0fGradientService\x12G\n\x08\x45valuate\x12\x1c.gradwire.v1.EvaluateRequest\x1a\x1d.gradwire.v1.EvaluateResponse\x12]\n\x0e\x45valuateStream\x12\".gradwire.v1.EvaluateStreamRequest\x1a#.gradwire.v1.EvaluateStreamResponse(\x01\x30\x01\x12W\n\x0c\x45valuateMany\x12 .gradwire.v1.EvaluateManyRequest\x1a!.gradwire.v1.EvaluateManyResponse(\x01\x30\x01\x12V\n\rListOperators\x12!.gradwire.v1.ListOperatorsRequest\x1a\".gradwire.v1.ListOperatorsResponse\x12V\n\rGetServerInfo\x12!.gradwire.v1.GetServerInfoRequest\x1a\".gradwire.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradwire/v1/gradient_service.proto\x12\x0bgradwire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradwire/v1/error_reason.proto\x1a\x1agradwire/v1/operator.proto\x1a\x1dgradwire/v1/server_info.proto\x1a\x18gradwire/v1/tensor.proto\"\t\n\x07Options\"\xf0\x01\n\x0f\x45valuateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x42\t\n\x07_output\"c\n\x10\x45valuateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06output\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\xb5\x02\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x13\n\x0bresume_from\x18\x06 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x07 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x08 \x01(\x03\x12\x13\n\x0bstop_before\x18\t \x01(\x03\x42\t\n\x07_output\"\x9d\x01\n\x06Opened\x12-\n\x06output\x18\x01 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x16\n\x0eread_from_byte\x18\x02 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x03 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x04 \x01(\x03\x12\x18\n\x10read_before_byte\x18\x05 \x01(\x03\"\xd8\x02\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.gradwire.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .gradwire.v1.Error.MetadataEntry\x12;\n\x10\x66ield_violations\x18\x05 \x03(\x0b\x32!.gradwire.v1.Error.FieldViolation\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"j\n\x15\x45valuateStreamRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.gradwire.v1.OpenH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x42\t\n\x07message\"\x94\x01\n\x16\x45valuateStreamResponse\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.gradwire.v1.OpenedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07message\"G\n\x13\x45valuateManyRequest\x12\x30\n\nevaluation\x18\x01 \x01(\x0b\x32\x1c.gradwire.v1.EvaluateRequest\"\x8b\x01\n\x14\x45valuateManyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.EvaluateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07outcome2\xc2\x03\n\x0fGradientService\x12G\n\x08\x45valuate\x12\x1c.gradwire.v1.EvaluateRequest\x1a\x1d.gradwire.v1.EvaluateResponse\x12]\n\x0e\x45valuateStream\x12\".gradwire.v1.EvaluateStreamRequest\x1a#.gradwire.v1.EvaluateStreamResponse(\x01\x30\x01\x12W\n\x0c\x45valuateMany\x12 .gradwire.v1.EvaluateManyRequest\x1a!.gradwire.v1.EvaluateManyResponse(\x01\x30\x01\x12V\n\rListOperators\x12!.gradwire.v1.ListOperatorsRequest\x1a\".gradwire.v1.ListOperatorsResponse\x12V\n\rGetServerInfo\x12!.gradwire.v1.GetServerInfoRequest\x1a\".gradwire.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,46 +38,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERROR_METADATAENTRY']._loaded_options = None
   _globals['_ERROR_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_OPTIONS']._serialized_start=169
-  _globals['_OPTIONS']._serialized_end=178
-  _globals['_EVALUATEREQUEST']._serialized_start=181
-  _globals['_EVALUATEREQUEST']._serialized_end=421
-  _globals['_EVALUATERESPONSE']._serialized_start=423
-  _globals['_EVALUATERESPONSE']._serialized_end=522
-  _globals['_CHUNK']._serialized_start=524
-  _globals['_CHUNK']._serialized_end=561
-  _globals['_OPEN']._serialized_start=564
-  _globals['_OPEN']._serialized_end=873
-  _globals['_OPENED']._serialized_start=876
-  _globals['_OPENED']._serialized_end=1033
-  _globals['_ERROR']._serialized_start=1036
-  _globals['_ERROR']._serialized_end=1380
-  _globals['_ERROR_METADATAENTRY']._serialized_start=1279
-  _globals['_ERROR_METADATAENTRY']._serialized_end=1326
-  _globals['_ERROR_FIELDVIOLATION']._serialized_start=1328
-  _globals['_ERROR_FIELDVIOLATION']._serialized_end=1380
-  _globals['_EVALUATESTREAMREQUEST']._serialized_start=1382
-  _globals['_EVALUATESTREAMREQUEST']._serialized_end=1488
-  _globals['_EVALUATESTREAMRESPONSE']._serialized_start=1491
-  _globals['_EVALUATESTREAMRESPONSE']._serialized_end=1639
-  _globals['_EVALUATEMANYREQUEST']._serialized_start=1641
-  _globals['_EVALUATEMANYREQUEST']._serialized_end=1712
-  _globals['_EVALUATEMANYRESPONSE']._serialized_start=1715
-  _globals['_EVALUATEMANYRESPONSE']._serialized_end=1854
-  _globals['_LISTOPERATORSREQUEST']._serialized_start=1856
-  _globals['_LISTOPERATORSREQUEST']._serialized_end=1878
-  _globals['_LISTOPERATORSRESPONSE']._serialized_start=1880
-  _globals['_LISTOPERATORSRESPONSE']._serialized_end=1949
-  _globals['_OPERATORINFO']._serialized_start=1952
-  _globals['_OPERATORINFO']._serialized_end=2204
-  _globals['_ATTRIBUTEINFO']._serialized_start=2207
-  _globals['_ATTRIBUTEINFO']._serialized_end=2336
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=2338
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=2360
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=2363
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=2526
-  _globals['_LIMITS']._serialized_start=2529
-  _globals['_LIMITS']._serialized_end=2879
-  _globals['_GRADIENTSERVICE']._serialized_start=2882
-  _globals['_GRADIENTSERVICE']._serialized_end=3332
+  _globals['_OPTIONS']._serialized_start=200
+  _globals['_OPTIONS']._serialized_end=209
+  _globals['_EVALUATEREQUEST']._serialized_start=212
+  _globals['_EVALUATEREQUEST']._serialized_end=452
+  _globals['_EVALUATERESPONSE']._serialized_start=454
+  _globals['_EVALUATERESPONSE']._serialized_end=553
+  _globals['_CHUNK']._serialized_start=555
+  _globals['_CHUNK']._serialized_end=592
+  _globals['_OPEN']._serialized_start=595
+  _globals['_OPEN']._serialized_end=904
+  _globals['_OPENED']._serialized_start=907
+  _globals['_OPENED']._serialized_end=1064
+  _globals['_ERROR']._serialized_start=1067
+  _globals['_ERROR']._serialized_end=1411
+  _globals['_ERROR_METADATAENTRY']._serialized_start=1310
+  _globals['_ERROR_METADATAENTRY']._serialized_end=1357
+  _globals['_ERROR_FIELDVIOLATION']._serialized_start=1359
+  _globals['_ERROR_FIELDVIOLATION']._serialized_end=1411
+  _globals['_EVALUATESTREAMREQUEST']._serialized_start=1413
+  _globals['_EVALUATESTREAMREQUEST']._serialized_end=1519
+  _globals['_EVALUATESTREAMRESPONSE']._serialized_start=1522
+  _globals['_EVALUATESTREAMRESPONSE']._serialized_end=1670
+  _globals['_EVALUATEMANYREQUEST']._serialized_start=1672
+  _globals['_EVALUATEMANYREQUEST']._serialized_end=1743
+  _globals['_EVALUATEMANYRESPONSE']._serialized_start=1746
+  _globals['_EVALUATEMANYRESPONSE']._serialized_end=1885
+  _globals['_GRADIENTSERVICE']._serialized_start=1888
+  _globals['_GRADIENTSERVICE']._serialized_end=2338
 # @@protoc_insertion_point(module_scope)

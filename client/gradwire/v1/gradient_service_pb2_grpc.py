@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from gradwire.v1 import gradient_service_pb2 as gradwire_dot_v1_dot_gradient__service__pb2
+from gradwire.v1 import server_info_pb2 as gradwire_dot_v1_dot_server__info__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -66,13 +67,13 @@ class GradientServiceStub(object):
                 _registered_method=True)
         self.ListOperators = channel.unary_unary(
                 '/gradwire.v1.GradientService/ListOperators',
-                request_serializer=gradwire_dot_v1_dot_gradient__service__pb2.ListOperatorsRequest.SerializeToString,
-                response_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.ListOperatorsResponse.FromString,
+                request_serializer=gradwire_dot_v1_dot_server__info__pb2.ListOperatorsRequest.SerializeToString,
+                response_deserializer=gradwire_dot_v1_dot_server__info__pb2.ListOperatorsResponse.FromString,
                 _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/gradwire.v1.GradientService/GetServerInfo',
-                request_serializer=gradwire_dot_v1_dot_gradient__service__pb2.GetServerInfoRequest.SerializeToString,
-                response_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.GetServerInfoResponse.FromString,
+                request_serializer=gradwire_dot_v1_dot_server__info__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=gradwire_dot_v1_dot_server__info__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
 
 
@@ -203,13 +204,13 @@ def add_GradientServiceServicer_to_server(servicer, server):
             ),
             'ListOperators': grpc.unary_unary_rpc_method_handler(
                     servicer.ListOperators,
-                    request_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.ListOperatorsRequest.FromString,
-                    response_serializer=gradwire_dot_v1_dot_gradient__service__pb2.ListOperatorsResponse.SerializeToString,
+                    request_deserializer=gradwire_dot_v1_dot_server__info__pb2.ListOperatorsRequest.FromString,
+                    response_serializer=gradwire_dot_v1_dot_server__info__pb2.ListOperatorsResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
-                    request_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.GetServerInfoRequest.FromString,
-                    response_serializer=gradwire_dot_v1_dot_gradient__service__pb2.GetServerInfoResponse.SerializeToString,
+                    request_deserializer=gradwire_dot_v1_dot_server__info__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=gradwire_dot_v1_dot_server__info__pb2.GetServerInfoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -333,8 +334,8 @@ class GradientService(object):
             request,
             target,
             '/gradwire.v1.GradientService/ListOperators',
-            gradwire_dot_v1_dot_gradient__service__pb2.ListOperatorsRequest.SerializeToString,
-            gradwire_dot_v1_dot_gradient__service__pb2.ListOperatorsResponse.FromString,
+            gradwire_dot_v1_dot_server__info__pb2.ListOperatorsRequest.SerializeToString,
+            gradwire_dot_v1_dot_server__info__pb2.ListOperatorsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -360,8 +361,8 @@ class GradientService(object):
             request,
             target,
             '/gradwire.v1.GradientService/GetServerInfo',
-            gradwire_dot_v1_dot_gradient__service__pb2.GetServerInfoRequest.SerializeToString,
-            gradwire_dot_v1_dot_gradient__service__pb2.GetServerInfoResponse.FromString,
+            gradwire_dot_v1_dot_server__info__pb2.GetServerInfoRequest.SerializeToString,
+            gradwire_dot_v1_dot_server__info__pb2.GetServerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

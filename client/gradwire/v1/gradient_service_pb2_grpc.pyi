@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from gradwire.v1 import gradient_service_pb2 as _gradient_service_pb2
+from gradwire.v1 import server_info_pb2 as _server_info_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc
@@ -105,13 +106,13 @@ class GradientServiceStub:
     * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
     """
-    ListOperators: _grpc.UnaryUnaryMultiCallable[_gradient_service_pb2.ListOperatorsRequest, _gradient_service_pb2.ListOperatorsResponse]
+    ListOperators: _grpc.UnaryUnaryMultiCallable[_server_info_pb2.ListOperatorsRequest, _server_info_pb2.ListOperatorsResponse]
     """Lists the operators of this server with their attributes, ranks and types.
 
     The possible errors include:
     * `UNAVAILABLE`: the server is shutting down.
     """
-    GetServerInfo: _grpc.UnaryUnaryMultiCallable[_gradient_service_pb2.GetServerInfoRequest, _gradient_service_pb2.GetServerInfoResponse]
+    GetServerInfo: _grpc.UnaryUnaryMultiCallable[_server_info_pb2.GetServerInfoRequest, _server_info_pb2.GetServerInfoResponse]
     """Gets version, backend and limits of this server.
 
     The possible errors include:
@@ -195,13 +196,13 @@ class GradientServiceAsyncStub(GradientServiceStub):
     * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
     """
-    ListOperators: _aio.UnaryUnaryMultiCallable[_gradient_service_pb2.ListOperatorsRequest, _gradient_service_pb2.ListOperatorsResponse]  # type: ignore[assignment]
+    ListOperators: _aio.UnaryUnaryMultiCallable[_server_info_pb2.ListOperatorsRequest, _server_info_pb2.ListOperatorsResponse]  # type: ignore[assignment]
     """Lists the operators of this server with their attributes, ranks and types.
 
     The possible errors include:
     * `UNAVAILABLE`: the server is shutting down.
     """
-    GetServerInfo: _aio.UnaryUnaryMultiCallable[_gradient_service_pb2.GetServerInfoRequest, _gradient_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
+    GetServerInfo: _aio.UnaryUnaryMultiCallable[_server_info_pb2.GetServerInfoRequest, _server_info_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Gets version, backend and limits of this server.
 
     The possible errors include:
@@ -304,9 +305,9 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListOperators(
         self,
-        request: _gradient_service_pb2.ListOperatorsRequest,
+        request: _server_info_pb2.ListOperatorsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_gradient_service_pb2.ListOperatorsResponse, _abc.Awaitable[_gradient_service_pb2.ListOperatorsResponse]]:
+    ) -> _typing.Union[_server_info_pb2.ListOperatorsResponse, _abc.Awaitable[_server_info_pb2.ListOperatorsResponse]]:
         """Lists the operators of this server with their attributes, ranks and types.
 
         The possible errors include:
@@ -316,9 +317,9 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def GetServerInfo(
         self,
-        request: _gradient_service_pb2.GetServerInfoRequest,
+        request: _server_info_pb2.GetServerInfoRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_gradient_service_pb2.GetServerInfoResponse, _abc.Awaitable[_gradient_service_pb2.GetServerInfoResponse]]:
+    ) -> _typing.Union[_server_info_pb2.GetServerInfoResponse, _abc.Awaitable[_server_info_pb2.GetServerInfoResponse]]:
         """Gets version, backend and limits of this server.
 
         The possible errors include:
