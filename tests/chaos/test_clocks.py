@@ -23,10 +23,10 @@ SOURCES = [
     for path in (ROOT / folder).rglob("*.py")
     if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
 ]
-# Moments that are told, or compared with those of files and the last days of tokens: never what
-# lasts.
+# Moments that are told, or compared with those of files and the last days of tokens and
+# certificates: never what lasts.
 MAY_ASK = {
-    *("authorization.py", "kept_files.py", "logs.py", "notes.py"),
+    *("authorization.py", "certificates.py", "kept_files.py", "logs.py", "notes.py"),
     *("otlp.py", "spans.py", "status.py", "token_command.py"),
 }
 CLOCK = Path(__file__).parents[1] / "clock.c"
