@@ -83,7 +83,7 @@ class _Up(click.Command):
     "--port",
     default=50050,
     show_default=True,
-    help="Port of the list of replicas, on the cluster's head; 0 takes a free one.",
+    help="Port of the list of replicas, on the cluster's head; 0 takes a free one, to try it.",
 )
 @click.option(
     "--wait-s",
