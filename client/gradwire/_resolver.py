@@ -44,7 +44,11 @@ def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
         return (target,)
     try:
         return _read(_ask(target.removeprefix("replicas+"), timeout_s))
-    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+    except http.client.HTTPException as error:
+        raise UnavailableError(
+            f"no replicas are known from {target}: it answers with no HTTP, or cuts it off"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
         raise UnavailableError(f"no replicas are known from {target}: {error}") from error
 
 

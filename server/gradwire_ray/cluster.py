@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import uuid
 from collections.abc import Collection
 from importlib import import_module
@@ -15,6 +16,7 @@ from gradwire_ray.replica import Replica, Report
 
 # Detached actors are found by their names in it, from any program.
 NAMESPACE = "gradwire"
+_CONNECT_S = 10.0
 _HEAD = "node:__internal_head__"
 
 
@@ -36,11 +38,23 @@ def connect(address: str) -> None:
     """Join a cluster as its client; RuntimeError where there is none or no Ray."""
     if find_spec("ray") is None:
         raise RuntimeError('Ray is missing; gradwire-ray needs: pip install "gradwire[ray]"')
+    _check_answers(address)
     try:
         _ray().init(
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error"
         )
     except (ConnectionError, ValueError) as error:
+        raise RuntimeError(f"no Ray cluster at {address}: {error}") from error
+
+
+def _check_answers(address: str) -> None:
+    """Raise RuntimeError where nothing listens: Ray itself would try for minutes."""
+    name, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or "/" in name:
+        return
+    try:
+        socket.create_connection((name.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
         raise RuntimeError(f"no Ray cluster at {address}: {error}") from error
 
 

@@ -38,7 +38,20 @@ def gradwire_ray() -> None:
     """
 
 
-@gradwire_ray.command()
+class _Up(click.Command):
+    """Tells where a server's flag belongs."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.format_message()} Flags of the servers follow a --, as -- --insecure",
+                error.ctx,
+            ) from error
+
+
+@gradwire_ray.command(cls=_Up)
 @_cluster
 @_name
 @click.option("--min", "least", type=int, default=1, show_default=True, help="Fewest replicas.")
@@ -70,27 +83,44 @@ def gradwire_ray() -> None:
     "--port",
     default=50050,
     show_default=True,
-    help="Port of the list of replicas, on the cluster's head; 0 takes a free one.",
+    help="Port of the list of replicas, on the cluster's head; 0 takes a free one, to try it.",
 )
 @click.option(
-    "--wait-s", default=300.0, show_default=True, help="Seconds until --min replicas have to serve."
+    "--wait-s",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="Seconds until --min replicas have to serve.",
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- SERVER_FLAG ...]")
 def up(address: str, *, most: int | None, least: int, wait_s: float, **values: Any) -> None:
     """Place replicas, wait until they serve, print the target for clients.
 
     What follows -- goes to every server as it goes to gradwire-server: --tls-certificate, --tokens,
-    --backend and so on. Files named there have to be on every node. Servers listen on their node's
-    address, which needs TLS or --insecure.
+    --backend and so on. Files named there have to be on every node, by the same absolute path.
+    Servers listen on their node's address, which needs TLS or --insecure.
     """
     try:
         deployment = Deployment(least=least, most=least if most is None else most, **values)
         cluster.connect(address)
+        _check_nothing_is_left(deployment.name)
         actor = cluster.place_controller(Controller, deployment)
         status = _wait(actor, deployment.least, until=time.monotonic() + wait_s)
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(status["target"])
+
+
+def _check_nothing_is_left(name: str) -> None:
+    """Raise RuntimeError where replicas serve that no controller of this name looks after."""
+    with suppress(LookupError):
+        cluster.controller(name)
+        return
+    if cluster.replicas(name):
+        raise RuntimeError(
+            f"replicas of an earlier {name} are left, whose controller has ended; "
+            f"gradwire-ray down --name {name} ends them"
+        )
 
 
 def _wait(actor: Any, count: int, *, until: float) -> dict[str, Any]:
@@ -146,7 +176,21 @@ def status(address: str, name: str, *, as_json: bool) -> None:
 @_name
 def down(address: str, name: str) -> None:
     """Have all replicas finish their calls, and end."""
-    _take_down(_controller(address, name))
+    try:
+        cluster.connect(address)
+        left = cluster.replicas(name)
+        try:
+            actor = cluster.controller(name)
+        except LookupError:
+            if not left:
+                raise
+            # Nobody lists them any more.
+            for replica in left.values():
+                cluster.remove(replica)
+            return
+    except (RuntimeError, LookupError) as error:
+        raise click.ClickException(str(error)) from error
+    _take_down(actor)
 
 
 def _controller(address: str, name: str) -> Any:
@@ -160,15 +204,21 @@ def _controller(address: str, name: str) -> Any:
 def _asked(actor: Any) -> dict[str, Any]:
     try:
         told: dict[str, Any] = cluster.result(actor.status.remote(), timeout_s=_ASK_S)
-    except (cluster.AwayError, cluster.GoneError) as error:
+    except cluster.AwayError as error:
         raise click.ClickException(f"the controller does not answer: {error}") from error
+    except cluster.GoneError as error:
+        raise click.ClickException(f"the controller has ended: {error}") from error
     return told
 
 
 def _take_down(actor: Any) -> None:
     try:
         cluster.result(actor.stop.remote())
-    except (cluster.AwayError, cluster.GoneError) as error:
+    except cluster.AwayError as error:
+        raise click.ClickException(
+            f"the controller does not answer, Ray may be starting it anew: {error}"
+        ) from error
+    except cluster.GoneError as error:
         raise click.ClickException(f"the controller has ended: {error}") from error
     cluster.remove(actor)
 

@@ -8,6 +8,7 @@ be told from here. One that Ray calls dead is replaced.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ State = Literal["starting", "serving", "silent", "leaving"]
 _LOOK_S = 1.0
 # A replica that says nothing for so long is not told of any more.
 _SILENCE_S = 3.0
+# Nor is one whose server tells its actor nothing for so long, twice a second being usual.
+_HANGS_S = 5.0
 # How long callers may take to notice that one is not told of any more; the SDK looks every 2 s.
 _NOTICE_S = 5.0
 # Replicas that do not come to serve are tried again after a pause that doubles up to this.
@@ -62,12 +65,18 @@ class Member:
             return "leaving"
         if self.report is None:
             return "starting"
-        return "serving" if time.monotonic() - self.heard_at <= _SILENCE_S else "silent"
+        # Of a server that hangs its actor still tells.
+        silent_s = time.monotonic() - self.heard_at
+        silent = silent_s > _SILENCE_S or self.report.silent_s > _HANGS_S
+        return "silent" if silent else "serving"
 
     def take(self, report: Report) -> int:
         """Take note of a report; return how many calls it has refused since the last one."""
         before = self.refused if self.report and self.report.pid == report.pid else 0
         self.report, self.heard_at, self.refused = report, time.monotonic(), report.load.refused
+        if report.stopping and self.leave_at is None:
+            # A controller before this one told it to.
+            self.leave_at = self.heard_at
         return report.load.refused - before
 
 
@@ -89,7 +98,9 @@ class Failures:
 class Controller:
     """Ray makes an actor of it, whose methods run in threads.
 
-    Raises OSError where the port cannot be had, ValueError where TLS files cannot be used.
+    Raises RuntimeError where the port cannot be had, ValueError where TLS files cannot be used. One
+    that takes over replicas ends its process instead, for Ray to start another one: it is the only
+    one who could take them down.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -102,14 +113,15 @@ class Controller:
             Member(name, actor) for name, actor in cluster.replicas(deployment.name).items()
         ]
         self._scaling.wanted = min(max(len(self._members), deployment.least), deployment.most)
-        self._listing = Listing(
-            deployment.name,
-            host=cluster.host(),
-            port=deployment.port,
-            settings=deployment.settings,
-            addresses=self._addresses,
-        )
-        self._stopping = threading.Event()
+        try:
+            self._listing = self._list(cluster.host())
+        except (ValueError, RuntimeError) as error:
+            if not self._members:
+                raise
+            _log.error("replicas cannot be listed error=%s", error)
+            time.sleep(_LOOK_S)
+            os._exit(1)
+        self._stopping, self._stop_lock = threading.Event(), threading.Lock()
         self._running = threading.Thread(target=self._run, name="gradwire-controller", daemon=True)
         self._running.start()
 
@@ -130,13 +142,31 @@ class Controller:
         """Have all replicas finish their calls and end; tell of none any more."""
         self._stopping.set()
         self._running.join()
-        now = time.monotonic()
-        for member in self._members:
-            member.leave_at = member.leave_at or now + _NOTICE_S
-        while self._members:
-            self._say_goodbye()
-            time.sleep(_LOOK_S / 4)
-        self._listing.close()
+        with self._stop_lock:
+            now = time.monotonic()
+            for member in self._members:
+                notice_s = _NOTICE_S if member.report else 0.0
+                member.leave_at = member.leave_at or now + notice_s
+            while self._members:
+                self._say_goodbye()
+                time.sleep(_LOOK_S / 4)
+            self._listing.close()
+
+    def _list(self, host: str) -> Listing:
+        deployment = self._deployment
+        try:
+            return Listing(
+                deployment.name,
+                host=host,
+                port=deployment.port,
+                settings=deployment.settings,
+                addresses=self._addresses,
+            )
+        except OSError as error:
+            raise RuntimeError(
+                f"port {deployment.port} of {host} cannot be had for the list: {error}; another "
+                "--port would do"
+            ) from error
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_S):
@@ -165,7 +195,13 @@ class Controller:
     def _place(self) -> None:
         if self._failures.count and time.monotonic() < self._failures.next_at:
             return
-        name, actor = cluster.place_replica(self._deployment)
+        try:
+            name, actor = cluster.place_replica(self._deployment)
+        except (ValueError, RuntimeError) as error:
+            # Ray will not have it so, such as 1.5 GPUs.
+            _log.error("replica cannot be placed error=%s", error)
+            self._failures.note(error)
+            return
         self._members.append(Member(name, actor))
 
     def _ask(self) -> int:
@@ -203,7 +239,11 @@ class Controller:
         for member in list(self._members):
             if member.leave_at is None or now < member.leave_at:
                 continue
-            if member.stopping is None:
+            if member.report is None:
+                # It has no call, and where there is no room it would never come to stop.
+                cluster.remove(member.actor)
+                self._members.remove(member)
+            elif member.stopping is None:
                 member.stopping = member.actor.stop.remote(self._deployment.drain_s)
             elif cluster.done([member.stopping], timeout_s=0):
                 cluster.remove(member.actor)

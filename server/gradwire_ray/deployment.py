@@ -42,9 +42,12 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name is {self.name}; lower-case letters, digits and - are needed")
+            raise ValueError(
+                f"name is {self.name!r}; 1 to 63 of lower-case letters, digits and, within, - are "
+                "needed"
+            )
         if not 1 <= self.least <= self.most:
-            raise ValueError(f"least is {self.least} and most {self.most}; 1 <= least <= most")
+            raise ValueError(f"min is {self.least} and max {self.most}; 1 <= min <= max is needed")
         if not self.target_queue > 0:
             raise ValueError(f"target_queue is {self.target_queue}; more than 0 is needed")
         if not self.down_after_s >= 1:
@@ -52,6 +55,10 @@ class Deployment:
         if not (self.num_cpus >= 0 and self.num_gpus >= 0):
             raise ValueError(
                 f"num_cpus is {self.num_cpus} and num_gpus {self.num_gpus}; 0 or more is needed"
+            )
+        if self.num_gpus > 1 and not self.num_gpus.is_integer():
+            raise ValueError(
+                f"num_gpus is {self.num_gpus}; Ray gives a share of one GPU, or whole ones"
             )
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port is {self.port}; 0 to 65535 is needed")

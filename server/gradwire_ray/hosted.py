@@ -2,7 +2,8 @@
 
     python -m gradwire.cli.tethered gradwire_ray.hosted FLAG ...
 
-Its standard output has the line that tells the address, then a line of load twice a second.
+Its standard output has the line that tells the address, then a line of load twice a second; or a
+line that tells why it cannot serve.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from dataclasses import replace
 
 from gradwire_ray import load
+from gradwire_ray.replica import REFUSAL
 from gradwire_server import process, signals
 from gradwire_server.app import Server
 from gradwire_server.command import read_settings
@@ -30,6 +32,9 @@ def main() -> None:
         settings = replace(read_settings(sys.argv[1:]), workers=1, pin_workers=False)
         asyncio.run(process.serve(settings, on_serving=tell))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        # The actor passes it on; the log of its process has it too.
+        sys.stdout.write(f"{REFUSAL}{' '.join(str(error).split())}\n")
+        sys.stdout.flush()
         sys.exit(f"Error: {error}")
 
 

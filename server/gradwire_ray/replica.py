@@ -18,6 +18,8 @@ from gradwire_ray.load import Load
 _log = logging.getLogger("gradwire_ray")
 
 _GREETING = b"gradwire-server listening on "
+# Begins the line in which a server tells why it cannot serve.
+REFUSAL = "gradwire-server cannot serve: "
 # What a server may take to stop beyond its drain delay and grace period.
 _STOP_S = 25.0
 # A server tells its load twice a second; one that is silent for so long hangs.
@@ -28,15 +30,19 @@ _SILENCE_S = 60.0
 class Report:
     """What a replica tells of itself.
 
-    address  HOST:PORT
-    host     of the machine
-    pid      of the server's process
+    address   HOST:PORT
+    host      of the machine
+    pid       of the server's process
+    silent_s  since it last told its load; one that is well does so twice a second
+    stopping  whether it was told to stop, and takes no call any more
     """
 
     address: str
     host: str
     pid: int
     load: Load
+    silent_s: float = 0.0
+    stopping: bool = False
 
 
 class Replica:
@@ -54,6 +60,7 @@ class Replica:
         self._host = host
         self._on_end = on_end
         self._stopping = False
+        self._lock = threading.Lock()
         self._load = Load()
         self._heard_at = time.monotonic()
         # The pipe at its standard input ends it should this process be killed.
@@ -82,16 +89,29 @@ class Replica:
     def report(self) -> Report:
         """Return how it is; RuntimeError where the server has said nothing for long."""
         silent_s = time.monotonic() - self._heard_at
-        if silent_s > _SILENCE_S:
+        if silent_s > _SILENCE_S and not self._stopping:
             _log.error("server hangs pid=%d silent_s=%.0f", self._server.pid, silent_s)
             self._server.kill()
             raise RuntimeError(f"the server has said nothing for {silent_s:.0f} s")
-        return Report(address=self._address, host=self._host, pid=self._server.pid, load=self._load)
+        return Report(
+            address=self._address,
+            host=self._host,
+            pid=self._server.pid,
+            load=self._load,
+            silent_s=silent_s,
+            stopping=self._stopping,
+        )
 
     def stop(self, drain_s: float) -> None:
-        """Have the server finish its calls and end, at the latest after drain_s and a moment."""
-        self._stopping = True
-        self._server.send_signal(signal.SIGTERM)
+        """Have the server finish its calls and end, at the latest after drain_s and a moment.
+
+        Told again, it waits for the same end.
+        """
+        with self._lock:
+            # A second signal would end the calls at once.
+            if not self._stopping:
+                self._stopping = True
+                self._server.send_signal(signal.SIGTERM)
         try:
             self._server.wait(drain_s + _STOP_S)
         except subprocess.TimeoutExpired:
@@ -100,11 +120,14 @@ class Replica:
         self._listening.join()
 
     def _wait_for_address(self, said: IO[bytes]) -> str:
+        why = "the log of its worker has its words, in the folder logs of Ray's session"
         for line in said:
             if line.startswith(_GREETING):
                 return line.removeprefix(_GREETING).decode().strip()
+            if line.startswith(REFUSAL.encode()):
+                why = line.decode(errors="replace").removeprefix(REFUSAL).strip()
         status = self._reap()
-        raise RuntimeError(f"the server ended with status {status}; the worker's log has its words")
+        raise RuntimeError(f"on {self._host} the server ended with status {status}: {why}")
 
     def _listen(self, said: IO[bytes]) -> None:
         for line in said:

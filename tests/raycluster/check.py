@@ -11,6 +11,7 @@ machine; a fourth one calls: small calls, evaluate_many and streams, blocking an
 - controller: the process that keeps the list is killed; another one takes the replicas over
 - cut: with --cut, a node's link is down instead: nothing is told, and connections stay open
 - down: a single caller is left, and three replicas go
+- head: the head's machine is killed, and the list with it; callers go on with the one they have
 
 Ends with status 1 if a call was lost or brought other bits than NumPy computes.
 """
@@ -35,6 +36,7 @@ from raycluster.nodes import Nodes, ray_cluster
 _KINDS = ("unary", "async unary", "many", "copy", "async stream", *["stream"] * 6)
 _MOST = 4
 _PATIENCE_S = 240.0
+_HEADLESS_S = 20.0
 
 
 class Watch:
@@ -138,7 +140,20 @@ def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
         leisure["down_s"] = watch.wait_for(lambda seen: len(seen) == 1)
     watch.close()
     cluster.command("down", "--address", cluster.head)
-    return {"load": load, "leisure": leisure}
+    return {"load": load, "leisure": leisure, "headless": check_headless(cluster)}
+
+
+def check_headless(cluster: Nodes) -> dict[str, Any]:
+    """Kill the head under load; return what callers saw for a while."""
+    target = cluster.command(
+        *("up", "--address", cluster.head, "--min", "2"),
+        *("--", "--insecure", "--backend", "numpy_cpu"),
+    ).strip()
+    with calling(cluster, target, "unary", "async unary", "stream") as headless:
+        cluster.machines.kill(1)
+        # Longer than a list counts as new; nodes do without a head for a minute.
+        time.sleep(_HEADLESS_S)
+    return headless
 
 
 def main() -> None:

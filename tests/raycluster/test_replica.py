@@ -21,6 +21,7 @@ from processes import QUICK
 from raw_calls import wait_until
 
 OP = ops.InterpolateBackward(mode="nearest", data_format="NCX")
+_SEVERAL_TELLINGS_S = 2.0
 ONES = np.ones((1, 1, 4, 4), np.float32)
 
 
@@ -77,6 +78,33 @@ def test_it_finishes_calls_before_it_ends() -> None:
         stopping.join()
 
 
+def test_told_to_stop_again_it_still_finishes_calls() -> None:
+    with running("--grace-s", "30") as (replica, _), Client(replica.report().address) as client:
+        results = client.evaluate_many((OP, ONES, (1, 1, 2, 2)) for _ in range(2000))
+        first = next(results)
+        assert not replica.report().stopping
+        stopping = [threading.Thread(target=replica.stop, args=(30.0,)) for _ in range(2)]
+        for one in stopping:
+            one.start()
+        wait_until(lambda: replica.report().stopping)
+        assert all((one == first).all() for one in results)
+        for one in stopping:
+            one.join()
+        assert replica.report().stopping
+
+
+def test_a_server_that_hangs_is_silent_though_its_owner_reports() -> None:
+    with running() as (replica, _):
+        wait_until(lambda: replica.report().load != Load())
+        pid = replica.report().pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: replica.report().silent_s > _SEVERAL_TELLINGS_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: replica.report().silent_s < _SEVERAL_TELLINGS_S)
+
+
 def test_its_server_ends_with_it() -> None:
     words = (
         "import os, signal\n"
@@ -94,6 +122,6 @@ def test_its_server_ends_with_it() -> None:
 
 
 def test_a_server_that_does_not_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match="the server ended with status 1"):
+    with pytest.raises(RuntimeError, match=r"the server ended with status 1: tokens is /nowhere"):
         Replica(("--tokens", "/nowhere"), host="127.0.0.1", threads=1, on_end=print)
     assert "/nowhere" in capfd.readouterr().err

@@ -201,6 +201,12 @@ def test_a_list_that_is_none_is_not_taken(body: bytes) -> None:
         server.shutdown()
 
 
+def test_who_speaks_no_http_is_told_so_in_printable_words() -> None:
+    with serving() as server, pytest.raises(UnavailableError, match="with no HTTP") as raised:
+        resolve(f"replicas+http://{server.address}/x")
+    assert str(raised.value).isprintable()
+
+
 @pytest.mark.parametrize(
     "target",
     [
