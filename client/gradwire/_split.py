@@ -20,7 +20,7 @@ from gradwire._job import Job
 from gradwire._shifts import Shifts
 from gradwire._streams import StreamTry
 from gradwire.chunks import Landing, Transfer
-from gradwire.errors import EvaluationChangedError, GradwireError
+from gradwire.errors import EvaluationChangedError, GradwireError, UnavailableError
 from gradwire.retries import is_retryable
 from gradwire.timing import Metadata
 
@@ -129,6 +129,7 @@ class SplitTry:
     start    starts a stream for a share
     recover  returns the seconds to wait before the next try of a share, or raises its error. Each
              share calls one of its own
+    patience_s  how long a server may take to answer before another one is asked
     rests    whether a share whose tries are over may wait for another one to end
     on_end   called in another thread after `ended` is set
     """
@@ -139,12 +140,14 @@ class SplitTry:
         *,
         start: Callable[[Transfer], StreamTry],
         recover: Callable[[], Callable[[GradwireError, Transfer], float]],
+        patience_s: float,
         rests: bool,
         on_end: Callable[[], None] | None,
     ) -> None:
         self._shares = shares
         self._start = start
         self._recover = recover
+        self._patience_s = patience_s
         self._rests = rests
         self._on_end = on_end
         self._lock = threading.Lock()
@@ -212,8 +215,7 @@ class SplitTry:
         recover, ended = self._recover(), self._shifts.ended
         try:
             while (stream := self._begin(transfer)) is not None:
-                stream.ended.wait()
-                error = stream.outcome()
+                error = self._outcome(stream)
                 if error is None:
                     self._trailers = stream.trailers()
                     self._shifts.end()
@@ -231,6 +233,18 @@ class SplitTry:
                     self._stopping.wait(pause_s)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
+
+    def _outcome(self, stream: StreamTry) -> GradwireError | None:
+        """Wait for the end of a stream, which comes soon where no server answers."""
+        silent = not stream.ended.wait(self._patience_s) and not stream.opened
+        if silent:
+            stream.hang_up()
+            stream.ended.wait()
+        error = stream.outcome()
+        if silent and error is not None:
+            why = f"no answer from a server within {self._patience_s} s"
+            return UnavailableError(why, request_id=error.request_id)
+        return error
 
     def _rest(self, transfer: Transfer, error: GradwireError, *, since: int) -> bool:
         """Wait until another share has ended; return False where that would not help."""

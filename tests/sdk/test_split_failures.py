@@ -78,13 +78,24 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(
     expected: NDArray[Any],
 ) -> None:
     # Its tries are over, and it would count as stalled, long before the other share has ended.
-    retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=2)
-    options: dict[str, Any] = {**ALWAYS, "retry": retry, "timeout_s": 1.0, "chunk_bytes": 10_000}
+    retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=5)
+    options: dict[str, Any] = {**ALWAYS, "retry": retry, "timeout_s": 2.0, "chunk_bytes": 10_000}
     with serving(max_streams=1, slab_bytes=1000) as narrow, relaying(narrow.address) as relay:
-        relay.delay_s = 0.08
+        relay.delay_s = 0.12
         with Client(["127.0.0.1:1", relay.address], **options) as client:
             same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
         wait_idle(narrow)
+
+
+def test_a_server_that_never_answers_leaves_its_share_to_the_others(
+    fleet: Fleet, expected: NDArray[Any]
+) -> None:
+    with relaying(fleet.targets[0]) as silent:
+        silent.swallow()
+        targets = [silent.address, *fleet.targets]
+        with Client(targets, timeout_s=4.0, **ALWAYS) as client:
+            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        nothing_runs(fleet)
 
 
 def test_without_retries_no_share_waits_for_another() -> None:
