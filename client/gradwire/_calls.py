@@ -123,6 +123,8 @@ class Evaluation:
                 moving,
                 start=lambda share: self._start_one(link, share, link.shares, metadata=metadata),
                 recover=lambda: partial(self._recover_share, self._options.tries(link.budget)),
+                patience_s=self._options.timeout_s / 2,
+                rests=self._options.retry.max_attempts > 1,
                 on_end=on_end,
             )
         else:

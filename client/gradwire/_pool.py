@@ -39,7 +39,8 @@ class Pool(Generic[T]):
     """Connections to one or more targets, each opened when a call first takes it.
 
     A call takes the one with the fewest calls; of equals the first one, so that callers who take
-    turns share one connection, but targets take turns.
+    turns share one connection, but targets take turns. One on which a call has just failed is
+    avoided, and rather than its target's other ones those of other targets are taken.
 
     close_one  closes one whose target is none any more, without waiting
     replicas   tells the targets, if they change
@@ -158,9 +159,14 @@ class Pool(Generic[T]):
             seats = seats[self._turn :] + seats[: self._turn]
         if self._avoided:
             now = self._clock()
-            sound = [seat for seat in seats if seat.avoided_until <= now]
-            self._avoided = len(sound) < len(seats)
-            seats = sound or seats
+            failed = {seat.target for seat in seats if seat.avoided_until > now}
+            self._avoided = bool(failed)
+            # Where one of a target's connections failed, another one may well lead nowhere either.
+            seats = (
+                [seat for seat in seats if seat.target not in failed]
+                or [seat for seat in seats if seat.avoided_until <= now]
+                or seats
+            )
         best = seats[0]
         for seat in seats:
             if seat.calls < best.calls:

@@ -1,8 +1,9 @@
 """One evaluation by several servers at once, each of which gives a range of the result's bytes.
 
 The servers say which input bytes a range depends on, so that nothing of operators is known here. A
-share whose stream breaks goes on where it stopped, on another server if need be; the first error
-that stays ends the other shares.
+share whose stream breaks goes on where it stopped, on another server if need be. One that finds no
+server with room for it waits until another share has ended. The first error that stays ends them
+all.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradwire._job import Job
+from gradwire._shifts import Shifts
 from gradwire._streams import StreamTry
 from gradwire.chunks import Landing, Transfer
-from gradwire.errors import EvaluationChangedError, GradwireError
+from gradwire.errors import EvaluationChangedError, GradwireError, UnavailableError
+from gradwire.retries import is_retryable
 from gradwire.timing import Metadata
 
 
@@ -84,9 +87,12 @@ class Shares:
 
     @property
     def moved_at(self) -> float:
-        """When bytes last moved of the share that has waited longest, on the monotonic clock."""
+        """When bytes last moved of the share that has waited longest, on the monotonic clock.
+
+        One that waits for another to end is not meant.
+        """
         parts = self._parts
-        waiting = [part.moved_at for part in parts if not part.complete]
+        waiting = [part.moved_at for part in parts if not (part.complete or part.rests)]
         return min(waiting) if waiting else max(part.moved_at for part in parts)
 
     def ask(self) -> Transfer | None:
@@ -123,6 +129,8 @@ class SplitTry:
     start    starts a stream for a share
     recover  returns the seconds to wait before the next try of a share, or raises its error. Each
              share calls one of its own
+    patience_s  how long a server may take to answer before another one is asked
+    rests    whether a share whose tries are over may wait for another one to end
     on_end   called in another thread after `ended` is set
     """
 
@@ -132,15 +140,20 @@ class SplitTry:
         *,
         start: Callable[[Transfer], StreamTry],
         recover: Callable[[], Callable[[GradwireError, Transfer], float]],
+        patience_s: float,
+        rests: bool,
         on_end: Callable[[], None] | None,
     ) -> None:
         self._shares = shares
         self._start = start
         self._recover = recover
+        self._patience_s = patience_s
+        self._rests = rests
         self._on_end = on_end
         self._lock = threading.Lock()
         self._streams: list[StreamTry] = []
         self._stopping = threading.Event()
+        self._shifts = Shifts(1)
         self._error: BaseException | None = None
         self._trailers: Metadata = ()
         self.ended = threading.Event()
@@ -151,6 +164,7 @@ class SplitTry:
         """End all streams at once; what they stored stays."""
         with self._lock:
             self._stopping.set()
+            self._shifts.stop()
             streams = tuple(self._streams)
         for stream in streams:
             stream.cancel()
@@ -179,31 +193,65 @@ class SplitTry:
             self._on_end()
 
     def _bring_all(self, transfers: tuple[Transfer, ...]) -> None:
-        threads = [
-            threading.Thread(target=self._bring, args=(one,), name="gradwire-share", daemon=True)
-            for one in transfers
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        with self._lock:
+            self._shifts = Shifts(len(transfers))
+            if self._stopping.is_set():
+                return
+        started: list[threading.Thread] = []
+        try:
+            for one in transfers:
+                thread = threading.Thread(
+                    target=self._bring, args=(one,), name="gradwire-share", daemon=True
+                )
+                thread.start()
+                started.append(thread)
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            self._fail(error)
+        for thread in started:
             thread.join()
 
     def _bring(self, transfer: Transfer) -> None:
         """Bring one share, trying again where that may help."""
-        recover = self._recover()
+        recover, ended = self._recover(), self._shifts.ended
         try:
             while (stream := self._begin(transfer)) is not None:
-                stream.ended.wait()
-                error = stream.outcome()
+                error = self._outcome(stream)
                 if error is None:
                     self._trailers = stream.trailers()
+                    self._shifts.end()
                     return
                 self._end(stream)
                 if self._stopping.is_set():
                     return
-                self._stopping.wait(recover(error, transfer))
+                try:
+                    pause_s = recover(error, transfer)
+                except GradwireError as last:
+                    if not self._rest(transfer, last, since=ended):
+                        raise
+                    recover, ended = self._recover(), self._shifts.ended
+                else:
+                    self._stopping.wait(pause_s)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
+
+    def _outcome(self, stream: StreamTry) -> GradwireError | None:
+        """Wait for the end of a stream, which comes soon where no server answers."""
+        silent = not stream.ended.wait(self._patience_s) and not stream.opened
+        if silent:
+            stream.hang_up()
+            stream.ended.wait()
+        error = stream.outcome()
+        if silent and error is not None:
+            why = f"no answer from a server within {self._patience_s} s"
+            return UnavailableError(why, request_id=error.request_id)
+        return error
+
+    def _rest(self, transfer: Transfer, error: GradwireError, *, since: int) -> bool:
+        """Wait until another share has ended; return False where that would not help."""
+        if not self._rests or not is_retryable(error, streamed=True):
+            return False
+        with transfer.resting():
+            return self._shifts.rest(since)
 
     def _begin(self, transfer: Transfer) -> StreamTry | None:
         with self._lock:

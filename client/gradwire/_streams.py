@@ -31,6 +31,7 @@ class StreamTry:
     ended  set once neither thread touches the caller's arrays any more
     error  what the try failed with; None as long as it runs and where it succeeded. Anything but a
            GradwireError is a fault on this side, such as an input that cannot be read
+    opened  whether the server has answered open
 
     chunk_bytes  most bytes to send in one chunk
     eager        whether to send before the server has answered, where its limits are known
@@ -59,6 +60,7 @@ class StreamTry:
         self._request_id = request_id
         self._on_end = on_end
         self._cancelled = False
+        self.opened = False
         self._sender = _Sender(
             transfer, chunk_bytes=chunk_bytes, limit=link.max_chunk_bytes if eager else None
         )
@@ -92,7 +94,12 @@ class StreamTry:
     def cancel(self) -> None:
         """End the try at once; what it stored stays."""
         self._cancelled = True
-        self._hang_up()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End the try at once, as one that failed: the next one takes another server if it can."""
+        if self._call is not None:
+            self._call.cancel()
 
     def trailers(self) -> Metadata:
         """Return the trailing metadata of a try that has succeeded."""
@@ -113,16 +120,12 @@ class StreamTry:
             self.error = from_rpc_error(error, request_id=self._request_id)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self.error = error
-        self._hang_up()
+        self.hang_up()
         self._sender.stop()
         failure = self._sender.error or self.error
         broken = _is_broken(failure)
         self._lines.give_back(self._seat, failed=broken and not self._cancelled)
         self._end(None if self._transfer.complete and broken else failure)
-
-    def _hang_up(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
 
     def _end(self, error: BaseException | None) -> None:
         self.error = error
@@ -144,6 +147,7 @@ class StreamTry:
             ) from error
         match response.WhichOneof("message"):
             case "opened":
+                self.opened = True
                 self._transfer.accept(response.opened)
                 self._link.max_chunk_bytes = response.opened.max_chunk_bytes
                 self._sender.go(response.opened)

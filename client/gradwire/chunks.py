@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -53,6 +55,7 @@ class Transfer:
     read_before  end of the input bytes that the server wants
     received     end of the consecutive bytes of the result that are stored
     moved_at     when bytes last moved, on the monotonic clock
+    rests        whether it waits for another transfer, so that nothing of it is due to move
 
     part     bytes of the result to bring; None for all
     landing  where to store them; None for an array of its own
@@ -76,6 +79,7 @@ class Transfer:
         self.first = 0 if part is None else part.start
         self._farthest = self._received_before = self.received = self.first
         self.sent = 0
+        self.rests = False
         self.moved_at = time.monotonic()
 
     @property
@@ -123,6 +127,16 @@ class Transfer:
                 max_chunk_bytes=self._chunk_bytes,
             )
         )
+
+    @contextmanager
+    def resting(self) -> Generator[None]:
+        """Stand still while another transfer goes on."""
+        self.rests = True
+        try:
+            yield
+        finally:
+            self.moved_at = time.monotonic()
+            self.rests = False
 
     def restart(self) -> None:
         """Forget the result bytes: those of another evaluation do not fit them."""

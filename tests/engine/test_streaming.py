@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -104,6 +104,29 @@ def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs:
         assert assembler.position == (bands.start[first] * row if first else 0)
         needed = bands.stop[stop - 1] if part < parts - 1 else bands.inputs
         assert assembler.stop == needed * row
+
+
+@pytest.mark.parametrize("empty", [[3, 4], [0, 3, 4], [1, 4]], ids=str)
+@pytest.mark.parametrize(("slab", "mode"), [(1, "running"), (1 << 20, "slices")])
+def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(
+    empty: list[int], slab: int, mode: str
+) -> None:
+    index = np.minimum(4 * np.arange(5)[:, None] + np.arange(4), 11)
+    weight = np.ones((5, 4))
+    weight[empty] = 0
+    bands = BandedMap.from_taps(index, weight, inputs=12)
+    plan = Plan.build([None, bands, None], (2, bands.inputs, 3))
+    source = TensorSpec.packed(np.dtype(np.float32), plan.input_shape)
+    result = TensorSpec.packed(np.dtype(np.float32), plan.output_shape)
+    case = Case(plan, source, result, slab)
+    data, evaluation = data_for(source), case.evaluation()
+    whole = expected(case, data)
+    assert evaluation.walk.mode == mode
+    assert bands.start[-1] == bands.inputs
+    for first, stop in combinations(range(0, len(whole) + 1, 12), 2):
+        assert evaluation.input_stop(stop) <= len(data)
+        part = streamed(evaluation, data, 5, first, stop)
+        np.testing.assert_array_equal(part, whole[first:stop])
 
 
 def _linear(outputs: int, inputs: int) -> BandedMap:

@@ -88,6 +88,26 @@ def test_a_connection_that_failed_is_avoided_for_a_while(opened: Opened) -> None
     assert pool.take()[1] == "a0"
 
 
+def test_rather_than_another_connection_to_where_one_failed_another_target_is_taken(
+    opened: Opened,
+) -> None:
+    clock = Clock()
+    pool = Pool("ab", opened, connections=2, clock=clock)
+    failed, connection = pool.take()
+    pool.give_back(failed, failed=True)
+    other = "b" if connection[0] == "a" else "a"
+    assert {pool.take()[1][0] for _ in range(4)} == {other}
+    clock.now += AVOIDED_S
+    assert pool.take()[1][0] == connection[0]
+
+
+def test_where_every_target_failed_a_connection_that_did_not_is_taken(opened: Opened) -> None:
+    pool = Pool("ab", opened, connections=2, clock=Clock())
+    for seat, _ in [pool.take(), pool.take()]:
+        pool.give_back(seat, failed=True)
+    assert sorted(pool.take()[1] for _ in range(2)) == ["a1", "b1"]
+
+
 def test_where_every_connection_failed_the_least_busy_is_taken(opened: Opened) -> None:
     pool = Pool("a", opened, connections=2, clock=Clock())
     seats = [pool.take()[0] for _ in range(2)]

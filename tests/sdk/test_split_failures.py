@@ -73,6 +73,60 @@ def test_where_no_server_is_left_the_call_is_unavailable() -> None:
         client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
 
 
+@pytest.mark.slow
+def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(
+    expected: NDArray[Any],
+) -> None:
+    # Its tries are over, and it would count as stalled, long before the other share has ended.
+    retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=5)
+    options: dict[str, Any] = {**ALWAYS, "retry": retry, "timeout_s": 2.0, "chunk_bytes": 10_000}
+    with serving(max_streams=1, slab_bytes=1000) as narrow, relaying(narrow.address) as relay:
+        relay.delay_s = 0.12
+        with Client(["127.0.0.1:1", relay.address], **options) as client:
+            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        wait_idle(narrow)
+
+
+def test_a_server_that_never_answers_leaves_its_share_to_the_others(
+    fleet: Fleet, expected: NDArray[Any]
+) -> None:
+    with relaying(fleet.targets[0]) as silent:
+        silent.swallow()
+        targets = [silent.address, *fleet.targets]
+        with Client(targets, timeout_s=4.0, **ALWAYS) as client:
+            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        nothing_runs(fleet)
+
+
+def test_without_retries_no_share_waits_for_another() -> None:
+    retry = RetryPolicy(max_attempts=1)
+    with (
+        serving() as server,
+        Client(["127.0.0.1:1", server.address], retry=retry, **ALWAYS) as client,
+        pytest.raises(UnavailableError),
+    ):
+        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+
+
+def test_where_a_thread_cannot_start_none_is_left_that_writes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, shares = threading.Thread.start, iter(range(3))
+
+    def exhausted(self: threading.Thread) -> None:
+        if self.name == "gradwire-share" and next(shares) == 1:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", exhausted)
+    with held(fleet) as relay, Client([relay.address, *fleet.targets], **ALWAYS) as client:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        assert "gradwire-share" not in {thread.name for thread in threading.enumerate()}
+        relay.let_go()
+        nothing_runs(fleet)
+
+
 def test_servers_that_compute_other_bits_do_not_share(
     fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,10 +206,14 @@ class Walk:
             row, low = max(row, done), high
 
     def _last_run_stop(self, bands: BandedMap, stop_row: int) -> int:
-        """One past the last input row for the result rows before stop_row, and past their start."""
+        """One past the last input row for the result rows before stop_row, and past their start.
+
+        An empty band may start where the input ends.
+        """
         if stop_row == self.out_rows:
             return self.in_rows
-        return max(int(bands.stop[stop_row - 1]), int(bands.start[stop_row - 1]) + 1)
+        past_start = min(self.in_rows, int(bands.start[stop_row - 1]) + 1)
+        return max(int(bands.stop[stop_row - 1]), past_start)
 
     def _run_stop(self, bands: BandedMap, row: int, low: int, most: int) -> int:
         def cost(high: int) -> int:
