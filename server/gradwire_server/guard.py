@@ -56,7 +56,7 @@ class Guard(grpc.GenericRpcHandler):
         """Return the handler of a call: the method's own, or one that refuses."""
         method = handler_call_details.method
         handler = self._find(handler_call_details)
-        if method in self._open or method.startswith(_FREE):
+        if method in self._open or (handler is not None and method.startswith(_FREE)):
             return handler
         # What is not known is answered with just that, to whoever may call at all.
         scope = Scope.EVALUATE if handler is None else SCOPES.get(method, Scope.INSPECT)
