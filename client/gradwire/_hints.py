@@ -18,6 +18,8 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("CERTIFICATE_VERIFY_FAILED", "has expired"), "the server's certificate has expired"),
     (("CERTIFICATE_VERIFY_FAILED", "not yet valid"), "the server's certificate is not valid yet"),
     (("CERTIFICATE_VERIFY_FAILED",), _STRANGE),
+    # Of an authority that has the name of one trusted here, and another key.
+    (("certificate signature failure",), _STRANGE),
     (("Hostname Verification Check failed",), _OTHER_NAMES),
     # The same in the words of older releases.
     (("is not in peer certificate",), _OTHER_NAMES),
@@ -32,6 +34,7 @@ _LASTING = (
     ("WRONG_VERSION_NUMBER",),
     ("CERTIFICATE_VERIFY_FAILED", "unable to get local issuer certificate"),
     ("CERTIFICATE_VERIFY_FAILED", "self signed certificate"),
+    ("certificate signature failure",),
 )
 
 

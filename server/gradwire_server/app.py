@@ -11,15 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
-from grpc_health.v1 import health, health_pb2
 
-from gradwire_server import backends, service, transport
+from gradwire_server import backends, transport
 from gradwire_server.addresses import check_free
 from gradwire_server.authorization import Authorizer
 from gradwire_server.backends import Backend, MayBeAway
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.handlers import Handlers, add_handlers
+from gradwire_server.health import Health
 from gradwire_server.instruments import Instruments
 from gradwire_server.pool import compute_pool
 from gradwire_server.rehearsal import rehearse, rehearse_calls
@@ -30,7 +30,6 @@ from gradwire_server.upkeep import trim_memory
 from gradwire_server.version import VERSION
 
 _log = logging.getLogger("gradwire_server")
-_NAMES = ("", service.NAME)
 
 
 class Server:
@@ -59,7 +58,7 @@ class Server:
         self._authorizer = Authorizer(settings)
         self._shares_port = shares_port
         self._pool = compute_pool(settings.threads, niceness=settings.compute_niceness)
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self.instruments = Instruments(
             settings, one_of_several=shares_port, cells=cells, devices=devices
         )
@@ -70,7 +69,6 @@ class Server:
         self._server = self._build()
         self._warm_up_s: float | None = None
         self._trimming: asyncio.Future[None] | None = None
-        self._telling: asyncio.Future[None] | None = None
         self._turns_away = False
         self.port = 0
 
@@ -108,7 +106,7 @@ class Server:
         else:
             self.port = self._server.add_insecure_port(settings.address)
         self.instruments.start(self._workshop, address=self.bound)
-        await self._tell_health(serving=False)
+        self._health.tell(serving=False)
         await self._server.start()
         self._trimming = asyncio.ensure_future(trim_memory(self._workshop))
 
@@ -128,7 +126,7 @@ class Server:
                 lambda there: loop.call_soon_threadsafe(self._note_backend, there)
             )
         self.instruments.note_serving(serves=computes)
-        await self._tell_health(serving=computes)
+        self._health.tell(serving=computes)
         facts = {
             "address": self.bound,
             "version": VERSION,
@@ -163,12 +161,6 @@ class Server:
         workshop.ready.set()
         await rehearse_calls(Handlers(workshop))
 
-    async def _tell_health(self, *, serving: bool) -> None:
-        told = health_pb2.HealthCheckResponse
-        status = told.SERVING if serving else told.NOT_SERVING
-        for name in _NAMES:
-            await self._health.set(name, status)
-
     def _note_backend(self, is_there: bool) -> None:  # noqa: FBT001 - called by the loop
         """Be SERVING just as long as there is something that computes."""
         if not self._turns_away:
@@ -177,7 +169,7 @@ class Server:
             else:
                 _log.warning("not serving", extra={"facts": {"why": "no device is there"}})
             self.instruments.note_serving(serves=is_there)
-            self._telling = asyncio.ensure_future(self._tell_health(serving=is_there))
+            self._health.tell(serving=is_there)
 
     @property
     def bound(self) -> str:
@@ -191,7 +183,7 @@ class Server:
         _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
         self._turns_away = True
         self.instruments.note_serving(serves=False)
-        await self._health.enter_graceful_shutdown()
+        self._health.leave()
         await asyncio.sleep(delay_s)
 
     async def stop(self, grace_s: float) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast
@@ -30,30 +28,8 @@ Reply = TypeVar("Reply")
 
 _log = logging.getLogger("gradwire_server")
 
-_REFUSALS_S = 1.0
-
 # W3C Trace Context, version 00; a malformed header starts a new trace.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-
-
-class Refusals:
-    """Tells of calls refused for want of room, or of leave, at most once a second.
-
-    A line for each would take a full server longer than the refusal itself.
-    """
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._next = -math.inf
-
-    def note(self, why: str, **facts: str) -> None:
-        """Count a refusal; why names the setting in the way. The facts are those of the latest."""
-        self._counts[why] += 1
-        now = time.monotonic()
-        if now >= self._next:
-            _log.warning("refused", extra={"facts": {**self._counts, **facts}})
-            self._counts.clear()
-            self._next = now + _REFUSALS_S
 
 
 class ActiveCalls:
@@ -68,7 +44,7 @@ class ActiveCalls:
         self._count = 0
         self.observer = observer or Observer()
         self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
-        self.refusals = Refusals()
+        self.refusals = logs.Refusals()
         self.none_left = asyncio.Event()
         self.none_left.set()
 

@@ -18,12 +18,7 @@ import grpc
 from gradwire import v1
 from gradwire_server.authorization import Authorizer, Refusal, Scope
 from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
-from gradwire_server.errors import (
-    EvaluationError,
-    InvalidDataError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from gradwire_server.errors import EvaluationError, PermissionDeniedError, UnauthenticatedError
 from gradwire_server.failures import Failure
 from gradwire_server.service import NAME
 
@@ -61,7 +56,7 @@ class Guard(grpc.GenericRpcHandler):
         """Return the handler of a call: the method's own, or one that refuses."""
         method = handler_call_details.method
         handler = self._find(handler_call_details)
-        if method in self._open or method.startswith(_FREE):
+        if method in self._open or (handler is not None and method.startswith(_FREE)):
             return handler
         # What is not known is answered with just that, to whoever may call at all.
         scope = Scope.EVALUATE if handler is None else SCOPES.get(method, Scope.INSPECT)
@@ -96,31 +91,19 @@ class Guard(grpc.GenericRpcHandler):
             elif handler.stream_unary is not None:
                 stream_unary: Any = handler.stream_unary  # grpc's types know none of asyncio
                 await _reply(stream_unary(requests, context), context)
-            elif handler.unary_unary is not None:
-                await self._answer_one(handler.unary_unary, method, context)
             else:
                 await _answer_stream(handler.stream_stream, requests, context)
 
         return _unread(answer, handler)
 
-    async def _answer_one(self, answer: Any, method: str, context: Context) -> None:
-        request = await context.read()
-        if request is grpc.aio.EOF:
-            await self._fail(method, InvalidDataError("message", "none came"), context)
-            return
-        await _reply(answer(request, context), context)
-
     async def _refuse(
         self, method: str, refusal: Refusal, _requests: object, context: Context
     ) -> None:
         kind = PermissionDeniedError if refusal.authenticated else UnauthenticatedError
-        await self._fail(method, kind(refusal.message), context)
-
-    async def _fail(self, method: str, error: EvaluationError, context: Context) -> None:
         call = Call(method.rpartition("/")[2], context, self._active)
         last = _LAST_MESSAGES.get(method)
         in_band = None if last is None else partial(_send, last, context)
-        await call.answer(lambda: _raise(error), in_band=in_band)
+        await call.answer(lambda: _raise(kind(refusal.message)), in_band=in_band)
 
 
 async def _reply(answering: Any, context: Context) -> None:

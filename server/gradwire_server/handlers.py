@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, cast
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from gradwire_server import encoding
 from gradwire_server.authorization import Authorizer
 from gradwire_server.guard import Guard
+from gradwire_server.health import HEALTH, Health
 from gradwire_server.many import ManyService
 from gradwire_server.service import NAME, GradientService, Workshop
 from gradwire_server.streams import StreamService
@@ -21,10 +21,13 @@ _EVALUATE = f"/{NAME}/Evaluate"
 
 
 class Handlers(grpc.GenericRpcHandler):
-    """Finds the handler of each RPC of gradwire.v1.GradientService, with its serializers."""
+    """Finds the handler of each RPC of gradwire.v1.GradientService, with its serializers.
+
+    Unary ones are the same bytes on the wire, but read the request themselves.
+    """
 
     def __init__(self, workshop: Workshop) -> None:
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         plain, streams, many = (
             GradientService(workshop),
             StreamService(workshop),
@@ -33,11 +36,13 @@ class Handlers(grpc.GenericRpcHandler):
         self._evaluate = plain.evaluate
         evaluate_stream: Any = streams.evaluate_stream
         evaluate_many: Any = many.evaluate_many
+        list_operators: Any = plain.list_operators
+        get_server_info: Any = plain.get_server_info
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             f"/{NAME}/EvaluateStream": stream(evaluate_stream, *encoding.EVALUATE_STREAM),
             f"/{NAME}/EvaluateMany": stream(evaluate_many, *encoding.EVALUATE_MANY),
-            f"/{NAME}/ListOperators": unary(plain.list_operators, *encoding.LIST_OPERATORS),
-            f"/{NAME}/GetServerInfo": unary(plain.get_server_info, *encoding.GET_SERVER_INFO),
+            f"/{NAME}/ListOperators": unary(list_operators, *encoding.LIST_OPERATORS),
+            f"/{NAME}/GetServerInfo": unary(get_server_info, *encoding.GET_SERVER_INFO),
         }
 
     def service(
@@ -47,7 +52,6 @@ class Handlers(grpc.GenericRpcHandler):
         if handler_call_details.method == _EVALUATE:
             # What grpc has read of the call: its context would read it anew each time.
             evaluate = partial(self._evaluate, handler_call_details.invocation_metadata or ())
-            # The same bytes on the wire as unary, but the handler reads the request itself.
             return grpc.stream_unary_rpc_method_handler(evaluate, *encoding.EVALUATE)
         return self._others.get(handler_call_details.method)
 
@@ -56,7 +60,7 @@ class _Finders:
     """Takes handlers in the place of a server: those that find methods, not single methods.
 
     For each call of whatever method, grpc.aio waits anew for one of every method that was added by
-    itself; with those of health and reflection, that is six instead of one.
+    itself; with that of reflection, that is two instead of one.
     """
 
     def __init__(self, *finders: grpc.GenericRpcHandler) -> None:
@@ -73,14 +77,13 @@ class _Finders:
 def add_handlers(
     server: grpc.aio.Server,
     workshop: Workshop,
-    health_servicer: health.aio.HealthServicer,
+    health: Health,
     authorizer: Authorizer,
 ) -> None:
     """Have a server answer gradwire.v1.GradientService, health and reflection, to who may call."""
-    finders = _Finders(Handlers(workshop))
+    finders = _Finders(Handlers(workshop), health)
     as_server = cast("grpc.aio.Server", finders)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, as_server)
-    names = (NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (NAME, HEALTH, reflection.SERVICE_NAME)
     untyped = cast("Any", reflection_pb2_grpc)
     untyped.add_ServerReflectionServicer_to_server(
         reflection.aio.ReflectionServicer(names), as_server

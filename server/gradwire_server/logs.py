@@ -12,10 +12,11 @@ import asyncio
 import atexit
 import json
 import logging
+import math
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
@@ -28,6 +29,31 @@ _log = logging.getLogger("gradwire_server")
 # Lines that are written together, and how long the first of them waits at most.
 _TOGETHER = 32
 _MOMENT_S = 0.1
+_REFUSALS_S = 1.0
+
+
+class Refusals:
+    """Tells of what was refused for want of room, or of leave, at most once a second.
+
+    A line for each would take a full server longer than the refusal itself. Threads may use it.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._next = -math.inf
+        self._lock = threading.Lock()
+
+    def note(self, why: str, **facts: str) -> None:
+        """Count a refusal; why names the setting in the way. The facts are those of the latest."""
+        with self._lock:
+            self._counts[why] += 1
+            now = time.monotonic()
+            if now < self._next:
+                return
+            counts = dict(self._counts)
+            self._counts.clear()
+            self._next = now + _REFUSALS_S
+        _log.warning("refused", extra={"facts": {**counts, **facts}})
 
 
 def tell(level: int, event: str, facts: Facts | Callable[[], Facts]) -> None:

@@ -234,29 +234,25 @@ class GradientService:
                 pass
         return result
 
-    async def list_operators(
-        self, request: v1.ListOperatorsRequest | encoding.Malformed, context: Context
-    ) -> v1.ListOperatorsResponse:
+    async def list_operators(self, _requests: object, context: Context) -> v1.ListOperatorsResponse:
         """List the operators."""
+        request = await self._transit.receive(context)
         call = self._call("ListOperators", context)
         return await call.answer(lambda: self._list_operators(request))
 
-    async def _list_operators(
-        self, request: v1.ListOperatorsRequest | encoding.Malformed
-    ) -> v1.ListOperatorsResponse:
+    async def _list_operators(self, request: object) -> v1.ListOperatorsResponse:
         encoding.sound(request)
         return self._operators
 
     async def get_server_info(
-        self, request: v1.GetServerInfoRequest | encoding.Malformed, context: Context
+        self, _requests: object, context: Context
     ) -> v1.GetServerInfoResponse:
         """Give version, backend and limits."""
+        request = await self._transit.receive(context)
         call = self._call("GetServerInfo", context)
         return await call.answer(lambda: self._get_server_info(request))
 
-    async def _get_server_info(
-        self, request: v1.GetServerInfoRequest | encoding.Malformed
-    ) -> v1.GetServerInfoResponse:
+    async def _get_server_info(self, request: object) -> v1.GetServerInfoResponse:
         encoding.sound(request)
         workshop = self._workshop
         return server_info(workshop.settings, workshop.backend.name, workshop.backend_reason)

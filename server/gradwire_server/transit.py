@@ -28,7 +28,7 @@ from gradwire_server.settings import Settings
 # A request that takes longer to come, or up to twice as long, counts as slow.
 _MOMENT_S = 0.5
 # Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
-_CANCELLATION_S = 0.5
+CANCELLATION_S = 0.5
 # A reply of fewer bytes goes where the socket's own buffers are.
 _LEAST_BYTES = 1 << 16
 # What one caller's messages on their way may hold of the budget.
@@ -47,8 +47,8 @@ class Transit:
         self._arriving: dict[asyncio.Task[Any], _Arrival] = {}
         self._looks = False
 
-    async def receive(self, context: Context) -> bytes | Malformed:
-        """Return the request of a unary call, or why there is none.
+    async def receive(self, context: Context) -> Any:
+        """Return the request of a unary call as it was read, or a Malformed that says why not.
 
         StalledError where it is not there in time, OverloadedError where it is slow and there is no
         room for it, InvalidDataError where none comes.
@@ -70,10 +70,9 @@ class Transit:
             if arrival.caller is not None:
                 self._free(arrival.caller, self._message_bytes)
         if message is grpc.aio.EOF:
-            await asyncio.sleep(_CANCELLATION_S)
+            await asyncio.sleep(CANCELLATION_S)
             return Malformed(InvalidDataError("message", "none came; a call has one request"))
-        received: bytes = message
-        return received
+        return message
 
     def check(self, context: Context, needed: int) -> None:
         """Raise OverloadedError where messages of its caller leave a call no room for its bytes."""

@@ -18,6 +18,7 @@ from raw_frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
+    EVALUATE,
     HEADERS,
     PING,
     PREFACE,
@@ -159,10 +160,10 @@ def slow_writes(address: str) -> None:
         connections[-1].drain(0.5)
 
 
-def unfinished(calls: int) -> Iterator[bytes]:
+def unfinished(calls: int, *, method: str = EVALUATE) -> Iterator[bytes]:
     """Yield the frames of calls whose requests have begun."""
     for stream in range(1, 2 * calls, 2):
-        yield frame(HEADERS, END_HEADERS, stream, call_headers())
+        yield frame(HEADERS, END_HEADERS, stream, call_headers(method=method))
         yield frame(DATA, 0, stream, struct.pack(">BI", 0, ANNOUNCED) + bytes(500))
 
 

@@ -121,9 +121,10 @@ def ends(received: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"grpc-status[\x01\x02](1?\d)", received)]
 
 
-def test_a_request_that_does_not_come_whole_is_ended(command: Command) -> None:
+@pytest.mark.parametrize("method", ["Evaluate", "ListOperators", "GetServerInfo"])
+def test_a_request_that_does_not_come_whole_is_ended(command: Command, method: str) -> None:
     with RawConnection(command.address) as connection:
-        connection.send(*unfinished(3))
+        connection.send(*unfinished(3, method=f"/gradwire.v1.GradientService/{method}"))
         received = connection.drain(STALL_S + 1.0)
     # DEADLINE_EXCEEDED
     assert ends(received) == [4] * 3

@@ -22,6 +22,7 @@ from gradwire import (
     UnavailableError,
     ops,
 )
+from gradwire._hints import is_lasting, with_hint
 from gradwire.health import health
 from papers import Papers, impatient, pair, trusting
 from serving import serving
@@ -154,6 +155,17 @@ def test_what_waiting_does_not_mend_is_not_waited_for(private: str, papers: Pape
         asyncio.run(_wait_in_vain(private, strange))
     with Client(private, credentials=trusting(papers.roots)) as client:
         client.wait_ready()
+
+
+def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
+    # What gRPC 1.85 said of one whose certificates do not tell the issuer's key.
+    message = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake "
+        "failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1a000064:ECDSA routines:"
+        "OPENSSL_internal:BAD_SIGNATURE: certificate signature failure: OK"
+    )
+    assert "of no authority trusted here" in with_hint(message)
+    assert is_lasting(message)
 
 
 def test_another_server_may_still_do(private: str, plain: str, papers: Papers) -> None:

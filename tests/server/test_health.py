@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,11 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from every_method import call
 from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from raw_calls import PATIENCE_S, RawClient
+from raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
 from serving import ServerThread, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -52,6 +55,56 @@ def test_a_watcher_sees_the_server_go(service: str) -> None:
         assert next(watch).status == NOT_SERVING
         with pytest.raises(grpc.RpcError):
             next(watch)
+
+
+def test_all_that_is_served_is_listed(client: RawClient) -> None:
+    untyped: Any = health_pb2
+    (listed,), refusal = call(client.channel, "/grpc.health.v1.Health/List", (b"",))
+    assert refusal is None
+    statuses = untyped.HealthListResponse.FromString(listed).statuses
+    told = {name: each.status for name, each in statuses.items()}
+    assert told == {"": SERVING, "gradwire.v1.GradientService": SERVING}
+
+
+LONG = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch", "List"])
+def test_what_is_no_short_question_is_refused(client: RawClient, method: str) -> None:
+    wrong = {"no request came": (), "at most 4096 bytes": (LONG,)}
+    if method != "List":  # whose request has no fields
+        wrong["no HealthCheckRequest"] = (b"\xff",)
+    for words, messages in wrong.items():
+        replies, refusal = call(client.channel, f"/grpc.health.v1.Health/{method}", messages)
+        assert refusal is not None
+        assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in refusal.message
+        assert not replies
+
+
+def test_a_watcher_of_what_is_unknown_is_told_so(client: RawClient) -> None:
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="other"), timeout=PATIENCE_S)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch", "List"])
+def test_of_questions_that_do_not_come_whole_a_few_are_awaited(method: str) -> None:
+    # Of twenty, four are more than are awaited: the oldest end, and who asks as usual is answered.
+    head = call_headers(method=f"/grpc.health.v1.Health/{method}")
+    begun = struct.pack(">BI", 0, 1 << 20) + bytes(500)
+    with serving() as server, RawConnection(server.address) as slow:
+        for stream in range(1, 41, 2):
+            slow.send(frame(HEADERS, END_HEADERS, stream, head), frame(DATA, 0, stream, begun))
+        with RawClient(server.address) as client:
+            client.check_alive()
+        received = slow.drain(1.0)
+        assert received.count(b"the request did not come in time") == 4
+        while received.count(b"the request did not come in time") < 20:
+            came = slow.drain(30.0)
+            assert came
+            received += came
 
 
 def ask(client: RawClient, **question: str) -> reflection_pb2.ServerReflectionResponse:
@@ -95,10 +148,10 @@ def test_an_unknown_method_is_unimplemented(client: RawClient) -> None:
 def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     metadata = (("traceparent", traceparent),)
-    for _, call in (
+    for _, done in (
         client.stub.ListOperators.with_call(v1.ListOperatorsRequest(), metadata=metadata),
         client.stub.GetServerInfo.with_call(v1.GetServerInfoRequest(), metadata=metadata),
     ):
-        trailers = dict(call.trailing_metadata())
+        trailers = dict(done.trailing_metadata())
         assert trailers["traceparent"] == traceparent
         assert len(trailers["gradwire-request-id"]) == 32

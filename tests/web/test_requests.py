@@ -119,6 +119,7 @@ def test_it_answers_to_no_other_name(server: ServerThread, host: str, path: str)
         b"GET / HTTP/2.0\r\nHost: localhost",
         b"GET / HTTP/1.1 more\r\nHost: localhost",
         b"GET  / HTTP/1.1\r\nHost: localhost",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\nauthorization: Bearer b",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked",
         b"GET",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from gradwire_server.authorization import Authorizer, Scope
+from gradwire_server.logs import Refusals
 from gradwire_server.web.requests import Answer, Request
 
 # Browsers ask for a name and a token, of which the token counts; programs send Bearer. If that had
@@ -32,6 +33,7 @@ class Guard:
         self._authorizer = authorizer
         self._names = {name.lower() for name in names if name}
         self._is_open = is_open
+        self._refusals = Refusals()
 
     def wrong_host(self, request: Request) -> Answer | None:
         """Refuse a request that was sent to another name.
@@ -58,6 +60,11 @@ class Guard:
         )
         if refused is None:
             return None
+        self._refusals.note(
+            "permission_denied" if refused.authenticated else "unauthenticated",
+            peer=request.peer,
+            port="http",
+        )
         if refused.authenticated:
             return Answer.text(HTTPStatus.FORBIDDEN, refused.message)
         return Answer.text(HTTPStatus.UNAUTHORIZED, refused.message, WWW_Authenticate=_CHALLENGE)

@@ -135,6 +135,9 @@ def parse(head: bytes, *, peer: str, certified: bool) -> Request:
     hosts = headers.get_all("Host", [])
     if len(hosts) != 1 and (hosts or version != "HTTP/1.0"):
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Host is needed")
+    if len(headers.get_all("Authorization", [])) > 1:
+        # Whoever stands in front may have looked at another one.
+        raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Authorization at most is read")
     if "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "a request here has no body")
     return Request(
