@@ -133,6 +133,7 @@ class Server:
             "backend": self._workshop.backend.name,
             "backend_reason": self._workshop.backend_reason,
             "compute_threads": self.settings.threads,
+            "max_memory_bytes": self.settings.max_memory_bytes,
             "tls": bool(self.settings.tls_certificate),
             "tokens": self._authorizer.wants_tokens,
             "warm_up_s": self._warm_up_s,

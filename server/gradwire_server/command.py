@@ -9,17 +9,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gradwire._targets import VARIABLE as TARGET_VARIABLE
 from gradwire._tokens import FILE_VARIABLE, TOKEN_VARIABLE
-from gradwire_server import backends, supervisor
+from gradwire_server import backends, container, supervisor
 from gradwire_server.settings import Settings
 from gradwire_server.token_command import token
 from gradwire_server.version import VERSION
@@ -78,10 +79,11 @@ def gradwire_server(
     if context.invoked_subcommand is not None:
         return
     try:
-        settings = Settings(**values)
+        settings = _settings(context, values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     _warn_of_unknown_variables()
+    _warn_of_memory(settings)
     if print_config:
         click.echo(json.dumps(settings.described(), indent=2))
         return
@@ -117,9 +119,27 @@ def read_settings(flags: Sequence[str]) -> Settings:
     command = _options(click.Command("gradwire-server", add_help_option=False))
     try:
         with command.make_context("gradwire-server", list(flags)) as context:
-            return Settings(**context.params)
+            return _settings(context, context.params)
     except click.ClickException as error:
         raise ValueError(error.format_message()) from error
+
+
+def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
+    """Return the settings; limits of memory that nobody gave fit the container.
+
+    Raises ValueError where they make no sense.
+    """
+    settings = Settings(**values)
+    limit = container.memory_bytes()
+    if limit is None:
+        return settings
+    room = container.room_bytes(limit, settings.workers)
+    fitting = {
+        name: min(values[name], room)
+        for name in ("max_memory_bytes", "max_request_memory_bytes")
+        if context.get_parameter_source(name) is ParameterSource.DEFAULT
+    }
+    return replace(settings, **fitting)
 
 
 def _warn_of_unknown_variables() -> None:
@@ -129,6 +149,17 @@ def _warn_of_unknown_variables() -> None:
             near = get_close_matches(name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             click.echo(f"Warning: {name} is no setting of this server{meant}", err=True)
+
+
+def _warn_of_memory(settings: Settings) -> None:
+    limit = container.memory_bytes()
+    if limit is not None and settings.max_memory_bytes >= limit:
+        click.echo(
+            f"Warning: max_memory_bytes is {settings.max_memory_bytes} and this container's limit "
+            f"{limit}; {container.room_bytes(limit, settings.workers)} would fit it, which is the "
+            "default here",
+            err=True,
+        )
 
 
 def _serve(settings: Settings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
@@ -25,7 +24,7 @@ from gradwire._job import Job, check_operator, prepare
 from gradwire._progress import Progress
 from gradwire._statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
-from gradwire_server import backends, wire
+from gradwire_server import backends, container, wire
 from gradwire_server.engine import (
     Evaluation,
     EvaluationRequest,
@@ -112,7 +111,7 @@ class LocalClient(EvaluatesMany):
     ) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads is {threads}; at least 1 is needed")
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or container.processors()
         self._backend, self.backend_reason = backends.choose(backend, threads=threads)
         self._at_once = 1 if self._backend.splits_work else threads
         if limits is None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from gradwire_server import backends, exposure
+from gradwire_server import backends, container, exposure
 from gradwire_server.addresses import is_host_and_port, is_http_url
 from gradwire_server.bounds import check_number
 from gradwire_server.engine import Limits
@@ -55,7 +54,9 @@ class Settings:
         choices=backends.NAMES,
     )
     compute_threads: int = _setting(
-        0, "Threads that compute in each worker; 0 means cores / workers, at least 1."
+        0,
+        "Threads that compute in each worker; 0 means cores / workers, at least 1. A container's "
+        "limit of processor time counts.",
     )
     compute_niceness: int = _setting(
         10,
@@ -105,7 +106,9 @@ class Settings:
         _LIMITS.max_request_memory_bytes, "Most bytes of memory one request may need."
     )
     max_memory_bytes: int = _setting(
-        2 << 30, "Most bytes of memory all requests in flight may need; workers divide them."
+        2 << 30,
+        "Most bytes of memory all requests in flight may need; workers divide them. The default is "
+        "less where a container's limit leaves less.",
     )
     malloc_keep_bytes: int = _setting(
         16 << 20,
@@ -268,7 +271,7 @@ class Settings:
     @property
     def threads(self) -> int:
         """Threads that compute in each worker."""
-        return self.compute_threads or max(1, len(os.sched_getaffinity(0)) // self.workers)
+        return self.compute_threads or max(1, container.processors() // self.workers)
 
     def described(self) -> dict[str, object]:
         """Return every setting by name, secrets masked."""
