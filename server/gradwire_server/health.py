@@ -29,6 +29,11 @@ _PATIENCE_S = 5.0
 _MOST_BYTES = 4096
 
 
+def has_list() -> bool:
+    """Whether the RPC List is in the schema installed; grpcio-health-checking 1.76 lacks it."""
+    return "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
+
+
 class Health(grpc.GenericRpcHandler):
     """Tells whether the server and its service serve: not so until it is told that they do.
 
@@ -44,9 +49,10 @@ class Health(grpc.GenericRpcHandler):
         # On the wire they are what the schema says; their requests are read here.
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             f"/{HEALTH}/Check": one(self._check),
-            f"/{HEALTH}/List": one(self._list),
             f"/{HEALTH}/Watch": many(self._watch),
         }
+        if has_list():
+            self._handlers[f"/{HEALTH}/List"] = one(self._list)
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails

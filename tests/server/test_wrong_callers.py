@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from every_method import EVERY, REFLECTION, SERVICE, UNKNOWN, bearer, call
+from gradwire_server.health import has_list
 from gradwire_server.tokens import Scope, add_token, revoke_token
 from gradwire_server.version import VERSION
 from papers import Pair, Papers, pair, trusting
@@ -34,7 +35,7 @@ METHODS = (
     "/gradwire.v1.gradientservice/getserverinfo",
     "/a/b",
 )
-HEALTH = tuple(f"/grpc.health.v1.Health/{method}" for method in ("Check", "List"))
+HEALTH = tuple(f"/grpc.health.v1.Health/{method}" for method in ("Check", *["List"] * has_list()))
 PATHS = ("/", "/status.json", "/metrics", "/nothing", "//metrics", "/healthz/../metrics")
 
 
