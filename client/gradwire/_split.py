@@ -215,7 +215,7 @@ class SplitTry:
         recover, ended = self._recover(), self._shifts.ended
         try:
             while (stream := self._begin(transfer)) is not None:
-                error = self._outcome(stream)
+                error = self._outcome(stream, transfer)
                 if error is None:
                     self._trailers = stream.trailers()
                     self._shifts.end()
@@ -234,16 +234,20 @@ class SplitTry:
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
 
-    def _outcome(self, stream: StreamTry) -> GradwireError | None:
+    def _outcome(self, stream: StreamTry, transfer: Transfer) -> GradwireError | None:
         """Wait for the end of a stream, which comes soon where no server answers."""
-        silent = not stream.ended.wait(self._patience_s) and not stream.opened
-        if silent:
-            stream.hang_up()
+        silent = False
+        if not stream.ended.wait(self._patience_s):
+            silent = not stream.opened
+            if silent:
+                stream.hang_up()
             stream.ended.wait()
         error = stream.outcome()
         if silent and error is not None:
             why = f"no answer from a server within {self._patience_s} s"
             return UnavailableError(why, request_id=error.request_id)
+        if error is None and not transfer.complete:
+            raise AssertionError("a share has ended without all of its bytes")
         return error
 
     def _rest(self, transfer: Transfer, error: GradwireError, *, since: int) -> bool:

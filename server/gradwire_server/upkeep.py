@@ -9,6 +9,8 @@ from typing import cast
 
 from gradwire_server.service import Workshop
 
+_TRIMS = 2
+
 
 async def trim_memory(workshop: Workshop) -> None:
     """Hand memory that calls have freed back to the system, once there are none for a while.
@@ -18,14 +20,15 @@ async def trim_memory(workshop: Workshop) -> None:
     after_s, trim = workshop.settings.trim_after_s, _trim()
     if not after_s or trim is None:
         return
-    seen = trimmed = 0
+    seen = idle = 0
     while True:
         await asyncio.sleep(after_s)
         calls = workshop.admission.entered + workshop.admission.refusals.total()
-        if calls == seen != trimmed and workshop.active.none_left.is_set():
-            await workshop.off_loop(trim)
-            trimmed = seen
+        idle = idle + 1 if calls == seen and workshop.active.none_left.is_set() else 0
         seen = calls
+        # What threads free a moment after a call's end goes with the second one.
+        if seen and 1 <= idle <= _TRIMS:
+            await workshop.off_loop(trim)
 
 
 def _trim() -> Callable[[], object] | None:

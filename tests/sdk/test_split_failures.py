@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -85,6 +86,19 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(
         with Client(["127.0.0.1:1", relay.address], **options) as client:
             same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
         wait_idle(narrow)
+
+
+def test_a_share_may_take_longer_than_an_answer(fleet: Fleet, expected: NDArray[Any]) -> None:
+    options: dict[str, Any] = {**ALWAYS, "timeout_s": 1.0, "chunk_bytes": 20_000}
+    with ExitStack() as stack:
+        relays = [stack.enter_context(relaying(target)) for target in fleet.targets[1:]]
+        for relay in relays:
+            relay.delay_s = 0.1
+        client = stack.enter_context(Client([one.address for one in relays], **options))
+        began = time.monotonic()
+        same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        # Or nothing is shown here.
+        assert time.monotonic() - began > 0.5
 
 
 def test_a_server_that_never_answers_leaves_its_share_to_the_others(
