@@ -187,7 +187,7 @@ def test_probes_tell_whether_calls_are_taken(tmp_path: Path) -> None:
             # One that is back before anybody has looked is killed once more.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(command.workers[1], signal.SIGKILL)
-            return told_at(address)["state"] == "partly"
+            return bool(told_at(address)["state"] == "partly")
 
         wait_until(is_partly)
         assert status_at(address, "/readyz") == 200
