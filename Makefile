@@ -33,7 +33,7 @@ ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GP
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
 	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute conformance full image install \
-	constraints clean
+	constraints shape clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +77,10 @@ schema: $(VENV)/.installed $(GENERATE_VENV)/.installed  ## Check that generated 
 	else \
 		echo "buf breaking: skipped, this clone has no tag v* to compare with"; \
 	fi
+
+shape: $(VENV)/.tools  ## Count tokens, modules, layers, and what calls cross, beside the baseline; fails above 700 lines a module
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m shape --json out/shape.json
 
 check: lint schema test  ## Run lint, schema and test
 
