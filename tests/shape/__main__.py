@@ -168,7 +168,7 @@ def main() -> int:
 _NOTES = """\
 Tokens   those of kind NAME, NUMBER, STRING and OP, an f-string as one; no comments, docstrings,
          line ends or indentation. The generated gradwire.v1 is in no figure but "other code".
-Frames   Python frames entered or resumed, the median of repeats, with backend numpy_cpu.
+Frames   Python frames entered or resumed, with backend numpy_cpu; the median of 7 repeats.
 Today    Python {python}; {name}: commit {commit}, Python {measured_with}."""
 
 

@@ -1,7 +1,7 @@
 """Modules and frames of one call, on the server's side and on the client's.
 
-Server and client are two processes, so that a frame's process tells whose it is. Every figure is
-the median of repeats: the server also has tasks that run every few seconds.
+Server and client are two processes, so that a frame's process tells whose it is. Calls are
+repeated, since the server also has tasks that run every few seconds.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ _READY = "gradwire-server listening on "
 # NumPy's, which is there at once: compiled kernels take half a minute where none are kept.
 _FLAGS = ("--address", "127.0.0.1:0", "--backend", "numpy_cpu", "--compute-threads", "1")
 _REPEATS = 7
+_BACKENDS = "gradwire_server.backends"
 _CHUNK = 1 << 20
 # A chunk of the stream is two of its rows, and the gradient of a bilinear enlargement needs two new
 # rows for each row of its result: every chunk completes a result.
 _ROW = _CHUNK // 2 // 4
 _CHUNKS = 8
+_MIDDLE = range(2, _CHUNKS - 1)
 _RESULT_S = 2.0
 
 
@@ -54,35 +56,39 @@ class Crossed:
     others: int
 
 
-def crossed(entered: Counter[str], *, calls: int = 1) -> Crossed:
-    """Divide the frames that so many calls entered by whose they are; round to whole frames."""
-    ours = {
-        name
-        for name in entered
-        if _is_in(name, "gradwire") or _is_in(name, "gradwire_server")
-        if not _is_in(name, "gradwire.v1")
-    }
-    backend = {name for name in ours if _is_in(name, "gradwire_server.backends")}
+def crossed(repeats: list[Counter[str]], *, calls: int = 1) -> Crossed:
+    """Divide the frames that so many calls entered, in each repeat, by whose they are.
+
+    Modules are those of every repeat, frames the median of repeats for one call.
+    """
+
+    def median(*, ours: bool, backend: bool) -> int:
+        sums = [
+            sum(
+                count
+                for name, count in entered.items()
+                if (_is_ours(name), _is_in(name, _BACKENDS)) == (ours, backend)
+            )
+            for entered in repeats
+        ]
+        return round(statistics.median(sums) / calls)
+
+    always = set(repeats[0]).intersection(*repeats)
     return Crossed(
-        len(ours),
-        round(sum(entered[name] for name in ours - backend) / calls),
-        round(sum(entered[name] for name in backend) / calls),
-        round(sum(entered[name] for name in set(entered) - ours) / calls),
+        sum(map(_is_ours, always)),
+        median(ours=True, backend=False),
+        median(ours=True, backend=True),
+        median(ours=False, backend=False),
     )
+
+
+def _is_ours(module: str) -> bool:
+    product = _is_in(module, "gradwire") or _is_in(module, "gradwire_server")
+    return product and not _is_in(module, "gradwire.v1")
 
 
 def _is_in(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
-
-
-def median(repeats: list[Crossed]) -> Crossed:
-    """Return the median of each figure of an odd number of repeats."""
-    return Crossed(
-        *(
-            int(statistics.median(getattr(one, name) for one in repeats))
-            for name in ("modules", "frames", "backend", "others")
-        )
-    )
 
 
 class RecordedServer:
@@ -156,7 +162,7 @@ def _request(rows: int, columns: int, *, channels: int = 3) -> v1.EvaluateReques
     )
 
 
-def _unary(server: RecordedServer, client: RawClient, *, size: int) -> Crossed:
+def _unary(server: RecordedServer, client: RawClient, *, size: int) -> Counter[str]:
     request = _request(size, size)
     request.data = bytes(4 * 3 * 2 * size * 2 * size)
 
@@ -165,23 +171,24 @@ def _unary(server: RecordedServer, client: RawClient, *, size: int) -> Crossed:
         if refusal is not None:
             raise RuntimeError(f"the call failed: {refusal}")
 
-    return crossed(server.frames_of(call))
+    return server.frames_of(call)
 
 
 def _warm(server: RecordedServer, client: RawClient, *, size: int) -> Crossed:
-    return median([_unary(server, client, size=size) for _ in range(_REPEATS + 2)][2:])
+    return crossed([_unary(server, client, size=size) for _ in range(_REPEATS + 2)][2:])
 
 
 def _cold(server: RecordedServer, client: RawClient) -> Crossed:
     sizes = range(17, 17 + _REPEATS)
-    return median([_unary(server, client, size=size) for size in sizes])
+    return crossed([_unary(server, client, size=size) for size in sizes])
 
 
 def _streamed(server: RecordedServer, client: RawClient) -> Crossed:
-    return median([_one_stream(server, client) for _ in range(_REPEATS)])
+    repeats = [_one_stream(server, client) for _ in range(_REPEATS)]
+    return crossed(repeats, calls=len(_MIDDLE))
 
 
-def _one_stream(server: RecordedServer, client: RawClient) -> Crossed:
+def _one_stream(server: RecordedServer, client: RawClient) -> Counter[str]:
     """Record chunks in the middle of a stream; each is sent when the one before is done."""
     messages: queue.Queue[v1.EvaluateStreamRequest | None] = queue.Queue()
     results: queue.Queue[v1.EvaluateStreamResponse] = queue.Queue()
@@ -202,14 +209,13 @@ def _one_stream(server: RecordedServer, client: RawClient) -> Crossed:
     reader.start()
     messages.put(opening(_request(_CHUNKS, _ROW // 2, channels=1)))
     messages.put(chunk(0, bytes(_CHUNK)))  # the first result needs the second chunk, too
-    middle = range(2, _CHUNKS - 1)
-    send(range(1, middle.start))
+    send(range(1, _MIDDLE.start))
     server.settle()
-    entered = server.frames_of(lambda: send(middle))
-    messages.put(chunk(middle.stop * _CHUNK, bytes(_CHUNK)))
+    entered = server.frames_of(lambda: send(_MIDDLE))
+    messages.put(chunk(_MIDDLE.stop * _CHUNK, bytes(_CHUNK)))
     messages.put(None)
     reader.join()
-    return crossed(entered, calls=len(middle))
+    return entered
 
 
 def _large(address: str) -> Crossed:
@@ -218,18 +224,18 @@ def _large(address: str) -> Crossed:
     recorder = Recorder()
     try:
         with Client(address) as client:
-            return median(list(_large_calls(recorder, client, operator, gradient)))
+            return crossed(list(_large_calls(recorder, client, operator, gradient)))
     finally:
         recorder.close()
 
 
 def _large_calls(
     recorder: Recorder, client: Client, operator: ops.Operator, gradient: np.ndarray
-) -> Iterator[Crossed]:
+) -> Iterator[Counter[str]]:
     for number in range(_REPEATS + 2):
         recorder.start()
         client.evaluate(operator, gradient, output_shape=(4, 3, 256, 256))
         recorder.settle()
         entered = recorder.stop()
         if number >= 2:
-            yield crossed(entered)
+            yield entered
