@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
-ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests $(or $(GPU_PYTHON),$(BIN)/python)
+ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
 	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute conformance full image install \
@@ -52,8 +52,8 @@ gpu-test: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Compare this machine's GP
 
 gpu-bench: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Measure this machine's GPU: a copy, PyTorch where it is installed, whole calls
 	mkdir -p out
-	$(ON_GPU) -m bench.gpu --json out/gpu.json $(ARGS)
-	-$(ON_GPU) -m bench.gpu_plot out/gpu.json out/gpu.png
+	$(ON_GPU) -m benchmarks gpu --json out/gpu.json $(ARGS)
+	-$(ON_GPU) -m benchmarks gpu-plot out/gpu.json out/gpu.png
 
 lint: ruff-check ruff-format-check mypy pyright lint-imports  ## Check with ruff, mypy, pyright and the import contracts
 ruff-check: $(VENV)/.tools
@@ -115,21 +115,21 @@ fuzz: $(VENV)/.fuzz  ## Look for bytes that break a law of reading; SECONDS=600
 
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out
-	$(BIN)/python tests/bench/hop.py
-	PYTHONPATH=tests $(BIN)/python -m bench.wire tiny large identity bidi --json out/wire.json
-	$(BIN)/python tests/bench/memory.py --json out/memory.json
-	$(BIN)/python tests/bench/start.py --json out/start.json
-	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
-	PYTHONPATH=tests $(BIN)/python -m bench.telemetry --json out/telemetry.json
-	PYTHONPATH=tests $(BIN)/python -m bench.tls --json out/tls.json
-	PYTHONPATH=tests $(BIN)/python -m bench.many --json out/many.json
-	PYTHONPATH=tests $(BIN)/python -m bench.overload --json out/overload.json
-	PYTHONPATH=tests $(BIN)/python -m bench.split compute --json out/split-compute.json
-	PYTHONPATH=tests $(BIN)/python -m bench.split loopback --json out/split-loopback.json
+	$(BIN)/python -m benchmarks inline --json out/inline.json
+	$(BIN)/python -m benchmarks wire tiny large identity bidi --json out/wire.json
+	$(BIN)/python -m benchmarks memory --json out/memory.json
+	$(BIN)/python -m benchmarks start --json out/start.json
+	$(BIN)/python -m benchmarks compute-fixed --json out/fixed_cost.json
+	$(BIN)/python -m benchmarks telemetry --json out/telemetry.json
+	$(BIN)/python -m benchmarks tls --json out/tls.json
+	$(BIN)/python -m benchmarks many --json out/many.json
+	$(BIN)/python -m benchmarks overload --json out/overload.json
+	$(BIN)/python -m benchmarks scale compute --json out/split-compute.json
+	$(BIN)/python -m benchmarks scale loopback --json out/split-loopback.json
 	@if unshare -rn tc qdisc show >/dev/null 2>&1; then \
-		PYTHONPATH=tests unshare -rn $(BIN)/python -m bench.split links --json out/split-links.json; \
+		unshare -rn $(BIN)/python -m benchmarks scale links --json out/split-links.json; \
 	else \
-		echo "bench.split links: skipped, this machine lets nobody make networks, or has no tc (iproute2)"; \
+		echo "scale links: skipped, this machine lets nobody make networks, or has no tc (iproute2)"; \
 	fi
 
 monitoring: $(VENV)/.installed  ## Check the dashboard and the alert rules with a real Prometheus
@@ -148,12 +148,12 @@ status: $(VENV)/.installed  ## Look at the status page in Chromium; draws out/st
 
 bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
 	mkdir -p out
-	PYTHONPATH=tests $(BIN)/python -m bench.fixed_cost --json out/fixed_cost.json
-	PYTHONPATH=tests $(BIN)/python -m bench.compute --json out/compute.json
-	PYTHONPATH=tests $(BIN)/python -m bench.scaling --json out/scaling.json
-	PYTHONPATH=tests $(BIN)/python -m bench.wire local --json out/local.json
-	PYTHONPATH=tests $(BIN)/python -m bench.compute_plot out/compute.json out/scaling.json out/compute.png
-	-PYTHONPATH=tests $(BIN)/python -m bench.compute_targets out/compute.json
+	$(BIN)/python -m benchmarks compute-fixed --json out/fixed_cost.json
+	$(BIN)/python -m benchmarks compute --json out/compute.json
+	$(BIN)/python -m benchmarks compute-growth --json out/scaling.json
+	$(BIN)/python -m benchmarks wire local --json out/local.json
+	$(BIN)/python -m benchmarks compute-plot out/compute.json out/scaling.json out/compute.png
+	-$(BIN)/python -m benchmarks compute-targets out/compute.json
 
 conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
 	mkdir -p out

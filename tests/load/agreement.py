@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench import machine
+from benchmarks import machine
 from gradwire import ops, v1
 from gradwire.bench.document import from_json
 from gradwire.bench.problems import PROBLEMS

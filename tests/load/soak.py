@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench import machine
+from benchmarks import machine
 from gradwire import AsyncClient, RetryPolicy
 from gradwire.bench.document import ScenarioResult
 from gradwire.bench.fleet import Fleet

@@ -1,0 +1,1 @@
+"""Paired comparison of this tree with the baseline commit."""

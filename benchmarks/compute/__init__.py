@@ -1,0 +1,1 @@
+"""Benchmarks of LocalClient beside PyTorch, oneDNN and a copy loop."""

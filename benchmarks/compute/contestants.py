@@ -1,0 +1,222 @@
+"""Contestants of the compute benchmark, and ours among them: LocalClient on each backend.
+
+A contestant is ready to run: its arrays exist and nothing is converted, allocated or compiled while
+it is timed. All read the same output gradient, each in its own layout, and write an array of their
+own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.compute.cases import (
+    Array,
+    Case,
+    Layout,
+    Outputs,
+    cubic_plan,
+    logical,
+    stored,
+    torch_name,
+    torch_view,
+)
+from benchmarks.compute.native import Libraries, UnavailableError
+from gradwire import ops
+from gradwire_server import LocalClient, backends
+from gradwire_server.plans import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way to compute a case.
+
+    run     computes once
+    result  what it wrote, axes in the order N, C, X; None where there is nothing to compare
+    note    which implementation it is
+    close   frees what is not Python's
+    """
+
+    name: str
+    run: Callable[[], object]
+    result: Array | None
+    note: str = ""
+    close: Callable[[], object] = int
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What all contestants of one layout are given.
+
+    x        output gradient, axes in the order of the layout
+    threads  how many may compute
+    outputs  where results go
+    """
+
+    case: Case
+    layout: Layout
+    x: Array
+    threads: int
+    outputs: Outputs
+
+    def output(self, name: str, *, layout: Layout | None = None) -> Array:
+        """Return an array for the input gradient of the contestant of this name."""
+        shape = stored(self.case.src, layout or self.layout)
+        return self.outputs.zeros(name, shape, self.x.dtype)
+
+
+def ours(given: Gradient, client: LocalClient, backend: str) -> Contestant:
+    """LocalClient with out=; for the cubic, which no operator of this release has, its backend."""
+    name = f"{backend} {given.layout}"
+    y = given.output(name)
+    result = logical(y, given.layout)
+    run: Callable[[], object]
+    if given.case.kind == "cubic":
+        plan = _cubic_plan(given)
+        chosen, _ = backends.choose(backend, threads=given.threads)
+        run, note = partial(chosen.apply, plan, given.x, y), "Backend.apply"
+    else:
+        run = partial(client.evaluate, _operator(given), given.x, output_shape=y.shape, out=y)
+        note = "LocalClient.evaluate"
+    run()  # the first call makes tables
+    return Contestant(name, run, result, note)
+
+
+def _operator(given: Gradient) -> ops.Operator:
+    if given.case.kind == "dml":
+        return ops.DmlResampleGrad(interpolation_mode="linear")
+    return ops.InterpolateBackward(
+        mode="nearest" if given.case.kind == "nearest" else "linear",
+        coordinate_transformation_mode=(
+            "align_corners" if given.case.align_corners else "half_pixel"
+        ),
+        data_format=given.layout,
+    )
+
+
+def _cubic_plan(given: Gradient) -> Plan:
+    src, dst = stored(given.case.src, given.layout), stored(given.case.dst, given.layout)
+    moved = range(2, len(src)) if given.layout == "NCX" else range(1, len(src) - 1)
+    return cubic_plan(src=src, dst=dst, moved=moved)
+
+
+# Of the largest value. Peers round coordinates elsewhere, and some round sums to the storage type.
+_TOLERANCES = {"float32": 5e-4, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+class WrongResultError(Exception):
+    """Two of our backends differ, or our layouts do."""
+
+
+def check_ours(ours: Sequence[Contestant]) -> Array:
+    """Return our result; raises WrongResultError where it is not the same everywhere."""
+    results = [one.result for one in ours if one.result is not None]
+    expected = results[-1]
+    bits = f"u{expected.dtype.itemsize}"
+    for one, result in zip(ours, results, strict=True):
+        if not np.array_equal(result.view(bits), expected.view(bits)):
+            raise WrongResultError(f"the results of {one.name} and {ours[-1].name} differ")
+    return expected
+
+
+def differing(peers: Sequence[Contestant], expected: Array) -> dict[str, str]:
+    """Say which peers computed something else, and how far off they are."""
+    wide = _widened(expected)
+    allowed = _TOLERANCES[expected.dtype.name] * float(np.abs(wide).max())
+    found: dict[str, str] = {}
+    for one in peers:
+        if one.result is None:
+            continue
+        apart_each = _widened(one.result).reshape(wide.shape) - wide
+        apart = float(np.abs(apart_each, out=apart_each).max())
+        if not apart <= allowed:
+            found[one.name] = f"its result is {apart:.3g} away from ours; {allowed:.3g} is rounding"
+    return found
+
+
+def _widened(array: Array) -> Array:
+    """Convert to float32; a bfloat16 is the upper half of one, and NumPy's own way is slow."""
+    if array.dtype.name != "bfloat16":
+        return array.astype(np.float32)
+    bits = array.view(np.uint16).astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)
+
+
+def torch_peer(given: Gradient) -> Contestant:
+    """Take the aten operator itself, writing to a given tensor: no autograd, no allocation."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        raise UnavailableError(
+            "torch is not installed; pip install --group peers brings it"
+        ) from None
+    case = given.case
+    if case.kind == "dml":
+        raise UnavailableError("PyTorch has no operator that resamples every axis")
+    torch.set_num_threads(given.threads)
+    # Whatever the gradient's layout, bicubic writes as if its result were contiguous.
+    layout: Layout = "NCX" if case.kind == "cubic" else given.layout
+    name = f"torch {given.layout}"
+    y = given.output(name, layout=layout)
+    gradient = torch_view(torch, given.x, given.layout)
+    result = torch_view(torch, y, layout)
+    spatial = gradient.ndim - 2
+    kernel = torch_name(case, spatial)
+    flags = [] if case.kind == "nearest" else [case.align_corners]
+    operator = getattr(torch.ops.aten, kernel).grad_input
+    arguments = [gradient, list(gradient.shape[2:]), list(result.shape), *flags, *[None] * spatial]
+    run = partial(operator, *arguments, grad_input=result)
+    return Contestant(name, run, logical(y, layout), kernel)
+
+
+def onednn_peer(given: Gradient, libraries: Libraries) -> Contestant:
+    """Make oneDNN's resampling primitive beforehand."""
+    library, case = libraries.onednn, given.case
+    if library is None:
+        raise UnavailableError(libraries.missing["onednn"])
+    if case.kind not in {"linear", "nearest"} or case.align_corners:
+        raise UnavailableError("oneDNN has no such operator")
+    name = f"onednn {given.layout}"
+    y = given.output(name)
+    message = ctypes.create_string_buffer(500)
+    rank = len(case.src)
+    library.onednn_threads(given.threads)
+    handle = library.onednn_new(
+        case.kind == "nearest",
+        {"float16": 1, "bfloat16": 2, "float32": 3}[given.x.dtype.name],
+        given.layout == "NXC",
+        rank,
+        (ctypes.c_long * rank)(*case.src),
+        (ctypes.c_long * rank)(*case.dst),
+        y.ctypes.data,
+        given.x.ctypes.data,
+        message,
+        len(message),
+    )
+    if not handle:
+        raise UnavailableError(f"oneDNN: {message.value.decode()}")
+
+    def run() -> None:
+        if library.onednn_run(handle):
+            raise RuntimeError("oneDNN failed")
+
+    note = library.onednn_implementation(handle).decode()
+    close = partial(library.onednn_free, handle)
+    return Contestant(name, run, logical(y, given.layout), note, close)
+
+
+def copy_loop(given: Gradient, libraries: Libraries) -> Contestant:
+    """Read as many bytes and write as many, on as many threads."""
+    if libraries.copy is None:
+        raise UnavailableError(libraries.missing["copy"])
+    y = given.output("copy")
+    arguments = (given.x.ctypes.data, given.x.nbytes // 8, y.ctypes.data, y.nbytes // 8)
+    run = partial(libraries.copy.copy_loop, *arguments, given.threads)
+    return Contestant("copy", run, None, f"{given.x.nbytes} bytes read, {y.nbytes} written")

@@ -1,0 +1,1 @@
+"""Benchmarks of the CUDA kernels beside a copy and PyTorch."""

@@ -1,0 +1,193 @@
+"""What the GPU benchmark measures: the compute benchmark's cases, grown past the caches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.compute.cases import CASES, DTYPES, Array, Case, Layout, cubic_plan, stored
+from gradwire_server import dialects
+from gradwire_server.plans import Plan
+
+# Rows of the simulated device: it runs some million numbers a second.
+_TINY_SIDE = 24
+_TINY_PLANES = 4
+
+# A prime, so that equal values stand nowhere near each other.
+_PATTERN = 1_000_003
+
+# What targets are about comes first, in case the time does not suffice for all.
+_FIRST = ("linear 2-D x2", "nearest 2-D x2", "cubic 2-D x2", "linear 3-D x2", "linear plane x2")
+_TYPES = ("float32", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A row to be measured: a case of its size in one layout and type."""
+
+    case: Case
+    layout: Layout
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of output gradient and input gradient together."""
+        return self.case.elements() * DTYPES[self.dtype].itemsize
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What comes in and what goes out, in the order of the layout."""
+        return stored(self.case.dst, self.layout), stored(self.case.src, self.layout)
+
+    @property
+    def plan(self) -> Plan:
+        """The gradient."""
+        return gradient(self.case, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Interpolate:
+    """Attributes of the operator interpolate_backward."""
+
+    mode: str
+    coordinate_transformation_mode: str
+    data_format: str
+    sizes: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
+    sizes_tensor: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Resample:
+    """Attributes of the operator dml_resample_grad."""
+
+    interpolation_mode: str = "linear"
+    scales: tuple[float, ...] = ()
+    input_pixel_offsets: tuple[float, ...] = ()
+    output_pixel_offsets: tuple[float, ...] = ()
+    nearest_rounding: str = "half_down"
+    offset_convention: str = "forward"
+
+
+def jobs(*, nbytes: int, quick: bool = False) -> list[Job]:
+    """Return all rows, what matters most first.
+
+    nbytes  that each one moves, at least
+    quick   only what the targets name
+    """
+    cases = sorted(CASES, key=lambda case: case.name not in _FIRST)
+    some = [case for case in cases if case.name in _FIRST] if quick else cases
+    return [
+        Job(grown(case, nbytes=nbytes, itemsize=DTYPES[dtype].itemsize), layout, dtype)
+        for case in some
+        for dtype in _TYPES
+        for layout in case.layouts
+    ]
+
+
+def tiny_jobs() -> list[Job]:
+    """Return all rows, each as small as a simulated device needs it."""
+    return [
+        Job(shrunk(case), layout, dtype)
+        for case in CASES
+        for dtype in _TYPES
+        for layout in case.layouts
+    ]
+
+
+def grown(case: Case, *, nbytes: int, itemsize: int) -> Case:
+    """Return a case that moves so many bytes at least, with more images, or with wider ones."""
+    if case.kind == "dml":
+        # All of it is compared, and wider images move no more than their width does.
+        axis, nbytes = -1, nbytes // 4
+    else:
+        axis = 0
+    times = -(-nbytes // (case.elements() * itemsize))
+    return replace(case, src=_times(case.src, axis, times), dst=_times(case.dst, axis, times))
+
+
+def shrunk(case: Case) -> Case:
+    """Return a case of the same kind and nearly the same scales, on few numbers."""
+    spatial = [_shrunk(src, dst) for src, dst in zip(case.src[2:], case.dst[2:], strict=True)]
+    planes = [min(size, _TINY_PLANES) for size in case.src[:2]]
+    if case.kind == "dml":
+        spatial = [_shrunk(src, dst) for src, dst in zip(case.src, case.dst, strict=True)]
+        planes = []
+    src = (*planes, *(low for low, _ in spatial))
+    dst = (*planes, *(high for _, high in spatial))
+    return replace(case, src=src, dst=dst)
+
+
+def gradient(case: Case, layout: Layout) -> Plan:
+    """Lower a case to the plan that a server would apply."""
+    dst, src = stored(case.dst, layout), stored(case.src, layout)
+    if case.kind == "cubic":
+        moved = range(2, len(src)) if layout == "NCX" else range(1, len(src) - 1)
+        return cubic_plan(src=src, dst=dst, moved=moved)
+    if case.kind == "dml":
+        return dialects.lower("dml_resample_grad", _Resample(), dst, src)
+    attributes = _Interpolate(
+        mode=case.kind,
+        coordinate_transformation_mode="align_corners" if case.align_corners else "half_pixel",
+        data_format=layout,
+    )
+    return dialects.lower("interpolate_backward", attributes, dst, src)
+
+
+class Numbers:
+    """Ordinary numbers: a pattern of prime length, over and over. The longest is kept, by type."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Array] = {}
+
+    def filled(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return numbers that must not be written to."""
+        size = math.prod(shape)
+        if dtype not in self._kept or self._kept[dtype].size < size:
+            pattern = np.random.default_rng(0).normal(size=_PATTERN).astype(DTYPES[dtype])
+            self._kept[dtype] = np.resize(pattern, size)
+        return self._kept[dtype][:size].reshape(shape)
+
+
+def ends(job: Job) -> Iterator[tuple[slice, Plan]]:
+    """Yield parts of the first axis, the first image and the last, and the plan of each alone.
+
+    One part is all of it where an operator moves that axis.
+    """
+    images = job.case.src[0]
+    if job.case.kind == "dml":
+        yield slice(0, images), job.plan
+        return
+    one = replace(job.case, src=(1, *job.case.src[1:]), dst=(1, *job.case.dst[1:]))
+    plan = gradient(one, job.layout)
+    for first in sorted({0, images - 1}):
+        yield slice(first, first + 1), plan
+
+
+def additions(plan: Plan) -> int:
+    """Return the most terms that one number of the result is a sum of."""
+    return math.prod(int(one.map.counts.max()) for one in plan.passes)
+
+
+def _times(sizes: tuple[int, ...], axis: int, times: int) -> tuple[int, ...]:
+    more = list(sizes)
+    more[axis] *= times
+    return tuple(more)
+
+
+def _shrunk(src: int, dst: int) -> tuple[int, int]:
+    """Return two lengths of the same scale, the longer one short, both exact where one was whole.
+
+    src, dst  the lengths as they were
+    """
+    long, short = max(src, dst), min(src, dst)
+    if long % short == 0:
+        low = max(2, min(short, _TINY_SIDE * short // long))
+        pair = (low, low * (long // short))
+    else:
+        high = min(long, _TINY_SIDE)
+        pair = (max(2, round(high * short / long)), high)
+    return pair if src <= dst else (pair[1], pair[0])

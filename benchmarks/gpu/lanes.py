@@ -1,0 +1,266 @@
+"""Where the GPU benchmark's launches go: a real device through CuPy, or a simulated one.
+
+A lane is one stream of one device. What is asked of it is done in order, some time before settle()
+returns; a mark is a moment in that order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.compute.cases import Array
+from gradwire_server.backends.cuda import build
+from gradwire_server.backends.cuda.cubins import Cubin
+from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
+
+
+class Block(Protocol):
+    """Memory of a device, given back when nothing refers to it."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        ...
+
+
+class Lane(Protocol):
+    """A stream of a device, with its memory and its clock.
+
+    name             of the device
+    torch_device     where PyTorch is to compute for its work to be in the same order
+    multiprocessors  that the device has
+    facts            what else is worth keeping with a result
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - above
+
+    @property
+    def torch_device(self) -> str: ...  # noqa: D102
+
+    @property
+    def multiprocessors(self) -> int: ...  # noqa: D102
+
+    @property
+    def facts(self) -> dict[str, Any]: ...  # noqa: D102
+
+    def load(self, kernels: Collection[Kernel]) -> None:
+        """Compile kernels and make them ready."""
+        ...
+
+    def empty(self, nbytes: int) -> Block:
+        """Return new memory; MemoryError where there is not so much."""
+        ...
+
+    def write(self, block: Block, array: Array) -> None:
+        """Copy an array to the start of a block, and wait for it."""
+        ...
+
+    def read(self, block: Block, array: Array, *, offset: int = 0) -> None:
+        """Fill an array with what lies in a block, after what was asked for before."""
+        ...
+
+    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        """Run a kernel that was loaded."""
+        ...
+
+    def copy(self, target: Block, source: Block) -> None:
+        """Copy one block to another as large, within the device."""
+        ...
+
+    def mark(self) -> Any:
+        """Return this moment of the lane."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all is done."""
+        ...
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the time from one mark to another, both past."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _CupyBlock:
+    memory: Any
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        return int(self.memory.ptr)
+
+
+class CudaLane:
+    """The default stream of the first device, which PyTorch uses too: one order for both.
+
+    cache  folder of compiled kernels
+    """
+
+    torch_device = "cuda"
+
+    def __init__(self, cache: Path) -> None:
+        cupy: Any = import_module("cupy")
+        self._cuda, self._cupy, self._cache = cupy.cuda, cupy, cache
+        self._functions = dict[Kernel, Any]()
+        runtime = self._cuda.runtime
+        self._cuda.Device(0).use()
+        runtime.deviceSynchronize()  # there is a context from now on
+        properties = runtime.getDeviceProperties(0)
+        self.name: str = properties["name"].decode()
+        self.multiprocessors = int(properties["multiProcessorCount"])
+        self._architecture = 10 * int(properties["major"]) + int(properties["minor"])
+        self.facts = {
+            "device": self.name,
+            "compute_capability": self._architecture / 10,
+            "multiprocessors": self.multiprocessors,
+            "l2_bytes": int(properties.get("l2CacheSize", 0)),
+            "memory_bytes": int(properties["totalGlobalMem"]),
+            "driver": int(runtime.driverGetVersion()),
+            "runtime": int(runtime.runtimeGetVersion()),
+            "nvrtc": list(self._cuda.nvrtc.getVersion()),
+            "cupy": str(cupy.__version__),
+        }
+
+    def load(self, kernels: Collection[Kernel]) -> None:
+        """Compile kernels as the server does, or find what it compiled before."""
+        grouped = build.by_source(kernels)
+        with ThreadPoolExecutor() as pool:
+            compiled = pool.map(self._compiled, grouped.keys(), grouped.values())
+            cubins = dict(zip(grouped, compiled, strict=True))
+        for source, cubin in cubins.items():
+            module = self._cupy.RawModule(path=str(cubin.path))
+            for expression in grouped[source]:
+                function = module.get_function(cubin.lowered[expression])
+                self._functions[Kernel(source, expression)] = function
+
+    def _compiled(self, source: str, expressions: list[str]) -> Cubin:
+        return build.build(source, expressions, self._architecture, self._cache)
+
+    def empty(self, nbytes: int) -> Block:
+        """Return memory past CuPy's pool."""
+        try:
+            return _CupyBlock(self._cuda.Memory(nbytes), nbytes)
+        except self._cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(str(error)) from error
+
+    def write(self, block: Block, array: Array) -> None:
+        """Copy an array to the start of a block, and wait for it."""
+        runtime = self._cuda.runtime
+        runtime.memcpy(block.address, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice)
+
+    def read(self, block: Block, array: Array, *, offset: int = 0) -> None:
+        """Fill an array with what lies in a block."""
+        self.settle()
+        runtime = self._cuda.runtime
+        runtime.memcpy(
+            array.ctypes.data,
+            block.address + offset,
+            array.nbytes,
+            runtime.memcpyDeviceToHost,
+        )
+
+    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        """Run a kernel that was loaded."""
+        self._functions[launch.kernel](
+            launch.grid, launch.block, launch.resolved(addresses), shared_mem=launch.shared_bytes
+        )
+
+    def copy(self, target: Block, source: Block) -> None:
+        """Copy one block to another as large, within the device."""
+        runtime = self._cuda.runtime
+        runtime.memcpyAsync(
+            target.address, source.address, source.nbytes, runtime.memcpyDeviceToDevice, 0
+        )
+
+    def mark(self) -> Any:
+        """Return this moment of the lane."""
+        event = self._cuda.Event()
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        """Wait until all is done."""
+        self._cuda.runtime.deviceSynchronize()
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the time from one mark to another, both past."""
+        return float(self._cuda.get_elapsed_time(first, last)) / 1e3
+
+
+class SimulatedLane:
+    """Runs everything at once on the CPU; its times say nothing of a GPU.
+
+    module  what runs kernels: cudasim.module.Module
+    """
+
+    name = "simulated"
+    torch_device = "cpu"
+    multiprocessors = 4
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.facts: dict[str, Any] = {"device": "simulated: times say nothing of a GPU"}
+
+    def load(self, kernels: Collection[Kernel]) -> None:
+        """Do nothing: the module is compiled."""
+
+    def empty(self, nbytes: int) -> Block:
+        """Return memory full of NaN."""
+        block: Block = self._module.buffer(nbytes)
+        return block
+
+    def write(self, block: Block, array: Array) -> None:
+        """Copy an array to the start of a block."""
+        ctypes.memmove(block.address, array.ctypes.data, array.nbytes)
+
+    def read(self, block: Block, array: Array, *, offset: int = 0) -> None:
+        """Fill an array with what lies in a block."""
+        ctypes.memmove(array.ctypes.data, block.address + offset, array.nbytes)
+
+    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        """Run a kernel."""
+        self._module.launch(
+            launch.kernel.expression,
+            launch.grid,
+            launch.block,
+            launch.resolved(addresses),
+            shared_bytes=launch.shared_bytes,
+        )
+
+    def copy(self, target: Block, source: Block) -> None:
+        """Copy one block to another as large."""
+        ctypes.memmove(target.address, source.address, source.nbytes)
+
+    def mark(self) -> float:
+        """Return the time of the clock."""
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """Do nothing: all is done."""
+
+    def seconds(self, first: float, last: float) -> float:
+        """Return the time from one mark to another."""
+        return last - first
+
+
+def put(lane: Lane, arrays: Sequence[Array]) -> list[Block]:
+    """Return blocks that hold arrays, of at least a byte each."""
+    blocks = [lane.empty(max(1, one.nbytes)) for one in arrays]
+    for block, one in zip(blocks, arrays, strict=True):
+        lane.write(block, np.ascontiguousarray(one))
+    return blocks

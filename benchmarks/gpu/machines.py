@@ -1,0 +1,167 @@
+"""The GPU benchmark's two machines: one with a device, and one that simulates it.
+
+The simulated one runs the same code on tiny tensors, so that a machine without a device shows that
+the benchmark runs. It needs g++.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.compute.cases import Array, Case
+from benchmarks.compute.native import UnavailableError
+from benchmarks.gpu import cases, costs
+from benchmarks.gpu.cases import Job
+from benchmarks.gpu.costs import Cost, Pace
+from benchmarks.gpu.lanes import CudaLane, Lane, SimulatedLane
+from gradwire_server.backends import Backend, NumpyCpu, choose
+from gradwire_server.backends.cupy_cuda import cupy_device
+
+_GPU, _CPUS = "cuda", ("numba_cpu", "numpy_cpu")
+# Room for the largest request in a slot, and for others.
+_MEMORY_BYTES = 4 << 30
+
+
+def storage_types() -> list[np.dtype[Any]]:
+    """Return the types that the server compiles kernels for: what it compiled is found again."""
+    return [np.dtype(one) for one in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+
+
+class Machine(Protocol):
+    """Where the benchmark runs.
+
+    missing  what cannot be compared here, and why
+    """
+
+    missing: dict[str, str]
+
+    def lane(self) -> Lane:
+        """Return the device's stream; ImportError, saying why, where there is none."""
+        ...
+
+    def jobs(self) -> list[Job]:
+        """Return what is measured on the device."""
+        ...
+
+    def costs(self) -> Iterator[Cost]:
+        """Measure from host memory to host memory, size by size."""
+        ...
+
+
+@dataclass
+class RealMachine:
+    """The first device that CUDA_VISIBLE_DEVICES leaves.
+
+    nbytes   that a job moves, at least
+    quick    measures only what the targets name, and fewer sizes
+    largest  output gradient of a request
+    """
+
+    nbytes: int
+    quick: bool
+    largest: int
+
+    def __post_init__(self) -> None:
+        self.missing: dict[str, str] = {}
+
+    def lane(self) -> Lane:
+        """Return the device's stream."""
+        cupy_device.check()
+        return CudaLane(cupy_device.cubins(""))
+
+    def jobs(self) -> list[Job]:
+        """Return what is measured on the device."""
+        return cases.jobs(nbytes=self.nbytes, quick=self.quick)
+
+    def costs(self) -> Iterator[Cost]:
+        """Measure from host memory to host memory, size by size."""
+        backends = dict(self._chosen())
+        pace = Pace(rounds=7, budget_s=1.0) if self.quick else Pace()
+        some = list(costs.sizes(largest=self.largest))
+        for case in some:
+            yield costs.applied(backends, case, pace)
+        yield from self._requested(list(backends), some, pace)
+
+    def _chosen(self) -> Iterator[tuple[str, Backend]]:
+        """Yield the GPU's backend and the best of the CPU's."""
+        for name in (_GPU, *_CPUS):
+            try:
+                backend, _ = choose(
+                    name,
+                    threads=len(os.sched_getaffinity(0)),
+                    cuda_memory_bytes=_MEMORY_BYTES,
+                )
+                backend.warm_up()
+            except (ImportError, ValueError, RuntimeError) as error:
+                self.missing[name] = str(error)
+                continue
+            yield name, backend
+            if name != _GPU:
+                return
+
+    def _requested(self, names: list[str], some: list[Case], pace: Pace) -> Iterator[Cost]:
+        try:
+            requests: Any = import_module("benchmarks.gpu.requests")
+        except ImportError as error:
+            self.missing["requests"] = f"{error}; SDK and server need it"
+            return
+        with ExitStack() as stack:
+            evaluate = dict[str, Callable[[Array, Array], object]]()
+            for name in names:
+                try:
+                    evaluate[name] = stack.enter_context(requests.process(name))
+                except (UnavailableError, IndexError) as error:
+                    self.missing[f"requests of {name}"] = str(error) or "the server did not start"
+            for case in some if evaluate else []:
+                yield costs.requested(evaluate, case, pace)
+
+
+class SimulatedMachine:
+    """A device simulated on the CPU. All jobs are tiny, and times say nothing."""
+
+    def __init__(self) -> None:
+        self.missing: dict[str, str] = {}
+        simulated: Any = import_module("cuda_device")
+        self._module = simulated.compiled()
+        self._device = partial(simulated.SimulatedDevice, self._module)
+
+    def lane(self) -> Lane:
+        """Return its stream."""
+        return SimulatedLane(self._module)
+
+    def jobs(self) -> list[Job]:
+        """Return all jobs, each small."""
+        return cases.tiny_jobs()
+
+    def costs(self) -> Iterator[Cost]:
+        """Measure two sizes from host memory to host memory."""
+        cuda: Any = import_module("gradwire_server.backends.cupy_cuda.backend")
+        backends: dict[str, Backend] = {
+            _GPU: cuda.Cuda(self._device(), memory_bytes=64 << 20),
+            NumpyCpu.name: NumpyCpu(),
+        }
+        pace = Pace(rounds=3, budget_s=0.1)
+        some = list(costs.sizes(smallest=1 << 12, largest=1 << 14))
+        for case in some:
+            yield costs.applied(backends, case, pace)
+        try:
+            requests: Any = import_module("benchmarks.gpu.requests")
+        except ImportError as error:
+            self.missing["requests"] = f"{error}; SDK and server need it"
+            return
+        with ExitStack() as stack:
+            entered: dict[str, AbstractContextManager[Any]] = {
+                name: requests.thread(one) for name, one in backends.items()
+            }
+            evaluate = {name: stack.enter_context(one) for name, one in entered.items()}
+            for case in some:
+                yield costs.requested(evaluate, case, pace)

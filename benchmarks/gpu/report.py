@@ -1,0 +1,141 @@
+"""What the GPU benchmark found: rows, and whether each is as fast as is wanted."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.rounds import ratio
+
+# Of a copy of as many bytes.
+_DOUBLED = {"float32": 0.85, "float16": 0.7}
+_EVERY = 0.5
+
+# Times as fast as PyTorch's CUDA kernel for the same layout, and as its deterministic path.
+_OVER_TORCH = {"float32": 2.0, "float16": 5.0}
+_OVER_DETERMINISTIC = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One case in one layout and type.
+
+    nbytes   of output gradient and input gradient together
+    seconds  on the device, [contestant][round]
+    notes    which implementation each contestant was
+    skipped  why the others did not run, or what they got wrong
+    """
+
+    case: str
+    kind: str
+    src: list[int]
+    dst: list[int]
+    layout: str
+    dtype: str
+    nbytes: int
+    seconds: dict[str, list[float]]
+    notes: dict[str, str]
+    skipped: dict[str, str]
+
+    def rate(self, name: str) -> float | None:
+        """GB/s of a contestant, read and written, by its median round."""
+        times = self.seconds.get(name)
+        return self.nbytes / statistics.median(times) / 1e9 if times else None
+
+    def faster(self, than: str) -> float | None:
+        """How many times as fast ours is as another, in the median of common rounds."""
+        if "ours" not in self.seconds or than not in self.seconds:
+            return None
+        return ratio(self.seconds[than], self.seconds["ours"])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A row against one target: what it reached and what was wanted."""
+
+    target: str
+    row: str
+    reached: float
+    wanted: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is reached."""
+        return self.reached >= self.wanted
+
+
+def verdicts(record: Record) -> Iterator[Verdict]:
+    """Judge a row by every target that is about it."""
+    row = f"{record.case}, {record.dtype} {record.layout}"
+    to_copy = record.faster("copy")
+    if to_copy is not None:
+        doubled = _is_fast_scale(record)
+        wanted = _DOUBLED[record.dtype] if doubled else _EVERY
+        yield Verdict("of copy, x2" if doubled else "of copy", row, to_copy, wanted)
+    over_torch, over_deterministic = record.faster("torch"), record.faster("deterministic")
+    if over_torch is not None and _is_weighted(record):
+        yield Verdict("over torch", row, over_torch, _OVER_TORCH[record.dtype])
+    if over_deterministic is not None and _is_weighted(record):
+        yield Verdict("over deterministic", row, over_deterministic, _OVER_DETERMINISTIC)
+
+
+def summary(records: Sequence[Record]) -> Iterator[str]:
+    """Yield lines: how many rows hold each target, and those that do not, the worst first."""
+    judged = [one for record in records for one in verdicts(record)]
+    for target in sorted({one.target for one in judged}):
+        some = [one for one in judged if one.target == target]
+        missed = [one for one in some if not one.holds]
+        yield f"{target}: {len(some) - len(missed)} of {len(some)} hold"
+        for one in sorted(missed, key=lambda one: one.reached / one.wanted):
+            yield f"    {one.reached:7.2f} of {one.wanted:5.2f}  {one.row}"
+
+
+HEADER = (
+    f"{'case':28}{'dtype':>8} {'':4}{'MB':>6}{'ms':>9}{'GB/s':>8}{'copy':>8}{'/copy':>7}"
+    f"{'/torch':>8}{'/determ.':>9}  verdict"
+)
+
+
+def line(record: Record) -> str:
+    """Print one row: time, GB/s, those of the copy, and how many times as fast as whom."""
+    took = record.seconds.get("ours")
+    cells = [
+        f"{record.case:28}{record.dtype:>8} {record.layout:4}{record.nbytes / 1e6:6.0f}",
+        _number(statistics.median(took) * 1e3 if took else None, 9, digits=4),
+        _number(record.rate("ours"), 8, digits=1),
+        _number(record.rate("copy"), 8, digits=1),
+        _number(record.faster("copy"), 7),
+        _number(record.faster("torch"), 8),
+        _number(record.faster("deterministic"), 9),
+    ]
+    judged = list(verdicts(record))
+    missed = [f"miss {one.target} {one.wanted:g}" for one in judged if not one.holds]
+    return "".join(cells) + "  " + (", ".join(missed) or ("ok" if judged else "-"))
+
+
+def load(found: dict[str, Any]) -> list[Record]:
+    """Read the records of a JSON file."""
+    return [Record(**one) for one in found["records"]]
+
+
+def _is_fast_scale(record: Record) -> bool:
+    """Tell the rows that memory should bound: x2 of images, and in NCX of float16 even scales."""
+    scales = {high / low for low, high in zip(record.src[2:], record.dst[2:], strict=True)}
+    if record.kind not in {"linear", "nearest"} or len(record.src) != 4 or len(scales) != 1:
+        return False
+    if "align_corners" in record.case:
+        return False
+    (scale,) = scales
+    even = record.layout == "NCX" and record.dtype == "float16" and scale % 2 == 0
+    return scale == 2 or even
+
+
+def _is_weighted(record: Record) -> bool:
+    """Tell bilinear, trilinear and bicubic."""
+    return record.kind == "cubic" or (record.kind == "linear" and len(record.src) > 3)
+
+
+def _number(value: float | None, width: int, *, digits: int = 2) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"

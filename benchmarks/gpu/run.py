@@ -1,0 +1,293 @@
+"""Our CUDA kernels against a copy within the device and PyTorch's CUDA kernels; and what they cost.
+
+    python -m benchmarks gpu [--quick] [--json FILE] ...
+
+A row is one gradient in one layout and type on tensors of several times the device's cache. Times
+are the device's own, by events, medians of paired rounds after a warm-up; GB/s counts the bytes of
+output gradient and input gradient; /copy, /torch and /determ. say how many times as fast ours is as
+a copy of as many bytes, as PyTorch's kernel in the same layout, and as its deterministic path.
+Results are compared first: ours with NumPy to the bit, PyTorch's within rounding; what differs gets
+no ratio. Then calls from host memory to host memory, on the GPU and on the CPU, in this process and
+of servers over loopback: they are bound by bus and wire, and the least size is told from which on
+the GPU is faster. NCX is contiguous, NXC is channels_last.
+
+What is missing is said and left out; only a device must be there, or --device sim simulates one on
+tiny tensors, to see that all of this runs. Ends with status 1 where bits differ or a row broke, and
+with 2 where there is no device. Targets that are missed are printed, no error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.compute.cases import Array
+from benchmarks.compute.native import UnavailableError
+from benchmarks.gpu import report
+from benchmarks.gpu.cases import Job, Numbers
+from benchmarks.gpu.contestants import (
+    Contestant,
+    check,
+    copy,
+    ours,
+    torch_backward,
+    torch_deterministic,
+)
+from benchmarks.gpu.costs import Cost, lines
+from benchmarks.gpu.lanes import Lane
+from benchmarks.gpu.machines import Machine, RealMachine, SimulatedMachine, storage_types
+from benchmarks.gpu.report import Record
+from gradwire_server.backends.cuda import kernels
+from gradwire_server.plans import Plan
+
+# Of the time there is, so much is for what is left after the kernels.
+_FOR_COSTS = 0.3
+# A device that is lost breaks every row that follows.
+_MOST_BROKEN = 3
+
+
+@dataclass
+class Run:
+    """What is measured where, how long, and what was found.
+
+    seconds  after which rows are left out
+    case     names of cases, with * for any text
+    broken   rows with wrong bits, and those that raised what none should
+    """
+
+    machine: Machine
+    lane: Lane
+    pace: Pace
+    seconds: float
+    case: str = "*"
+    records: list[Record] = field(default_factory=list[Record])
+    costs: list[Cost] = field(default_factory=list[Cost])
+    broken: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + self.seconds
+
+    def kernels(self) -> Iterator[Record]:
+        """Measure all jobs, as far as the time goes."""
+        every = {one for dtype in storage_types() for one in kernels.every(dtype)}
+        self.lane.load(sorted(every))
+        jobs = [job for job in self.machine.jobs() if fnmatch.fnmatch(job.case.name, self.case)]
+        numbers = Numbers()
+        for number, job in enumerate(jobs):
+            if self._is_late(_FOR_COSTS) or len(self.broken) >= _MOST_BROKEN:
+                self.machine.missing["rows"] = f"{len(jobs) - number} of {len(jobs)}: no time left"
+                return
+            name = f"{job.case.name}, {job.dtype} {job.layout}"
+            try:
+                self.records.append(_measured(self.lane, job, numbers, self.pace))
+            except MemoryError as error:
+                self.machine.missing[name] = _short(error)
+            except Exception as error:  # noqa: BLE001 - the other rows are worth having
+                self.broken.append(f"{name}: {type(error).__name__}: {_short(error)}")
+            else:
+                yield self.records[-1]
+            gc.collect()  # memory of the device goes with what refers to it
+
+    def from_host_memory(self) -> None:
+        """Measure whole calls, as far as the time goes."""
+        try:
+            for cost in self.machine.costs():
+                self.costs.append(cost)
+                if self._is_late(0):
+                    self.machine.missing["sizes"] = "those that are not here: no time left"
+                    return
+        except Exception as error:  # noqa: BLE001 - what was found before is worth having
+            self.broken.append(f"calls from host memory: {type(error).__name__}: {_short(error)}")
+
+    def write(self, path: Path, more: dict[str, object]) -> None:
+        """Write all that was found to a JSON file."""
+        found = {
+            **more,
+            **self.lane.facts,
+            "missing": self.machine.missing,
+            "broken": self.broken,
+            "records": [asdict(one) for one in self.records],
+            "costs": [asdict(one) for one in self.costs],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+    def _is_late(self, share: float) -> bool:
+        """Tell whether no more than a share of the time is left."""
+        return self._until - time.monotonic() <= share * self.seconds
+
+
+def _measured(lane: Lane, job: Job, numbers: Numbers, pace: Pace) -> Record:
+    """Run every contestant of a job in turn; raises WrongResultError where ours is wrong."""
+    x, plan = numbers.filled(job.shapes[0], job.dtype), job.plan
+    contestants, skipped = _contestants(lane, job, plan, x)
+    skipped |= check(job, x, contestants)
+    contestants = [one for one in contestants if one.name not in skipped]
+    seconds = samples(lane, contestants, pace)
+    notes = {one.name: one.note for one in contestants}
+    case = job.case
+    sizes = (list(case.src), list(case.dst))
+    return Record(
+        case.name, case.kind, *sizes, job.layout, job.dtype, job.nbytes, seconds, notes, skipped
+    )
+
+
+def _contestants(
+    lane: Lane, job: Job, plan: Plan, x: Array
+) -> tuple[list[Contestant], dict[str, str]]:
+    """Return those that can take part, each of which has run once, and why the others cannot."""
+    found = [ours(lane, job, plan, x), copy(lane, job)]
+    found[0].run()
+    skipped: dict[str, str] = {}
+    for name, build in (
+        ("torch", torch_backward),
+        ("deterministic", torch_deterministic),
+    ):
+        try:
+            one = build(lane, job, x)
+            one.run()
+            lane.settle()
+        except (UnavailableError, RuntimeError) as error:  # PyTorch's own want of memory is one
+            skipped[name] = _short(error)
+        else:
+            found.append(one)
+    return found, skipped
+
+
+def _short(error: Exception) -> str:
+    """Return the first line of what there is to say."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = machine.parser("gpu", __doc__)
+    parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="only what the targets name")
+    parser.add_argument("--case", default="*", help="name of a case, with * for any text")
+    parser.add_argument("--mib", type=int, default=1024, help="that a row moves, at least")
+    parser.add_argument("--largest-request-mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=Pace().rounds)
+    parser.add_argument("--seconds", type=float, default=400, help="after which rows are left out")
+    parser.add_argument("--no-requests", action="store_true", help="only rows of kernels")
+    return parser.parse_args(argv)
+
+
+def _machine(arguments: argparse.Namespace) -> Machine:
+    if arguments.device == "sim":
+        return SimulatedMachine()
+    return RealMachine(
+        nbytes=arguments.mib << 20,
+        quick=arguments.quick,
+        largest=arguments.largest_request_mib << 20,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print."""
+    arguments = _arguments(argv)
+    try:
+        chosen = _machine(arguments)
+        lane = chosen.lane()
+    except (ImportError, RuntimeError) as error:
+        _print(f"no device: {' '.join(str(error).split())}")
+        return 2
+    started = machine.facts()
+    pace = Pace(rounds=arguments.rounds)
+    run = Run(chosen, lane, pace, arguments.seconds, arguments.case)
+    keep = partial(run.write, arguments.json, started) if arguments.json else int
+    _print(json.dumps(lane.facts), report.HEADER)
+    for record in run.kernels():
+        _print(report.line(record))
+    keep()
+    _print("", *report.summary(run.records))
+    if not arguments.no_requests:
+        run.from_host_memory()
+    for way in dict.fromkeys(cost.way for cost in run.costs):
+        _print("", *lines([cost for cost in run.costs if cost.way == way]))
+    _print("", *_reasons(run))
+    keep()
+    return int(bool(run.broken))
+
+
+def _reasons(run: Run) -> Iterator[str]:
+    """Yield what is missing, each reason why contestants took no part once, and what broke."""
+    for name, reason in run.machine.missing.items():
+        yield f"without {name}: {reason}"
+    seen = [one for record in run.records for one in record.skipped.items()]
+    for name, reason in dict.fromkeys(seen):
+        yield f"without {name} in {seen.count((name, reason))} rows: {reason}"
+    for one in run.broken:
+        yield f"BROKEN {one}"
+
+
+def _print(*lines: str) -> None:
+    for one in lines:
+        sys.stdout.write(one + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to measure.
+
+    rounds    of all contestants
+    warm      untimed runs of each one before
+    ahead     copies asked for first, which keep the device busy until the rounds are asked for
+    budget_s  a slow contestant takes part in as many rounds as fit in so long, twice at least
+    """
+
+    rounds: int = 25
+    warm: int = 3
+    ahead: int = 10
+    budget_s: float = 0.5
+
+
+def samples(lane: Lane, contestants: Sequence[Contestant], pace: Pace) -> dict[str, list[float]]:
+    """Return seconds of each run, [contestant][round]; slow ones miss the later rounds.
+
+    The order is reversed from round to round.
+    """
+    most = {one.name: _rounds(lane, one, pace) for one in contestants}
+    marks: dict[str, list[tuple[Any, Any]]] = {one.name: [] for one in contestants}
+    for one in contestants:
+        for _ in range(pace.ahead if one.name == "copy" else 0):
+            one.run()
+    for number in range(pace.rounds):
+        for one in contestants if number % 2 else contestants[::-1]:
+            if number < most[one.name]:
+                first = lane.mark()
+                one.run()
+                marks[one.name].append((first, lane.mark()))
+    lane.settle()
+    return {name: [lane.seconds(*pair) for pair in pairs] for name, pairs in marks.items()}
+
+
+def _rounds(lane: Lane, one: Contestant, pace: Pace) -> int:
+    """Warm up; return how many rounds of one are worth their time."""
+    one.run()  # the first call may set up more than memory
+    times: list[float] = []
+    for _ in range(pace.warm):
+        first = lane.mark()
+        one.run()
+        last = lane.mark()
+        lane.settle()
+        times.append(lane.seconds(first, last))
+        if times[-1] > pace.budget_s:
+            break
+    slowest = max(statistics.median(times), 1e-9)
+    return max(2, min(pace.rounds, int(pace.budget_s / slowest)))

@@ -1,0 +1,1 @@
+"""Benchmark of servers under three times their peak load."""

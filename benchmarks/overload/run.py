@@ -1,0 +1,155 @@
+"""Three times more calls than a server can do: who is served how fast, and who is refused how.
+
+    python -m benchmarks overload [--kinds ms,...] [--flags ...] [--json FILE]
+
+Each kind has a server in a process of its own, with the default settings unless --flags says
+otherwise; the load comes from this process over loopback (http2.py), and both share the
+machine's cores. In turn:
+
+- peak      calls per second of 2, 4 and 8 callers back to back on 4 connections, whichever are
+            served most; of too many some are refused, and call again at once
+- unloaded  calls due at a fifth of that rate, whatever becomes of them
+- overload  the same at three times that rate; `onset` are those due in its first 2 s, while the
+            server takes it for a burst, the other figures are of those due later
+
+The kinds of calls are in kinds.py. A latency counts from the time a call was due. A
+refusal says when to come back (RetryInfo). Memory is anonymous RSS: after a few calls (idle), at
+its highest, and --settle seconds after the load. Where nothing was served there are no latencies,
+and what is reckoned with them is null.
+`processors` is the processor time per second that the server, this process and others took: above
+0.1 of others figures are worth little. `cost_ms` is what a call takes of that, here and in the
+server: served, from the peak; refused, what is left of the overload's for each. `goodput_bound` is
+what goodput over peak could be at those costs if no core was ever idle:
+
+    served * peak * goodput + refused * (3 - goodput) * peak = cores
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.overload.http2 import closed_loop, open_loop
+from benchmarks.overload.kinds import requests, streaming
+from benchmarks.overload.subjects import Load, Subject
+from benchmarks.servers import OURS, started
+
+_CALLERS = (2, 4, 8)
+_ONSET_S = 2.0
+
+
+@contextmanager
+def _sampling(subject: Subject) -> Generator[None]:
+    """Note the highest memory meanwhile."""
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.05):
+            subject.rss["highest"] = max(subject.rss.get("highest", 0.0), subject.rss_mib())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+def _measure(subject: Subject, messages: Sequence[bytes], seconds: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": subject.kind}
+    subject.load(messages, lambda some: closed_loop(some, 2, 0.5))
+    time.sleep(2.0)
+    subject.rss["idle"] = subject.rss_mib()
+
+    def during(name: str, run: Load, *, onset_s: float = 0.0) -> dict[str, Any]:
+        with streaming(subject.server.address if subject.kind == "streams" else "") as streams:
+            found = subject.load(messages, run, onset_s=onset_s)
+        if streams:
+            found["streams"] = streams[0]
+        facts[name] = found
+        return found
+
+    with _sampling(subject):
+        peaks = {
+            callers: during("peak", partial(closed_loop, callers=callers, seconds=seconds))
+            for callers in _CALLERS
+        }
+        callers, facts["peak"] = max(peaks.items(), key=lambda one: one[1]["served_per_s"])
+        peak = facts["peak"]["served_per_s"]
+        facts["callers_at_peak"] = callers
+        # Where no call was served at all there is one every second or so.
+        unit = peak or 1.0
+        during("unloaded", lambda some: open_loop(some, unit / 5, seconds))
+        lasting_s = _ONSET_S + 2 * seconds
+        during("overload", lambda some: open_loop(some, 3 * unit, lasting_s), onset_s=_ONSET_S)
+    subject.ended = time.monotonic()
+    overload, unloaded = facts["overload"], facts["unloaded"]
+    facts["goodput_over_peak"] = _over(overload["served_per_s"], peak)
+    facts["p99_over_unloaded"] = _over(
+        overload["served_ms"].get("p99"), unloaded["served_ms"].get("p99")
+    )
+    facts["cost_ms"], facts["goodput_bound"] = _costs(facts["peak"], overload, lasting_s)
+    return facts
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    """Return one over the other; None where nothing was served."""
+    return round(one / other, 2) if one is not None and other else None
+
+
+def _costs(
+    peak: dict[str, Any], overload: dict[str, Any], seconds: float
+) -> tuple[dict[str, float], float | None]:
+    def busy(facts: dict[str, Any]) -> float:
+        return float(facts["processors"]["server"] + facts["processors"]["load"])
+
+    counts: Counter[str] = Counter(overload["statuses"])
+    counts.update(overload["onset"]["statuses"])
+    rate, cores = peak["served_per_s"], len(os.sched_getaffinity(0))
+    if not rate:
+        return {}, None
+    served_s = busy(peak) / rate
+    refused = counts.total() - counts["ok"]
+    refused_s = (busy(overload) * seconds - counts["ok"] * served_s) / max(1, refused)
+    bound = (cores / rate - 3 * refused_s) / (served_s - refused_s)
+    costs = {"served": round(served_s * 1e3, 2), "refused": round(refused_s * 1e3, 2)}
+    return costs, round(bound, 2)
+
+
+def _run(kinds: Sequence[str], flags: Sequence[str], *, seconds: float, settle_s: float) -> Any:
+    messages = requests()
+    subjects: list[Subject] = []
+    found: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        for kind in kinds:
+            subjects.append(Subject(kind, stack.enter_context(started(*OURS, *flags))))
+            found.append(_measure(subjects[-1], messages[kind], seconds))
+        for subject, facts in zip(subjects, found, strict=True):
+            time.sleep(max(0.0, subject.ended + settle_s - time.monotonic()))
+            subject.rss["settled"] = subject.rss_mib()
+            facts["rss_mib"] = subject.rss
+    return {"flags": list(flags), "kinds": found}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = machine.parser("overload", __doc__)
+    parser.add_argument("--kinds", default="ms,work,long,mix,medium,tiny,streams")
+    parser.add_argument("--flags", default="", help="of the servers, as one text")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of peak and unloaded each")
+    parser.add_argument("--settle", type=float, default=60.0)
+    arguments = parser.parse_args(argv)
+    kinds = arguments.kinds.split(",")
+    facts = _run(
+        kinds, arguments.flags.split(), seconds=arguments.seconds, settle_s=arguments.settle
+    )
+    machine.write(arguments.json, facts)
+    print(json.dumps(facts, indent=2))
+    return 0

@@ -1,0 +1,1 @@
+"""Benchmarks of several servers: split evaluations, replicas on Ray."""

@@ -1,0 +1,82 @@
+"""Servers of benchmarks as child processes, with their processor time and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+OURS = ("-m", "gradwire_server", "--address", "127.0.0.1:0")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that listens."""
+
+    address: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Return the seconds of processor time it has taken, in user and in kernel mode."""
+        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        # The name in parentheses may hold anything.
+        fields = text.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def rss_anon(self) -> int:
+        """Return the bytes of anonymous memory it holds."""
+        return rss_anon(self.pid)
+
+
+def rss_anon(pid: int) -> int:
+    """Return the bytes of anonymous memory a process holds."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")
+    )
+
+
+def own_cpu_s() -> float:
+    """Return the processor time of this process, in user and in kernel mode."""
+    times = os.times()
+    return times.user + times.system
+
+
+@contextmanager
+def started(
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+    cores: Collection[int] | None = None,
+    log: Path | None = None,
+) -> Generator[Server]:
+    """Run python with arguments until the block ends; its first line ends with its address.
+
+    cores  that it may run on
+    log    file for its standard error
+    """
+    allowed = os.sched_getaffinity(0)
+    with (log or Path(os.devnull)).open("wb") as stderr:
+        # A child runs where this thread runs when it starts.
+        os.sched_setaffinity(0, cores or allowed)
+        process = subprocess.Popen(
+            [python, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        os.sched_setaffinity(0, allowed)
+    with process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert line, f"{python} {' '.join(arguments)} did not start"
+            yield Server(line.split()[-1], process.pid)
+        finally:
+            process.terminate()

@@ -1,0 +1,1 @@
+"""Benchmarks of small and large calls beside bare gRPC servers."""
