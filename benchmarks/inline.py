@@ -1,4 +1,4 @@
-"""What a hop to the thread pool costs, and what small evaluations cost: how inline_work was chosen.
+"""Cost of a hop to the thread pool and of small evaluations.
 
     python -m benchmarks inline
 

@@ -1,4 +1,4 @@
-"""Rate of evaluate_many on tiny tensors against calls of evaluate, on one server, in one run.
+"""Rate of evaluate_many on tiny tensors against calls of evaluate.
 
     python -m benchmarks many [--rounds N] [--seconds S] [--json FILE]
 
@@ -43,7 +43,7 @@ _WANTED_RATE, _WANTED_RATIO = 4450, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ManySample:
     """What one turn took, per evaluation: seconds, and processor time of client and server."""
 
     seconds: float
@@ -51,7 +51,7 @@ class Sample:
     server_s: float
 
 
-class Turns:
+class ManyContestants:
     """What contestants do, and to which server."""
 
     def __init__(self, server: Server) -> None:
@@ -72,13 +72,13 @@ class Turns:
             "many, asyncio": lambda count: asyncio.run(self._many_asyncio(count)),
         }
 
-    def sample(self, run: Callable[[int], None], count: int) -> Sample:
+    def sample(self, run: Callable[[int], None], count: int) -> ManySample:
         """Time one turn."""
         began, client, server = time.perf_counter(), time.process_time(), self._server.cpu_s()
         run(count)
         seconds = time.perf_counter() - began
         used = (time.process_time() - client, self._server.cpu_s() - server)
-        return Sample(seconds / count, used[0] / count, used[1] / count)
+        return ManySample(seconds / count, used[0] / count, used[1] / count)
 
     def _evaluate(self, item: Item) -> NDArray[Any]:
         return self._client.evaluate(item.op, item.array, output_shape=item.output_shape)
@@ -122,20 +122,22 @@ class Turns:
             raise AssertionError(f"evaluation {number} has other bits than the first time")
 
 
-def _measure(turns: Turns, *, rounds: int, seconds: float) -> list[dict[str, Sample]]:
-    contestants = turns.contestants()
+def _measure(
+    tested: ManyContestants, *, rounds: int, seconds: float
+) -> list[dict[str, ManySample]]:
+    contestants = tested.contestants()
     counts: dict[str, int] = {}
     for name, run in contestants.items():
-        turns.sample(run, 320)
-        counts[name] = max(320, int(seconds / turns.sample(run, 640).seconds))
-    measured: list[dict[str, Sample]] = []
+        tested.sample(run, 320)
+        counts[name] = max(320, int(seconds / tested.sample(run, 640).seconds))
+    measured: list[dict[str, ManySample]] = []
     for number in range(rounds):
         order = list(contestants)[:: 1 if number % 2 else -1]
-        measured.append({name: turns.sample(contestants[name], counts[name]) for name in order})
+        measured.append({name: tested.sample(contestants[name], counts[name]) for name in order})
     return measured
 
 
-def _summary(rounds: list[dict[str, Sample]]) -> dict[str, dict[str, float]]:
+def _summary(rounds: list[dict[str, ManySample]]) -> dict[str, dict[str, float]]:
     fastest_unary = [
         min(sample.seconds for name, sample in one.items() if name.startswith("unary"))
         for one in rounds
@@ -160,8 +162,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1.0)
     arguments = parser.parse_args(argv)
     with started(*OURS, "--log-level", "warning") as server:
-        turns = Turns(server)
-        rounds = _measure(turns, rounds=arguments.rounds, seconds=arguments.seconds)
+        tested = ManyContestants(server)
+        rounds = _measure(tested, rounds=arguments.rounds, seconds=arguments.seconds)
     summary = _summary(rounds)
     for name, numbers in summary.items():
         sys.stdout.write(

@@ -1,4 +1,4 @@
-"""Times contestants in turn, round by round, so that ratios compare the same moment."""
+"""Timing of contestants in turn, round by round."""
 
 from __future__ import annotations
 

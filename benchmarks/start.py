@@ -1,4 +1,4 @@
-"""How soon a fresh server serves, and whether its first request waits for anything.
+"""Time until a fresh server serves, and of its first request.
 
     python -m benchmarks start
 
@@ -49,7 +49,7 @@ REQUESTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FirstRequests:
     """Ten requests.
 
     higher   pixels, so that rounds have others
@@ -73,7 +73,7 @@ def items(shape: tuple[int, ...], *, wider: int, higher: int) -> Iterator[Item]:
         yield Item(operator, np.ones(wide, np.float32), out=out)
 
 
-def times_ms(address: str, case: Case) -> list[float]:
+def times_ms(address: str, case: FirstRequests) -> list[float]:
     """Return the milliseconds of each request, over new connections."""
     times: list[float] = []
     requests = items(SIZES[case.size], wider=KINDS[case.kind], higher=case.higher)
@@ -93,7 +93,7 @@ def times_ms(address: str, case: Case) -> list[float]:
     return times
 
 
-def times_of_process(address: str, case: Case) -> list[float]:
+def times_of_process(address: str, case: FirstRequests) -> list[float]:
     """Do the same in a new process."""
     command = [
         sys.executable,
@@ -117,7 +117,7 @@ def ready(*flags: str) -> Generator[tuple[float, str]]:
         yield time.perf_counter() - begin, server.address
 
 
-def run(used: str, case: Case) -> tuple[float, dict[str, list[float]]]:
+def run(used: str, case: FirstRequests) -> tuple[float, dict[str, list[float]]]:
     """Return the seconds until a server serves, and the times of each way beside a used server."""
     found: dict[str, list[float]] = {}
     found["both used"] = times_ms(used, case)
@@ -135,7 +135,7 @@ def run(used: str, case: Case) -> tuple[float, dict[str, list[float]]]:
 def use(used: str, cases: Sequence[tuple[str, str]]) -> None:
     """Have a server answer calls that no round makes."""
     for size, kind in cases:
-        times_ms(used, Case(size, kind, higher=0, pause_s=0.0))
+        times_ms(used, FirstRequests(size, kind, higher=0, pause_s=0.0))
 
 
 def told(rounds: list[list[float]]) -> dict[str, float]:
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.call:
         address, case = arguments.call
-        print(json.dumps(times_ms(address, Case(**json.loads(case)))))
+        print(json.dumps(times_ms(address, FirstRequests(**json.loads(case)))))
         return 0
     subprocess.run([sys.executable, "-m", "gradwire_server", "--compile-only"], check=True)
     report: dict[str, dict[str, Any]] = {}
@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
         use(used, cases)
         for size, kind in cases:
             rounds = [
-                run(used, Case(size, kind, higher=6 * number + 2, pause_s=pause_s))
+                run(used, FirstRequests(size, kind, higher=6 * number + 2, pause_s=pause_s))
                 for number in range(arguments.rounds)
             ]
             waits += [ready_s for ready_s, _ in rounds]

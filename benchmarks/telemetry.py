@@ -1,4 +1,4 @@
-"""What metrics and traces cost a call, and what a scrape takes.
+"""Cost of metrics and traces for a call, and of a scrape.
 
     python -m benchmarks telemetry [--rounds N] [--calls N] [--json FILE]
 
@@ -115,7 +115,7 @@ def _hook_us(observer: Observer, call: FinishedCall) -> float:
     return round(statistics.median(times) * 1e6, 2)
 
 
-class Contestant:
+class TimedServer:
     """One server and what its calls took."""
 
     def __init__(self, server: Server) -> None:
@@ -146,7 +146,7 @@ def servers(rounds: int, calls: int) -> dict[str, Any]:
     """Return medians of rounds, and of their differences to a server that measures nothing."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        contestants: dict[str, Contestant] = {}
+        contestants: dict[str, TimedServer] = {}
         for name, flags in SERVERS.items():
             server = stack.enter_context(
                 started(
@@ -155,7 +155,7 @@ def servers(rounds: int, calls: int) -> dict[str, Any]:
                     env=_ENVIRONMENT.get(name),
                 )
             )
-            contestants[name] = Contestant(server)
+            contestants[name] = TimedServer(server)
         for each in contestants.values():
             each.run(calls)
             each.cpu_us.clear()
@@ -167,7 +167,7 @@ def servers(rounds: int, calls: int) -> dict[str, Any]:
     return {name: _compared(each, contestants["nothing"]) for name, each in contestants.items()}
 
 
-def _compared(one: Contestant, plain: Contestant) -> Mapping[str, float]:
+def _compared(one: TimedServer, plain: TimedServer) -> Mapping[str, float]:
     def more(ours: list[float], theirs: list[float]) -> float:
         return round(statistics.median(a - b for a, b in zip(ours, theirs, strict=True)), 1)
 

@@ -1,4 +1,4 @@
-"""What TLS and tokens cost, beside plain text in the same rounds.
+"""Cost of TLS and tokens beside plain text.
 
     python -m benchmarks tls [STAGE ...] [--rounds N] [--json FILE]
 
@@ -54,14 +54,14 @@ _EVALUATE = "/gradwire.v1.GradientService/Evaluate"
 _LOOKUPS = 20_000
 
 
-class _Way(NamedTuple):
+class _Endpoint(NamedTuple):
     """A server, and what a client of it is made with."""
 
     server: Server
     options: dict[str, Any]
 
 
-def _ways(stack: ExitStack) -> dict[str, _Way]:
+def _ways(stack: ExitStack) -> dict[str, _Endpoint]:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     papers, tokens = Papers(folder), folder / "tokens"
     token = {"token": add_token(tokens, name="bench", scopes=list(Scope))}
@@ -70,12 +70,12 @@ def _ways(stack: ExitStack) -> dict[str, _Way]:
     known = {"credentials": trusting(papers.roots)}
     certified = {"credentials": trusting(papers.roots, pair(papers.authority))}
     return {
-        "plain": _Way(start(stack, *OURS), {}),
-        "plain, token": _Way(start(stack, *OURS, *asks), token),
-        "TLS": _Way(start(stack, *OURS, *private), known),
-        "TLS, token": _Way(start(stack, *OURS, *private, *asks), {**known, **token}),
-        "mTLS": _Way(start(stack, *OURS, *mutual), certified),
-        "mTLS, token": _Way(start(stack, *OURS, *mutual, *asks), {**certified, **token}),
+        "plain": _Endpoint(start(stack, *OURS), {}),
+        "plain, token": _Endpoint(start(stack, *OURS, *asks), token),
+        "TLS": _Endpoint(start(stack, *OURS, *private), known),
+        "TLS, token": _Endpoint(start(stack, *OURS, *private, *asks), {**known, **token}),
+        "mTLS": _Endpoint(start(stack, *OURS, *mutual), certified),
+        "mTLS, token": _Endpoint(start(stack, *OURS, *mutual, *asks), {**certified, **token}),
     }
 
 
@@ -84,7 +84,7 @@ def _flags(settings: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(word for pair_of in words for word in pair_of)
 
 
-def _compare(rounds: int, call_of: Callable[[_Way], Call], *, seconds: float = 0.5) -> Rows:
+def _compare(rounds: int, call_of: Callable[[_Endpoint], Call], *, seconds: float = 0.5) -> Rows:
     with ExitStack() as stack:
         ways = _ways(stack)
         calls = {name: call_of(way) for name, way in ways.items()}
@@ -93,7 +93,7 @@ def _compare(rounds: int, call_of: Callable[[_Way], Call], *, seconds: float = 0
         return compare_calls(calls, servers, base="plain", rounds=rounds, seconds=seconds)
 
 
-def _evaluate(way: _Way, source: Array, result: tuple[int, ...]) -> Call:
+def _evaluate(way: _Endpoint, source: Array, result: tuple[int, ...]) -> Call:
     return sdk(way.server, source, result, **way.options)
 
 
@@ -112,7 +112,7 @@ def connect(rounds: int) -> Rows:
     """Measure connections."""
     source = numbers(TINY)
 
-    def anew(way: _Way) -> Array:
+    def anew(way: _Endpoint) -> Array:
         with Client(way.server.address, **way.options) as client:
             return client.evaluate(OPERATOR, source, output_shape=TINY_RESULT)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.compare.judgement import Judgement, judge
-from benchmarks.compare.rows import Row, rows
+from benchmarks.compare.rows import ComparedRow, rows
 from benchmarks.compare.sides import BASELINE, Side, cores, sides
 
 # Where processors rest from what ran before.
@@ -41,7 +41,7 @@ class Measured:
     judgements: dict[str, Judgement]
 
 
-def measure(row: Row, both: Sequence[Side], pairs: int) -> Measured:
+def measure(row: ComparedRow, both: Sequence[Side], pairs: int) -> Measured:
     """Take the samples of a row; both is this tree and the baseline."""
     samples: list[list[dict[str, float]]] = [[], []]
     with ExitStack() as stack:

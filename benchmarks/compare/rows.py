@@ -30,11 +30,11 @@ _ONSET_S, _LASTING_S = 2.0, 3.0
 _CALLERS = 4
 _SMALL_MESSAGE = requests()["tiny"][0]
 _LONG_MESSAGE = requests()["long"][0]
-_MEMORY_SIDE, _FULL_MEMORY_SIDE = 8192, 23040
+_MEMORY_SIDE, _FULL_MEMORY_SIDE = 8192, 23168
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """A load, measured on both sides in turn.
 
     meaning  of the row, for its reader
@@ -142,19 +142,19 @@ def _local(stack: ExitStack, side: Side, **order: object) -> Take:
     return take
 
 
-def _locals() -> dict[str, Row]:
+def _locals() -> dict[str, ComparedRow]:
     """Return the rows of LocalClient on one thread."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, ComparedRow] = {}
     for kind in ("bilinear", "bilinear, channels-last", "nearest", "bicubic"):
         for dtype in ("float32", "bfloat16"):
             words = kind.replace(", channels-last", "-nxc")
             order = partial(_local, do="local", kind=kind, dtype=dtype)
-            rows[f"local-{words}-{dtype}"] = Row(
+            rows[f"local-{words}-{dtype}"] = ComparedRow(
                 f"LocalClient, {kind} x2 of 25.7 MB in float32, in {dtype}, 1 thread",
                 {"ms": "lower"},
                 _each(order),
             )
-    rows["local-tiny"] = Row(
+    rows["local-tiny"] = ComparedRow(
         "LocalClient, bilinear x2 of (1, 3, 32, 32): the fixed cost of a call",
         {"us": "lower"},
         _each(partial(_local, do="tiny")),
@@ -162,7 +162,7 @@ def _locals() -> dict[str, Row]:
     return rows
 
 
-def rows(*, full: bool = False) -> dict[str, Row]:
+def rows(*, full: bool = False) -> dict[str, ComparedRow]:
     """Return all rows; full streams 2 GiB where 256 MiB stream otherwise."""
     latencies: dict[str, Better] = {
         "rate": "higher",
@@ -172,47 +172,47 @@ def rows(*, full: bool = False) -> dict[str, Row]:
     }
     side = _FULL_MEMORY_SIDE if full else _MEMORY_SIDE
     return {
-        "unary-1": Row(
+        "unary-1": ComparedRow(
             "small unary call of a raw client, 1 in flight",
             latencies,
             _each(partial(_unary, in_flight=1)),
         ),
-        "unary-16": Row(
+        "unary-16": ComparedRow(
             "small unary calls of a raw client, 16 in flight on one connection",
             latencies,
             _each(partial(_unary, in_flight=16)),
         ),
-        "sdk-small": Row(
+        "sdk-small": ComparedRow(
             "Client.evaluate of a small tensor",
             {"rate": "higher", "p50_ms": "lower"},
             _each(partial(_sdk, do="small")),
         ),
-        "stream": Row(
+        "stream": ComparedRow(
             "Client.evaluate of 25.7 MB up, 6.4 MB down; processor time of both ends for a call",
             {"rate": "higher", "server_ms": "lower", "client_ms": "lower"},
             _each(partial(_sdk, do="large", seconds=1.5)),
         ),
-        "many": Row(
+        "many": ComparedRow(
             "evaluate_many of small tensors",
             {"rate": "higher", "server_ms": "lower", "client_us": "lower"},
             _each(partial(_sdk, do="many")),
         ),
-        "async-200": Row(
+        "async-200": ComparedRow(
             "AsyncClient, small calls, 200 in flight",
             {"rate": "higher", "p50_ms": "lower"},
             _each(partial(_sdk, do="concurrent", seconds=1.5)),
         ),
-        "overload": Row(
+        "overload": ComparedRow(
             "calls of 25 ms due at three times the baseline's peak",
             {"goodput": "higher", "p99_ms": "lower", "refused_p50_ms": "lower"},
             _overload,
         ),
-        "memory": Row(
+        "memory": ComparedRow(
             f"highest anonymous memory while {'2 GiB' if full else '256 MiB'} stream",
             {"server_mib": "lower", "client_mib": "lower"},
             _each(partial(_memory, numbers=side)),
         ),
-        "start": Row(
+        "start": ComparedRow(
             "from the start of a server with compiled kernels until it serves",
             {"ready_s": "lower"},
             lambda _, both: [partial(_start, one) for one in both],

@@ -1,4 +1,4 @@
-"""Program run by the Python of either side: loads by its own SDK, and its LocalClient.
+"""Load program of either side: its SDK and its LocalClient.
 
 Reads an order in JSON from each line of standard input, and answers with a line of JSON, its
 figures. It uses public names only, so that it runs with this tree and with the baseline.

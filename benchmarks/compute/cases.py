@@ -1,4 +1,4 @@
-"""What the compute benchmark measures: shapes, operators and the arrays of both layouts."""
+"""Cases of the compute benchmark: shapes, operators, arrays, PyTorch's names."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 # A prime, so that equal values stand nowhere near each other.
 _PATTERN = 1_000_003
 _CACHE_LINE = 64
+
+
+class WrongResultError(Exception):
+    """Two of our own results differ in a bit."""
 
 
 @dataclass(frozen=True, slots=True)

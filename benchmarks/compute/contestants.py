@@ -1,4 +1,4 @@
-"""Contestants of the compute benchmark, and ours among them: LocalClient on each backend.
+"""Contestants of the compute benchmark: LocalClient, PyTorch, oneDNN, a copy loop.
 
 A contestant is ready to run: its arrays exist and nothing is converted, allocated or compiled while
 it is timed. All read the same output gradient, each in its own layout, and write an array of their
@@ -21,6 +21,7 @@ from benchmarks.compute.cases import (
     Case,
     Layout,
     Outputs,
+    WrongResultError,
     cubic_plan,
     logical,
     stored,
@@ -108,10 +109,6 @@ def _cubic_plan(given: Gradient) -> Plan:
 
 # Of the largest value. Peers round coordinates elsewhere, and some round sums to the storage type.
 _TOLERANCES = {"float32": 5e-4, "float16": 4e-3, "bfloat16": 3e-2}
-
-
-class WrongResultError(Exception):
-    """Two of our backends differ, or our layouts do."""
 
 
 def check_ours(ours: Sequence[Contestant]) -> Array:

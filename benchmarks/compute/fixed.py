@@ -1,4 +1,4 @@
-"""The fixed cost of a call: LocalClient on a gradient so small that little is left to compute.
+"""Fixed cost of a LocalClient call on a tiny gradient.
 
     python -m benchmarks compute-fixed [--backend NAME] [--seconds S] [--json FILE]
 

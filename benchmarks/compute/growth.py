@@ -1,4 +1,4 @@
-"""How the cost of a gradient grows with its size, from 1 KiB to 4 GiB, and shrinks with threads.
+"""Cost of a gradient by its size, 1 KiB to 4 GiB.
 
     python -m benchmarks compute-growth [--largest MIB] [--json FILE] ...
 

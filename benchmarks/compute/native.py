@@ -1,4 +1,4 @@
-"""The C++ helpers of the benchmark, compiled when it starts: the copy loop and oneDNN."""
+"""C++ helpers of the compute benchmark, compiled when it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws what the compute benchmark and the scaling benchmark found.
+"""Picture of the results of compute and compute-growth.
 
     python -m benchmarks compute-plot out/compute.json out/scaling.json FILE.png
 

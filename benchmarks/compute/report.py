@@ -1,4 +1,4 @@
-"""What the compute benchmark found: records, the rows made of them, and the printed table."""
+"""Results of the compute benchmark: records, rows and the printed table."""
 
 from __future__ import annotations
 

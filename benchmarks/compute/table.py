@@ -1,4 +1,4 @@
-"""Our backends against PyTorch, oneDNN and a copy loop on one case after the other.
+"""LocalClient's backends against PyTorch, oneDNN and a copy loop.
 
     python -m benchmarks compute [--quick] [--case PATTERN] [--json FILE] ...
 

@@ -1,4 +1,4 @@
-"""Checks what the compute benchmark found against what is wanted of the compiled backend.
+"""Targets of the compiled backend, checked against the compute benchmark's results.
 
     python -m benchmarks compute-targets out/compute.json [--backend NAME]
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +59,16 @@ class Verdict:
     def holds(self) -> bool:
         """Whether it is reached."""
         return self.reached >= self.wanted
+
+
+def judged_lines(judged: Sequence[Verdict]) -> Iterator[str]:
+    """Yield lines: how many rows hold each target, and those that do not, the worst first."""
+    for target in sorted({one.target for one in judged}):
+        some = [one for one in judged if one.target == target]
+        missed = [one for one in some if not one.holds]
+        yield f"{target}: {len(some) - len(missed)} of {len(some)} hold"
+        for one in sorted(missed, key=lambda one: one.reached / one.wanted):
+            yield f"    {one.reached:7.2f} of {one.wanted:5.2f}  {one.row}"
 
 
 def verdicts(records: list[Record], backend: str) -> Iterator[Verdict]:
@@ -126,12 +135,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     records = load(json.loads(arguments.json.read_text(encoding="utf-8")))
     judged = list(verdicts(records, arguments.backend))
-    for target in sorted({one.target for one in judged}):
-        some = [one for one in judged if one.target == target]
-        missed = sorted(
-            (one for one in some if not one.holds), key=lambda one: one.reached / one.wanted
-        )
-        sys.stdout.write(f"{target}: {len(some) - len(missed)} of {len(some)} hold\n")
-        for one in missed:
-            sys.stdout.write(f"    {one.reached:6.2f} of {one.wanted:5.2f}  {one.row}\n")
+    for line in judged_lines(judged):
+        print(line)
     return int(not all(one.holds for one in judged))

@@ -1,4 +1,4 @@
-"""What the GPU benchmark measures: the compute benchmark's cases, grown past the caches."""
+"""Rows of the GPU benchmark: the compute cases, larger than the caches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = ("float32", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GpuRow:
     """A row to be measured: a case of its size in one layout and type."""
 
     case: Case
@@ -72,7 +72,7 @@ class _Resample:
     offset_convention: str = "forward"
 
 
-def jobs(*, nbytes: int, quick: bool = False) -> list[Job]:
+def rows(*, nbytes: int, quick: bool = False) -> list[GpuRow]:
     """Return all rows, what matters most first.
 
     nbytes  that each one moves, at least
@@ -81,17 +81,17 @@ def jobs(*, nbytes: int, quick: bool = False) -> list[Job]:
     cases = sorted(CASES, key=lambda case: case.name not in _FIRST)
     some = [case for case in cases if case.name in _FIRST] if quick else cases
     return [
-        Job(grown(case, nbytes=nbytes, itemsize=DTYPES[dtype].itemsize), layout, dtype)
+        GpuRow(grown(case, nbytes=nbytes, itemsize=DTYPES[dtype].itemsize), layout, dtype)
         for case in some
         for dtype in _TYPES
         for layout in case.layouts
     ]
 
 
-def tiny_jobs() -> list[Job]:
+def tiny_rows() -> list[GpuRow]:
     """Return all rows, each as small as a simulated device needs it."""
     return [
-        Job(shrunk(case), layout, dtype)
+        GpuRow(shrunk(case), layout, dtype)
         for case in CASES
         for dtype in _TYPES
         for layout in case.layouts
@@ -152,17 +152,17 @@ class Numbers:
         return self._kept[dtype][:size].reshape(shape)
 
 
-def ends(job: Job) -> Iterator[tuple[slice, Plan]]:
+def ends(row: GpuRow) -> Iterator[tuple[slice, Plan]]:
     """Yield parts of the first axis, the first image and the last, and the plan of each alone.
 
     One part is all of it where an operator moves that axis.
     """
-    images = job.case.src[0]
-    if job.case.kind == "dml":
-        yield slice(0, images), job.plan
+    images = row.case.src[0]
+    if row.case.kind == "dml":
+        yield slice(0, images), row.plan
         return
-    one = replace(job.case, src=(1, *job.case.src[1:]), dst=(1, *job.case.dst[1:]))
-    plan = gradient(one, job.layout)
+    one = replace(row.case, src=(1, *row.case.src[1:]), dst=(1, *row.case.dst[1:]))
+    plan = gradient(one, row.layout)
     for first in sorted({0, images - 1}):
         yield slice(first, first + 1), plan
 

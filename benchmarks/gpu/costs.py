@@ -1,4 +1,4 @@
-"""What a gradient costs from host memory to host memory: on a GPU, and on the CPU beside it.
+"""Cost of a gradient between host arrays, on GPU and CPU.
 
 Tensors that come from elsewhere are bounded by the bus to the device, and by the wire before that;
 how fast the kernels are matters little to them. What is asked here is from which size on the GPU
@@ -15,9 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.compute.cases import Array, Case
+from benchmarks.compute.cases import Array, Case, WrongResultError
 from benchmarks.gpu.cases import Numbers, gradient
-from benchmarks.gpu.contestants import WrongResultError
 from benchmarks.rounds import timed
 from gradwire_server.backends import Backend
 
@@ -43,7 +42,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class CostPace:
     """How long to measure: at most so many rounds, and about so long for a size."""
 
     rounds: int = 15
@@ -62,7 +61,7 @@ def sizes(*, smallest: int = 1 << 14, largest: int = 1 << 28) -> Iterator[Case]:
         nbytes *= 4
 
 
-def applied(backends: Mapping[str, Backend], case: Case, pace: Pace) -> Cost:
+def applied(backends: Mapping[str, Backend], case: Case, pace: CostPace) -> Cost:
     """Time backends in this process; raises WrongResultError where they differ."""
     x, plan = Numbers().filled(case.dst, "float32"), gradient(case, "NCX")
     results = {name: np.zeros(case.src, np.float32) for name in backends}
@@ -71,7 +70,7 @@ def applied(backends: Mapping[str, Backend], case: Case, pace: Pace) -> Cost:
 
 
 def requested(
-    evaluate: Mapping[str, Callable[[Array, Array], object]], case: Case, pace: Pace
+    evaluate: Mapping[str, Callable[[Array, Array], object]], case: Case, pace: CostPace
 ) -> Cost:
     """Time calls of servers; raises WrongResultError where they answer with other bits.
 
@@ -114,7 +113,7 @@ def _cost(
     x: Array,
     runs: Mapping[str, Callable[[], object]],
     results: Mapping[str, Array],
-    pace: Pace,
+    pace: CostPace,
 ) -> Cost:
     took = {name: min(timed(run), timed(run)) for name, run in runs.items()}
     if len({result.tobytes() for result in results.values()}) > 1:

@@ -1,4 +1,4 @@
-"""The GPU benchmark's two machines: one with a device, and one that simulates it.
+"""Machines of the GPU benchmark: with a device, or simulating one.
 
 The simulated one runs the same code on tiny tensors, so that a machine without a device shows that
 the benchmark runs. It needs g++.
@@ -20,9 +20,9 @@ import numpy as np
 from benchmarks.compute.cases import Array, Case
 from benchmarks.compute.native import UnavailableError
 from benchmarks.gpu import cases, costs
-from benchmarks.gpu.cases import Job
-from benchmarks.gpu.costs import Cost, Pace
-from benchmarks.gpu.lanes import CudaLane, Lane, SimulatedLane
+from benchmarks.gpu.cases import GpuRow
+from benchmarks.gpu.costs import Cost, CostPace
+from benchmarks.gpu.streams import CudaStream, DeviceStream, SimulatedStream
 from gradwire_server.backends import Backend, NumpyCpu, choose
 from gradwire_server.backends.cupy_cuda import cupy_device
 
@@ -44,11 +44,11 @@ class Machine(Protocol):
 
     missing: dict[str, str]
 
-    def lane(self) -> Lane:
+    def stream(self) -> DeviceStream:
         """Return the device's stream; ImportError, saying why, where there is none."""
         ...
 
-    def jobs(self) -> list[Job]:
+    def rows(self) -> list[GpuRow]:
         """Return what is measured on the device."""
         ...
 
@@ -61,7 +61,7 @@ class Machine(Protocol):
 class RealMachine:
     """The first device that CUDA_VISIBLE_DEVICES leaves.
 
-    nbytes   that a job moves, at least
+    nbytes   that a row moves, at least
     quick    measures only what the targets name, and fewer sizes
     largest  output gradient of a request
     """
@@ -73,19 +73,19 @@ class RealMachine:
     def __post_init__(self) -> None:
         self.missing: dict[str, str] = {}
 
-    def lane(self) -> Lane:
+    def stream(self) -> DeviceStream:
         """Return the device's stream."""
         cupy_device.check()
-        return CudaLane(cupy_device.cubins(""))
+        return CudaStream(cupy_device.cubins(""))
 
-    def jobs(self) -> list[Job]:
+    def rows(self) -> list[GpuRow]:
         """Return what is measured on the device."""
-        return cases.jobs(nbytes=self.nbytes, quick=self.quick)
+        return cases.rows(nbytes=self.nbytes, quick=self.quick)
 
     def costs(self) -> Iterator[Cost]:
         """Measure from host memory to host memory, size by size."""
         backends = dict(self._chosen())
-        pace = Pace(rounds=7, budget_s=1.0) if self.quick else Pace()
+        pace = CostPace(rounds=7, budget_s=1.0) if self.quick else CostPace()
         some = list(costs.sizes(largest=self.largest))
         for case in some:
             yield costs.applied(backends, case, pace)
@@ -108,7 +108,7 @@ class RealMachine:
             if name != _GPU:
                 return
 
-    def _requested(self, names: list[str], some: list[Case], pace: Pace) -> Iterator[Cost]:
+    def _requested(self, names: list[str], some: list[Case], pace: CostPace) -> Iterator[Cost]:
         try:
             requests: Any = import_module("benchmarks.gpu.requests")
         except ImportError as error:
@@ -126,7 +126,7 @@ class RealMachine:
 
 
 class SimulatedMachine:
-    """A device simulated on the CPU. All jobs are tiny, and times say nothing."""
+    """A device simulated on the CPU. All rows are tiny, and times say nothing."""
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
@@ -134,13 +134,13 @@ class SimulatedMachine:
         self._module = simulated.compiled()
         self._device = partial(simulated.SimulatedDevice, self._module)
 
-    def lane(self) -> Lane:
+    def stream(self) -> DeviceStream:
         """Return its stream."""
-        return SimulatedLane(self._module)
+        return SimulatedStream(self._module)
 
-    def jobs(self) -> list[Job]:
-        """Return all jobs, each small."""
-        return cases.tiny_jobs()
+    def rows(self) -> list[GpuRow]:
+        """Return all rows, each small."""
+        return cases.tiny_rows()
 
     def costs(self) -> Iterator[Cost]:
         """Measure two sizes from host memory to host memory."""
@@ -149,7 +149,7 @@ class SimulatedMachine:
             _GPU: cuda.Cuda(self._device(), memory_bytes=64 << 20),
             NumpyCpu.name: NumpyCpu(),
         }
-        pace = Pace(rounds=3, budget_s=0.1)
+        pace = CostPace(rounds=3, budget_s=0.1)
         some = list(costs.sizes(smallest=1 << 12, largest=1 << 14))
         for case in some:
             yield costs.applied(backends, case, pace)

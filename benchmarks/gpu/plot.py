@@ -1,4 +1,4 @@
-"""Draws what the GPU benchmark found: GB/s of every row beside a copy, and what whole calls cost.
+"""Picture of the GPU benchmark's results.
 
     python -m benchmarks gpu-plot out/gpu.json out/gpu.png
 
@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.gpu import report
 from benchmarks.gpu.costs import Cost
-from benchmarks.gpu.report import Record
+from benchmarks.gpu.report import GpuRecord
 
 _COLORS = {
     "ours": "#2a6fbb",
@@ -30,7 +30,7 @@ _COLORS = {
 _MARKS = {"copy": "|", "torch": "o", "deterministic": "d"}
 
 
-def rates(axes: Any, records: Sequence[Record], *, title: str) -> None:
+def rates(axes: Any, records: Sequence[GpuRecord], *, title: str) -> None:
     """One line per case: bars are ours, marks the others."""
     places = range(len(records))
     axes.barh(

@@ -1,4 +1,4 @@
-"""What the GPU benchmark found: rows, and whether each is as fast as is wanted."""
+"""Results of the GPU benchmark, and their targets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.compute.targets import Verdict, judged_lines
 from benchmarks.rounds import ratio
 
 # Of a copy of as many bytes.
@@ -19,7 +20,7 @@ _OVER_DETERMINISTIC = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class GpuRecord:
     """One case in one layout and type.
 
     nbytes   of output gradient and input gradient together
@@ -51,22 +52,7 @@ class Record:
         return ratio(self.seconds[than], self.seconds["ours"])
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A row against one target: what it reached and what was wanted."""
-
-    target: str
-    row: str
-    reached: float
-    wanted: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is reached."""
-        return self.reached >= self.wanted
-
-
-def verdicts(record: Record) -> Iterator[Verdict]:
+def verdicts(record: GpuRecord) -> Iterator[Verdict]:
     """Judge a row by every target that is about it."""
     row = f"{record.case}, {record.dtype} {record.layout}"
     to_copy = record.faster("copy")
@@ -81,15 +67,9 @@ def verdicts(record: Record) -> Iterator[Verdict]:
         yield Verdict("over deterministic", row, over_deterministic, _OVER_DETERMINISTIC)
 
 
-def summary(records: Sequence[Record]) -> Iterator[str]:
+def summary(records: Sequence[GpuRecord]) -> Iterator[str]:
     """Yield lines: how many rows hold each target, and those that do not, the worst first."""
-    judged = [one for record in records for one in verdicts(record)]
-    for target in sorted({one.target for one in judged}):
-        some = [one for one in judged if one.target == target]
-        missed = [one for one in some if not one.holds]
-        yield f"{target}: {len(some) - len(missed)} of {len(some)} hold"
-        for one in sorted(missed, key=lambda one: one.reached / one.wanted):
-            yield f"    {one.reached:7.2f} of {one.wanted:5.2f}  {one.row}"
+    return judged_lines([one for record in records for one in verdicts(record)])
 
 
 HEADER = (
@@ -98,7 +78,7 @@ HEADER = (
 )
 
 
-def line(record: Record) -> str:
+def line(record: GpuRecord) -> str:
     """Print one row: time, GB/s, those of the copy, and how many times as fast as whom."""
     took = record.seconds.get("ours")
     cells = [
@@ -115,12 +95,12 @@ def line(record: Record) -> str:
     return "".join(cells) + "  " + (", ".join(missed) or ("ok" if judged else "-"))
 
 
-def load(found: dict[str, Any]) -> list[Record]:
+def load(found: dict[str, Any]) -> list[GpuRecord]:
     """Read the records of a JSON file."""
-    return [Record(**one) for one in found["records"]]
+    return [GpuRecord(**one) for one in found["records"]]
 
 
-def _is_fast_scale(record: Record) -> bool:
+def _is_fast_scale(record: GpuRecord) -> bool:
     """Tell the rows that memory should bound: x2 of images, and in NCX of float16 even scales."""
     scales = {high / low for low, high in zip(record.src[2:], record.dst[2:], strict=True)}
     if record.kind not in {"linear", "nearest"} or len(record.src) != 4 or len(scales) != 1:
@@ -132,7 +112,7 @@ def _is_fast_scale(record: Record) -> bool:
     return scale == 2 or even
 
 
-def _is_weighted(record: Record) -> bool:
+def _is_weighted(record: GpuRecord) -> bool:
     """Tell bilinear, trilinear and bicubic."""
     return record.kind == "cubic" or (record.kind == "linear" and len(record.src) > 3)
 

@@ -1,4 +1,4 @@
-"""Servers of the GPU benchmark, and what sends them requests. Needs what SDK and server need."""
+"""Servers and requests of the GPU benchmark; needs SDK and server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our CUDA kernels against a copy within the device and PyTorch's CUDA kernels; and what they cost.
+"""CUDA kernels against a device copy and PyTorch's CUDA kernels.
 
     python -m benchmarks gpu [--quick] [--json FILE] ...
 
@@ -35,9 +35,9 @@ from benchmarks import machine
 from benchmarks.compute.cases import Array
 from benchmarks.compute.native import UnavailableError
 from benchmarks.gpu import report
-from benchmarks.gpu.cases import Job, Numbers
+from benchmarks.gpu.cases import GpuRow, Numbers
 from benchmarks.gpu.contestants import (
-    Contestant,
+    GpuContestant,
     check,
     copy,
     ours,
@@ -45,9 +45,9 @@ from benchmarks.gpu.contestants import (
     torch_deterministic,
 )
 from benchmarks.gpu.costs import Cost, lines
-from benchmarks.gpu.lanes import Lane
 from benchmarks.gpu.machines import Machine, RealMachine, SimulatedMachine, storage_types
-from benchmarks.gpu.report import Record
+from benchmarks.gpu.report import GpuRecord
+from benchmarks.gpu.streams import DeviceStream
 from gradwire_server.backends.cuda import kernels
 from gradwire_server.plans import Plan
 
@@ -55,6 +55,60 @@ from gradwire_server.plans import Plan
 _FOR_COSTS = 0.3
 # A device that is lost breaks every row that follows.
 _MOST_BROKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPace:
+    """How long to measure.
+
+    rounds    of all contestants
+    warm      untimed runs of each one before
+    ahead     copies asked for first, which keep the device busy until the rounds are asked for
+    budget_s  a slow contestant takes part in as many rounds as fit in so long, twice at least
+    """
+
+    rounds: int = 25
+    warm: int = 3
+    ahead: int = 10
+    budget_s: float = 0.5
+
+
+def samples(
+    stream: DeviceStream, contestants: Sequence[GpuContestant], pace: GpuPace
+) -> dict[str, list[float]]:
+    """Return seconds of each run, [contestant][round]; slow ones miss the later rounds.
+
+    The order is reversed from round to round.
+    """
+    most = {one.name: _rounds(stream, one, pace) for one in contestants}
+    marks: dict[str, list[tuple[Any, Any]]] = {one.name: [] for one in contestants}
+    for one in contestants:
+        for _ in range(pace.ahead if one.name == "copy" else 0):
+            one.run()
+    for number in range(pace.rounds):
+        for one in contestants if number % 2 else contestants[::-1]:
+            if number < most[one.name]:
+                first = stream.mark()
+                one.run()
+                marks[one.name].append((first, stream.mark()))
+    stream.settle()
+    return {name: [stream.seconds(*pair) for pair in pairs] for name, pairs in marks.items()}
+
+
+def _rounds(stream: DeviceStream, one: GpuContestant, pace: GpuPace) -> int:
+    """Warm up; return how many rounds of one are worth their time."""
+    one.run()  # the first call may set up more than memory
+    times: list[float] = []
+    for _ in range(pace.warm):
+        first = stream.mark()
+        one.run()
+        last = stream.mark()
+        stream.settle()
+        times.append(stream.seconds(first, last))
+        if times[-1] > pace.budget_s:
+            break
+    slowest = max(statistics.median(times), 1e-9)
+    return max(2, min(pace.rounds, int(pace.budget_s / slowest)))
 
 
 @dataclass
@@ -67,30 +121,30 @@ class Run:
     """
 
     machine: Machine
-    lane: Lane
-    pace: Pace
+    stream: DeviceStream
+    pace: GpuPace
     seconds: float
     case: str = "*"
-    records: list[Record] = field(default_factory=list[Record])
+    records: list[GpuRecord] = field(default_factory=list[GpuRecord])
     costs: list[Cost] = field(default_factory=list[Cost])
     broken: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self._until = time.monotonic() + self.seconds
 
-    def kernels(self) -> Iterator[Record]:
-        """Measure all jobs, as far as the time goes."""
+    def kernels(self) -> Iterator[GpuRecord]:
+        """Measure all rows, as far as the time goes."""
         every = {one for dtype in storage_types() for one in kernels.every(dtype)}
-        self.lane.load(sorted(every))
-        jobs = [job for job in self.machine.jobs() if fnmatch.fnmatch(job.case.name, self.case)]
+        self.stream.load(sorted(every))
+        rows = [row for row in self.machine.rows() if fnmatch.fnmatch(row.case.name, self.case)]
         numbers = Numbers()
-        for number, job in enumerate(jobs):
+        for number, row in enumerate(rows):
             if self._is_late(_FOR_COSTS) or len(self.broken) >= _MOST_BROKEN:
-                self.machine.missing["rows"] = f"{len(jobs) - number} of {len(jobs)}: no time left"
+                self.machine.missing["rows"] = f"{len(rows) - number} of {len(rows)}: no time left"
                 return
-            name = f"{job.case.name}, {job.dtype} {job.layout}"
+            name = f"{row.case.name}, {row.dtype} {row.layout}"
             try:
-                self.records.append(_measured(self.lane, job, numbers, self.pace))
+                self.records.append(_measured(self.stream, row, numbers, self.pace))
             except MemoryError as error:
                 self.machine.missing[name] = _short(error)
             except Exception as error:  # noqa: BLE001 - the other rows are worth having
@@ -114,7 +168,7 @@ class Run:
         """Write all that was found to a JSON file."""
         found = {
             **more,
-            **self.lane.facts,
+            **self.stream.facts,
             "missing": self.machine.missing,
             "broken": self.broken,
             "records": [asdict(one) for one in self.records],
@@ -128,26 +182,26 @@ class Run:
         return self._until - time.monotonic() <= share * self.seconds
 
 
-def _measured(lane: Lane, job: Job, numbers: Numbers, pace: Pace) -> Record:
-    """Run every contestant of a job in turn; raises WrongResultError where ours is wrong."""
-    x, plan = numbers.filled(job.shapes[0], job.dtype), job.plan
-    contestants, skipped = _contestants(lane, job, plan, x)
-    skipped |= check(job, x, contestants)
+def _measured(stream: DeviceStream, row: GpuRow, numbers: Numbers, pace: GpuPace) -> GpuRecord:
+    """Run every contestant of a row in turn; raises WrongResultError where ours is wrong."""
+    x, plan = numbers.filled(row.shapes[0], row.dtype), row.plan
+    contestants, skipped = _contestants(stream, row, plan, x)
+    skipped |= check(row, x, contestants)
     contestants = [one for one in contestants if one.name not in skipped]
-    seconds = samples(lane, contestants, pace)
+    seconds = samples(stream, contestants, pace)
     notes = {one.name: one.note for one in contestants}
-    case = job.case
+    case = row.case
     sizes = (list(case.src), list(case.dst))
-    return Record(
-        case.name, case.kind, *sizes, job.layout, job.dtype, job.nbytes, seconds, notes, skipped
+    return GpuRecord(
+        case.name, case.kind, *sizes, row.layout, row.dtype, row.nbytes, seconds, notes, skipped
     )
 
 
 def _contestants(
-    lane: Lane, job: Job, plan: Plan, x: Array
-) -> tuple[list[Contestant], dict[str, str]]:
+    stream: DeviceStream, row: GpuRow, plan: Plan, x: Array
+) -> tuple[list[GpuContestant], dict[str, str]]:
     """Return those that can take part, each of which has run once, and why the others cannot."""
-    found = [ours(lane, job, plan, x), copy(lane, job)]
+    found = [ours(stream, row, plan, x), copy(stream, row)]
     found[0].run()
     skipped: dict[str, str] = {}
     for name, build in (
@@ -155,9 +209,9 @@ def _contestants(
         ("deterministic", torch_deterministic),
     ):
         try:
-            one = build(lane, job, x)
+            one = build(stream, row, x)
             one.run()
-            lane.settle()
+            stream.settle()
         except (UnavailableError, RuntimeError) as error:  # PyTorch's own want of memory is one
             skipped[name] = _short(error)
         else:
@@ -177,7 +231,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--case", default="*", help="name of a case, with * for any text")
     parser.add_argument("--mib", type=int, default=1024, help="that a row moves, at least")
     parser.add_argument("--largest-request-mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=Pace().rounds)
+    parser.add_argument("--rounds", type=int, default=GpuPace().rounds)
     parser.add_argument("--seconds", type=float, default=400, help="after which rows are left out")
     parser.add_argument("--no-requests", action="store_true", help="only rows of kernels")
     return parser.parse_args(argv)
@@ -198,15 +252,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
     try:
         chosen = _machine(arguments)
-        lane = chosen.lane()
+        stream = chosen.stream()
     except (ImportError, RuntimeError) as error:
         _print(f"no device: {' '.join(str(error).split())}")
         return 2
     started = machine.facts()
-    pace = Pace(rounds=arguments.rounds)
-    run = Run(chosen, lane, pace, arguments.seconds, arguments.case)
+    pace = GpuPace(rounds=arguments.rounds)
+    run = Run(chosen, stream, pace, arguments.seconds, arguments.case)
     keep = partial(run.write, arguments.json, started) if arguments.json else int
-    _print(json.dumps(lane.facts), report.HEADER)
+    _print(json.dumps(stream.facts), report.HEADER)
     for record in run.kernels():
         _print(report.line(record))
     keep()
@@ -235,59 +289,3 @@ def _print(*lines: str) -> None:
     for one in lines:
         sys.stdout.write(one + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long to measure.
-
-    rounds    of all contestants
-    warm      untimed runs of each one before
-    ahead     copies asked for first, which keep the device busy until the rounds are asked for
-    budget_s  a slow contestant takes part in as many rounds as fit in so long, twice at least
-    """
-
-    rounds: int = 25
-    warm: int = 3
-    ahead: int = 10
-    budget_s: float = 0.5
-
-
-def samples(lane: Lane, contestants: Sequence[Contestant], pace: Pace) -> dict[str, list[float]]:
-    """Return seconds of each run, [contestant][round]; slow ones miss the later rounds.
-
-    The order is reversed from round to round.
-    """
-    most = {one.name: _rounds(lane, one, pace) for one in contestants}
-    marks: dict[str, list[tuple[Any, Any]]] = {one.name: [] for one in contestants}
-    for one in contestants:
-        for _ in range(pace.ahead if one.name == "copy" else 0):
-            one.run()
-    for number in range(pace.rounds):
-        for one in contestants if number % 2 else contestants[::-1]:
-            if number < most[one.name]:
-                first = lane.mark()
-                one.run()
-                marks[one.name].append((first, lane.mark()))
-    lane.settle()
-    return {name: [lane.seconds(*pair) for pair in pairs] for name, pairs in marks.items()}
-
-
-def _rounds(lane: Lane, one: Contestant, pace: Pace) -> int:
-    """Warm up; return how many rounds of one are worth their time."""
-    one.run()  # the first call may set up more than memory
-    times: list[float] = []
-    for _ in range(pace.warm):
-        first = lane.mark()
-        one.run()
-        last = lane.mark()
-        lane.settle()
-        times.append(lane.seconds(first, last))
-        if times[-1] > pace.budget_s:
-            break
-    slowest = max(statistics.median(times), 1e-9)
-    return max(2, min(pace.rounds, int(pace.budget_s / slowest)))

@@ -1,4 +1,4 @@
-"""The kinds of calls of overload.py.
+"""Kinds of calls of the overload benchmark.
 
 - ms        4 bytes there, 16 KiB back, 4096 x 4096 elements: computing, about a millisecond
 - work      the same of 8192 x 8192 elements: 5 ms

@@ -1,4 +1,4 @@
-"""Three times more calls than a server can do: who is served how fast, and who is refused how.
+"""Latencies, goodput and refusals at three times a server's peak load.
 
     python -m benchmarks overload [--kinds ms,...] [--flags ...] [--json FILE]
 
@@ -31,29 +31,117 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.overload.http2 import closed_loop, open_loop
-from benchmarks.overload.kinds import requests, streaming
-from benchmarks.overload.subjects import Load, Subject
-from benchmarks.servers import OURS, started
+import numpy as np
 
+from benchmarks import machine
+from benchmarks.overload.http2 import Connection, Outcome, closed_loop, open_loop
+from benchmarks.overload.kinds import requests, streaming
+from benchmarks.servers import OURS, Server, own_cpu_s, started
+
+Load = Callable[[Sequence[Connection]], object]
+
+_METHOD = "/gradwire.v1.GradientService/Evaluate"
+_CONNECTIONS = 4
 _CALLERS = (2, 4, 8)
 _ONSET_S = 2.0
+_STATUSES = {0: "ok", 1: "CANCELLED", 4: "DEADLINE_EXCEEDED", 8: "RESOURCE_EXHAUSTED"}
+
+
+@dataclass
+class LoadedServer:
+    """A server under load and what is known of it.
+
+    rss    anonymous memory in MiB: "idle", "highest", "settled"
+    """
+
+    kind: str
+    server: Server
+    rss: dict[str, float] = field(default_factory=dict[str, float])
+    ended: float = 0.0
+
+    def rss_mib(self) -> float:
+        """Return the anonymous memory it holds."""
+        return round(self.server.rss_anon() / (1 << 20), 1)
+
+    def load(self, messages: Sequence[bytes], run: Load, *, onset_s: float = 0.0) -> dict[str, Any]:
+        """Run a load on new connections and say what came of it."""
+        connections = [
+            Connection(self.server.address, _METHOD, messages[number % len(messages)])
+            for number in range(_CONNECTIONS)
+        ]
+        before, began = _busy_s(), time.perf_counter()
+        busy = {"server": -self.server.cpu_s(), "load": -own_cpu_s()}
+        run(connections)
+        ended = time.perf_counter()
+        busy["server"] += self.server.cpu_s()
+        busy["load"] += own_cpu_s()
+        busy["other"] = _busy_s() - before - sum(busy.values())
+        for connection in connections:
+            connection.close()
+        outcomes = [one for connection in connections for one in connection.over]
+        later = [one for one in outcomes if one.due >= began + onset_s]
+        facts = _summary(later, ended - began - onset_s)
+        if onset_s:
+            facts["onset"] = _summary(
+                [one for one in outcomes if one.due < began + onset_s], onset_s
+            )
+        for message in sorted(set(messages), key=messages.index) if len(set(messages)) > 1 else ():
+            own = [one for each in connections if each.message == message for one in each.over]
+            own = [one for one in own if one.due >= began + onset_s]
+            facts[f"of connections {messages.index(message)}"] = _summary(
+                own, ended - began - onset_s
+            )
+        facts["unanswered"] = sum(len(connection.open) for connection in connections)
+        facts["processors"] = {
+            name: round(seconds / (ended - began), 2) for name, seconds in busy.items()
+        }
+        return facts
+
+
+def _busy_s() -> float:
+    user, nice, system, _, _, *interrupts = (
+        int(text) for text in Path("/proc/stat").read_text(encoding="ascii").split()[1:8]
+    )
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def _summary(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+    served = [one for one in outcomes if one.status == 0]
+    refused = [one for one in outcomes if one.status != 0]
+    return {
+        "served_per_s": round(len(served) / seconds, 1),
+        "served_ms": _quantiles(served),
+        "refused_share": round(len(refused) / max(1, len(outcomes)), 3),
+        "refused_ms": _quantiles(refused),
+        "refused_with_retry_info": round(
+            sum(one.retry for one in refused) / max(1, len(refused)), 3
+        ),
+        "statuses": dict(Counter(_STATUSES.get(one.status, str(one.status)) for one in outcomes)),
+    }
+
+
+def _quantiles(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    if not outcomes:
+        return {}
+    ms = np.percentile([one.seconds * 1e3 for one in outcomes], [50, 99, 100])
+    return dict(zip(("p50", "p99", "max"), ms.round(2).tolist(), strict=True))
 
 
 @contextmanager
-def _sampling(subject: Subject) -> Generator[None]:
+def _sampling(one: LoadedServer) -> Generator[None]:
     """Note the highest memory meanwhile."""
     done = threading.Event()
 
     def sample() -> None:
         while not done.wait(0.05):
-            subject.rss["highest"] = max(subject.rss.get("highest", 0.0), subject.rss_mib())
+            one.rss["highest"] = max(one.rss.get("highest", 0.0), one.rss_mib())
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -62,21 +150,21 @@ def _sampling(subject: Subject) -> Generator[None]:
     thread.join()
 
 
-def _measure(subject: Subject, messages: Sequence[bytes], seconds: float) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": subject.kind}
-    subject.load(messages, lambda some: closed_loop(some, 2, 0.5))
+def _measure(one: LoadedServer, messages: Sequence[bytes], seconds: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": one.kind}
+    one.load(messages, lambda some: closed_loop(some, 2, 0.5))
     time.sleep(2.0)
-    subject.rss["idle"] = subject.rss_mib()
+    one.rss["idle"] = one.rss_mib()
 
     def during(name: str, run: Load, *, onset_s: float = 0.0) -> dict[str, Any]:
-        with streaming(subject.server.address if subject.kind == "streams" else "") as streams:
-            found = subject.load(messages, run, onset_s=onset_s)
+        with streaming(one.server.address if one.kind == "streams" else "") as streams:
+            found = one.load(messages, run, onset_s=onset_s)
         if streams:
             found["streams"] = streams[0]
         facts[name] = found
         return found
 
-    with _sampling(subject):
+    with _sampling(one):
         peaks = {
             callers: during("peak", partial(closed_loop, callers=callers, seconds=seconds))
             for callers in _CALLERS
@@ -89,7 +177,7 @@ def _measure(subject: Subject, messages: Sequence[bytes], seconds: float) -> dic
         during("unloaded", lambda some: open_loop(some, unit / 5, seconds))
         lasting_s = _ONSET_S + 2 * seconds
         during("overload", lambda some: open_loop(some, 3 * unit, lasting_s), onset_s=_ONSET_S)
-    subject.ended = time.monotonic()
+    one.ended = time.monotonic()
     overload, unloaded = facts["overload"], facts["unloaded"]
     facts["goodput_over_peak"] = _over(overload["served_per_s"], peak)
     facts["p99_over_unloaded"] = _over(
@@ -125,16 +213,16 @@ def _costs(
 
 def _run(kinds: Sequence[str], flags: Sequence[str], *, seconds: float, settle_s: float) -> Any:
     messages = requests()
-    subjects: list[Subject] = []
+    loaded: list[LoadedServer] = []
     found: list[dict[str, Any]] = []
     with ExitStack() as stack:
         for kind in kinds:
-            subjects.append(Subject(kind, stack.enter_context(started(*OURS, *flags))))
-            found.append(_measure(subjects[-1], messages[kind], seconds))
-        for subject, facts in zip(subjects, found, strict=True):
-            time.sleep(max(0.0, subject.ended + settle_s - time.monotonic()))
-            subject.rss["settled"] = subject.rss_mib()
-            facts["rss_mib"] = subject.rss
+            loaded.append(LoadedServer(kind, stack.enter_context(started(*OURS, *flags))))
+            found.append(_measure(loaded[-1], messages[kind], seconds))
+        for one, facts in zip(loaded, found, strict=True):
+            time.sleep(max(0.0, one.ended + settle_s - time.monotonic()))
+            one.rss["settled"] = one.rss_mib()
+            facts["rss_mib"] = one.rss
     return {"flags": list(flags), "kinds": found}
 
 

@@ -1,4 +1,4 @@
-"""Servers in networks of their own, each behind a link of a bounded rate.
+"""Servers in network namespaces, each behind a link of bounded rate.
 
 Needs a network namespace that the caller may change, as `unshare -rn` gives: links and networks go
 with the processes in them.

@@ -1,4 +1,4 @@
-"""How long servers take that share one evaluation: the model of docs/scaling-out.md, simulated.
+"""Model of the time that servers take to share one evaluation.
 
     python -m benchmarks scale-model [--json FILE]
 

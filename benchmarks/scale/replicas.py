@@ -1,4 +1,4 @@
-"""Compares calls of a replica on Ray with those of the plain server on the same machine.
+"""Comparison of a replica on Ray with the plain server.
 
     python -m benchmarks scale-ray [--json FILE]
 
@@ -35,7 +35,7 @@ _HALVE = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 _MANY = 200
 
 
-class _Contestant:
+class _CalledServer:
     """One server called in one way; counts what it is called and what that costs it."""
 
     def __init__(self, name: str, server: Server, call: Callable[[], object]) -> None:
@@ -76,7 +76,7 @@ def compare(servers: Sequence[str]) -> dict[str, dict[str, float]]:
     report: dict[str, dict[str, float]] = {}
     for load in calls[0]:
         all_of_them = [
-            _Contestant(name, Server(target, int(pid)), by_load[load])
+            _CalledServer(name, Server(target, int(pid)), by_load[load])
             for (name, target, pid), by_load in zip(given, calls, strict=True)
         ]
         taken = samples(all_of_them, {one.name: _timed(one.run) for one in all_of_them}, _PACE)

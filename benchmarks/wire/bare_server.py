@@ -1,4 +1,4 @@
-"""The peers of the wire benchmark: grpcio servers that do nothing but what is compared with.
+"""Bare grpcio servers, the peers of the wire benchmark.
 
     python -m benchmarks.wire.bare_server WHAT [--kind aio|uvloop|sync] [--option NAME=INTEGER]
 

@@ -1,4 +1,4 @@
-"""How often each byte of a stream is copied in a server's process, counted and not timed."""
+"""Count of copies of each byte of a stream in the server."""
 
 from __future__ import annotations
 

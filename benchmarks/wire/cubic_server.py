@@ -1,4 +1,4 @@
-"""The server with one lie: every operator is the gradient of Keys' cubic.
+"""Server whose every operator is the gradient of Keys' cubic.
 
 No operator of this release is a cubic. What one costs end to end is measured all the same: bytes,
 steps and kernels are those that the operator will have.

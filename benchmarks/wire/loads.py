@@ -1,4 +1,4 @@
-"""The clients of the wire benchmark: what is sent, and one sample of how that went."""
+"""Clients of the wire benchmark, and one sample of their calls."""
 
 from __future__ import annotations
 

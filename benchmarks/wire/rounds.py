@@ -1,4 +1,4 @@
-"""The wire benchmark's rounds: contestants take turns, and samples of one round are compared.
+"""Rounds of the wire benchmark: contestants in turn, compared per round.
 
 In each round the order is reversed. Ratios are of the samples of a round; what is told are medians
 of the rounds.

@@ -1,4 +1,4 @@
-"""The wire benchmark's timeline: what one stream sends, computes and receives, and when.
+"""Timeline of one stream: sending, computing and receiving.
 
 Both ends keep stamps of the same clock: the client of every chunk that grpc took from it or gave to
 it, the server, started by this module, of every stay in a phase.

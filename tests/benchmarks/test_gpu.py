@@ -11,64 +11,64 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.compute.cases import CASES, DTYPES, Case, Layout
+from benchmarks.compute.cases import CASES, DTYPES, Case, Layout, WrongResultError
 from benchmarks.gpu import report
 from benchmarks.gpu.cases import (
-    Job,
+    GpuRow,
     Numbers,
     additions,
     ends,
     gradient,
     grown,
-    jobs,
+    rows,
     shrunk,
-    tiny_jobs,
+    tiny_rows,
 )
-from benchmarks.gpu.contestants import Contestant, WrongResultError, check
+from benchmarks.gpu.contestants import GpuContestant, check
 from benchmarks.gpu.costs import Cost, pays_from, sizes
 from benchmarks.gpu.machines import SimulatedMachine
-from benchmarks.gpu.report import Record
-from benchmarks.gpu.run import Pace, Run
+from benchmarks.gpu.report import GpuRecord
+from benchmarks.gpu.run import GpuPace, Run
 from cuda_here import needs_cuda_packages, needs_simulator
 from gradwire_server.backends import NumpyCpu
 
 MIB = 1 << 20
 
 
-def _job(name: str, *, layout: Layout = "NCX", dtype: str = "float32") -> Job:
+def _row(name: str, *, layout: Layout = "NCX", dtype: str = "float32") -> GpuRow:
     (case,) = (case for case in CASES if case.name == name)
-    return Job(shrunk(case), layout, dtype)
+    return GpuRow(shrunk(case), layout, dtype)
 
 
-def _record(name: str, layout: str, dtype: str, **seconds: float) -> Record:
+def _record(name: str, layout: str, dtype: str, **seconds: float) -> GpuRecord:
     (case,) = (case for case in CASES if case.name == name)
     times = {contestant: [value] * 3 for contestant, value in seconds.items()}
     sizes_ = (list(case.src), list(case.dst))
-    return Record(case.name, case.kind, *sizes_, layout, dtype, 1000, times, {}, {})
+    return GpuRecord(case.name, case.kind, *sizes_, layout, dtype, 1000, times, {}, {})
 
 
 def test_every_row_moves_as_much_as_was_asked_for_and_less_than_a_case_more() -> None:
     cases = {case.name: case for case in CASES}
-    for job in jobs(nbytes=512 * MIB):
-        wanted = 128 * MIB if job.case.kind == "dml" else 512 * MIB
-        spare = cases[job.case.name].elements() * DTYPES[job.dtype].itemsize
-        assert wanted <= job.nbytes < wanted + spare, job
-    assert {job.case.name for job in jobs(nbytes=1)} == cases.keys()
+    for row in rows(nbytes=512 * MIB):
+        wanted = 128 * MIB if row.case.kind == "dml" else 512 * MIB
+        spare = cases[row.case.name].elements() * DTYPES[row.dtype].itemsize
+        assert wanted <= row.nbytes < wanted + spare, row
+    assert {row.case.name for row in rows(nbytes=1)} == cases.keys()
 
 
 @pytest.mark.parametrize(("dtype", "each"), [("float32", 20), ("float16", 10)])
 def test_doubling_moves_five_numbers_for_each_result(dtype: str, each: int) -> None:
-    job = Job(grown(CASES[0], nbytes=MIB, itemsize=4), "NXC", dtype)
-    assert job.nbytes == each * math.prod(job.case.src)
+    row = GpuRow(grown(CASES[0], nbytes=MIB, itemsize=4), "NXC", dtype)
+    assert row.nbytes == each * math.prod(row.case.src)
 
 
 def test_tiny_rows_keep_kind_and_scale() -> None:
     by_name = {case.name: case for case in CASES}
-    for job in tiny_jobs():
-        case = by_name[job.case.name]
-        assert job.case.elements() < 200_000
+    for row in tiny_rows():
+        case = by_name[row.case.name]
+        assert row.case.elements() < 200_000
         for small, large in zip(
-            zip(job.case.src, job.case.dst, strict=True),
+            zip(row.case.src, row.case.dst, strict=True),
             zip(case.src, case.dst, strict=True),
             strict=True,
         ):
@@ -77,12 +77,12 @@ def test_tiny_rows_keep_kind_and_scale() -> None:
 
 def test_the_ends_of_a_row_are_what_the_whole_of_it_gives_there() -> None:
     for name in ("linear 2-D x1.52", "cubic 2-D x2", "nearest 1-D x2", "dml 4 axes"):
-        for layout in _job(name).case.layouts:
-            job = _job(name, layout=layout)
-            x = Numbers().filled(job.shapes[0], "float32")
-            whole = np.empty(job.shapes[1], np.float32)
-            NumpyCpu().apply(job.plan, x, whole)
-            for part, plan in ends(job):
+        for layout in _row(name).case.layouts:
+            row = _row(name, layout=layout)
+            x = Numbers().filled(row.shapes[0], "float32")
+            whole = np.empty(row.shapes[1], np.float32)
+            NumpyCpu().apply(row.plan, x, whole)
+            for part, plan in ends(row):
                 y = np.empty(plan.output_shape, np.float32)
                 NumpyCpu().apply(plan, x if name.startswith("dml") else x[part], y)
                 assert y.tobytes() == whole[part].tobytes()
@@ -105,20 +105,20 @@ def test_a_result_is_a_sum_of_as_many_terms_as_its_bands_have() -> None:
 
 
 def test_another_bit_of_ours_is_an_error_and_a_peer_beyond_rounding_is_told() -> None:
-    job = _job("linear 2-D x2", dtype="float16")
-    x = Numbers().filled(job.shapes[0], job.dtype)
-    right = np.empty(job.shapes[1], x.dtype)
-    NumpyCpu().apply(job.plan, x, right)
+    row = _row("linear 2-D x2", dtype="float16")
+    x = Numbers().filled(row.shapes[0], row.dtype)
+    right = np.empty(row.shapes[1], x.dtype)
+    NumpyCpu().apply(row.plan, x, right)
     last_bit = right.view(np.uint16) ^ (np.arange(right.size).reshape(right.shape) == 7)
     near, far = last_bit.astype(np.uint16).view(np.float16), right * np.float16(1.5)
 
-    def of(name: str, y: np.typing.NDArray[np.float16]) -> Contestant:
-        return Contestant(name, int, lambda part: y[part])
+    def of(name: str, y: np.typing.NDArray[np.float16]) -> GpuContestant:
+        return GpuContestant(name, int, lambda part: y[part])
 
-    assert not check(job, x, [of("ours", right), of("torch", near)])
-    assert "away from ours" in check(job, x, [of("ours", right), of("torch", far)])["torch"]
+    assert not check(row, x, [of("ours", right), of("torch", near)])
+    assert "away from ours" in check(row, x, [of("ours", right), of("torch", far)])["torch"]
     with pytest.raises(WrongResultError, match="linear 2-D x2"):
-        check(job, x, [of("ours", near)])
+        check(row, x, [of("ours", near)])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_requests_have_the_sizes_they_are_named_by() -> None:
 @pytest.mark.parametrize("name", ["linear 2-D x2", "cubic 2-D x2", "nearest 3-D x2"])
 def test_all_of_it_runs_on_a_simulated_device(name: str, tmp_path: Path) -> None:
     machine = SimulatedMachine()
-    run = Run(machine, machine.lane(), Pace(rounds=2, warm=1), seconds=300, case=name)
+    run = Run(machine, machine.stream(), GpuPace(rounds=2, warm=1), seconds=300, case=name)
     records = list(run.kernels())
     assert len(records) == 2 * 2
     for record in records:
@@ -207,10 +207,10 @@ def test_all_of_it_runs_on_a_simulated_device(name: str, tmp_path: Path) -> None
 @needs_simulator
 def test_a_row_that_breaks_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine()
-    lane = machine.lane()
-    jobs_ = [_job("linear 2-D x2"), Job(CASES[0], "NCX", "no type"), _job("nearest 2-D x2")]
-    monkeypatch.setattr(machine, "jobs", lambda: jobs_)
-    run = Run(machine, lane, Pace(rounds=1, warm=1), seconds=300)
+    stream = machine.stream()
+    rows_ = [_row("linear 2-D x2"), GpuRow(CASES[0], "NCX", "no type"), _row("nearest 2-D x2")]
+    monkeypatch.setattr(machine, "rows", lambda: rows_)
+    run = Run(machine, stream, GpuPace(rounds=1, warm=1), seconds=300)
     assert [record.case for record in run.kernels()] == ["linear 2-D x2", "nearest 2-D x2"]
     assert [one.partition(",")[0] for one in run.broken] == ["linear 2-D x2"]
 

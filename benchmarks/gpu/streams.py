@@ -1,7 +1,7 @@
-"""Where the GPU benchmark's launches go: a real device through CuPy, or a simulated one.
+"""Streams of a real device through CuPy, or of a simulated one.
 
-A lane is one stream of one device. What is asked of it is done in order, some time before settle()
-returns; a mark is a moment in that order.
+Work asked of a stream is done in order, and before settle() returns; a mark is a moment in that
+order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Block(Protocol):
         ...
 
 
-class Lane(Protocol):
+class DeviceStream(Protocol):
     """A stream of a device, with its memory and its clock.
 
     name             of the device
@@ -83,7 +83,7 @@ class Lane(Protocol):
         ...
 
     def mark(self) -> Any:
-        """Return this moment of the lane."""
+        """Return this moment of the stream."""
         ...
 
     def settle(self) -> None:
@@ -105,7 +105,7 @@ class _CupyBlock:
         return int(self.memory.ptr)
 
 
-class CudaLane:
+class CudaStream:
     """The default stream of the first device, which PyTorch uses too: one order for both.
 
     cache  folder of compiled kernels
@@ -188,7 +188,7 @@ class CudaLane:
         )
 
     def mark(self) -> Any:
-        """Return this moment of the lane."""
+        """Return this moment of the stream."""
         event = self._cuda.Event()
         event.record()
         return event
@@ -202,7 +202,7 @@ class CudaLane:
         return float(self._cuda.get_elapsed_time(first, last)) / 1e3
 
 
-class SimulatedLane:
+class SimulatedStream:
     """Runs everything at once on the CPU; its times say nothing of a GPU.
 
     module  what runs kernels: cudasim.module.Module
@@ -258,9 +258,9 @@ class SimulatedLane:
         return last - first
 
 
-def put(lane: Lane, arrays: Sequence[Array]) -> list[Block]:
+def put(stream: DeviceStream, arrays: Sequence[Array]) -> list[Block]:
     """Return blocks that hold arrays, of at least a byte each."""
-    blocks = [lane.empty(max(1, one.nbytes)) for one in arrays]
+    blocks = [stream.empty(max(1, one.nbytes)) for one in arrays]
     for block, one in zip(blocks, arrays, strict=True):
-        lane.write(block, np.ascontiguousarray(one))
+        stream.write(block, np.ascontiguousarray(one))
     return blocks
