@@ -176,7 +176,8 @@ def _rss_anon(pid: int) -> int:
 def local(kind: str, dtype: str, seconds: float) -> Figures:
     """Compute a large gradient in process."""
     operator, channels_last = _LOCAL[kind]
-    source, shape = _numbers(_LARGE, dtype), _LARGE_RESULT
+    source = _numbers(_LARGE, dtype)
+    shape: tuple[int, ...] = _LARGE_RESULT
     if channels_last:
         source = np.ascontiguousarray(source.transpose(_NXC))
         shape = tuple(shape[axis] for axis in _NXC)
