@@ -53,11 +53,13 @@ def started(
     env: Mapping[str, str] | None = None,
     python: str = sys.executable,
     cores: Collection[int] | None = None,
+    cwd: Path | None = None,
     log: Path | None = None,
 ) -> Generator[Server]:
     """Run python with arguments until the block ends; its first line ends with its address.
 
     cores  that it may run on
+    cwd    its working directory
     log    file for its standard error
     """
     allowed = os.sched_getaffinity(0)
@@ -70,6 +72,7 @@ def started(
             stderr=stderr,
             text=True,
             env={**os.environ, **(env or {})},
+            cwd=cwd,
         )
         os.sched_setaffinity(0, allowed)
     with process:

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.compare.judgement import Judgement, judge
 from benchmarks.compare.rows import ComparedRow, rows
-from benchmarks.compare.sides import BASELINE, Side, cores, sides
+from benchmarks.compare.sides import BASELINE, CLIENT_CORES, Side, sides
 
 # Where processors rest from what ran before.
 _SETTLE_S = 0.1
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if arguments.list else 2
     both = sides(BASELINE if arguments.against == "baseline" else arguments.against)
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores()[1])
+    os.sched_setaffinity(0, CLIENT_CORES)
     print(_COLUMNS, flush=True)
     worse: list[str] = []
     record: dict[str, Any] = {}

@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 
 from benchmarks.compare.judgement import Better
-from benchmarks.compare.sides import Runner, Side, server_cpu_ms
+from benchmarks.compare.sides import CORES, Runner, Side
 from benchmarks.overload.http2 import Connection, Outcome, closed_loop, open_loop
 from benchmarks.overload.kinds import requests
-from benchmarks.servers import OURS, Server, started
+from benchmarks.servers import Server
 from benchmarks.wire.loads import EVALUATE, many_at_once, one_by_one, unary_bytes
 
 Figures = dict[str, float]
@@ -85,7 +85,7 @@ def _sdk(stack: ExitStack, side: Side, *, do: str, seconds: float = _SECONDS) ->
         before = server.cpu_s()
         found = runner(do, address=server.address, seconds=seconds)
         if calls := found.pop("calls", None):
-            found["server_ms"] = server_cpu_ms(server, before, calls)
+            found["server_ms"] = 1e3 * (server.cpu_s() - before) / calls
         return found
 
     return take
@@ -131,7 +131,7 @@ def _memory(stack: ExitStack, side: Side, *, numbers: int) -> Take:
 
 def _start(side: Side) -> Figures:
     began = time.perf_counter()
-    with started(*OURS, python=side.python):
+    with side.serving(cores=CORES):
         return {"ready_s": time.perf_counter() - began}
 
 

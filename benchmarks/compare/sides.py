@@ -8,24 +8,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.servers import OURS, Server, started
 
 _BUILD = ROOT / "build" / "compare"
 _RUNNER = Path(__file__).with_name("runner.py")
-_CORES = sorted(os.sched_getaffinity(0))
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORES, CLIENT_CORES = CORES[:1], CORES[1:] or CORES
+# Each side finds its own packages, whatever this process was told.
+_ENVIRONMENT = {"PYTHONPATH": ""}
 BASELINE = (ROOT / "benchmarks" / "BASELINE").read_text(encoding="ascii").strip()
-
-
-def cores() -> tuple[list[int], list[int]]:
-    """Return the server's core and those of clients, the same one where there is no other."""
-    return _CORES[:1], _CORES[1:] or _CORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,13 @@ class Side:
     tree: Path
     python: str
 
-    def serving(self, *flags: str) -> Any:
-        """Return a context in which a server of this side runs, on the server's core."""
-        return started(*OURS, *flags, python=self.python, cores=cores()[0])
+    def serving(
+        self, *flags: str, cores: Sequence[int] = SERVER_CORES
+    ) -> AbstractContextManager[Server]:
+        """Return a context in which a server of this side runs."""
+        return started(
+            *OURS, *flags, env=_ENVIRONMENT, python=self.python, cores=cores, cwd=self.tree
+        )
 
     @contextmanager
     def runner(self) -> Generator[Runner]:
@@ -48,6 +49,8 @@ class Side:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **_ENVIRONMENT},
+            cwd=self.tree,
         ) as process:
             yield Runner(process)
             process.terminate()
@@ -108,7 +111,12 @@ def _installed(name: str, tree: Path, folder: Path) -> Side:
         subprocess.run([*pip, *pinned[:2], "pip"], check=True)
         subprocess.run([*pip, *pinned, "--editable", f"{tree}[cpu]"], check=True)
         stamp.write_text(wanted, encoding="ascii")
-    subprocess.run([python, "-m", "gradwire_server", "--compile-only"], check=True)
+    subprocess.run(
+        [python, "-m", "gradwire_server", "--compile-only"],
+        check=True,
+        env={**os.environ, **_ENVIRONMENT},
+        cwd=tree,
+    )
     return Side(name, tree, python)
 
 
@@ -120,8 +128,3 @@ def _git(*arguments: str) -> str:
         text=True,
     )
     return done.stdout.strip()
-
-
-def server_cpu_ms(server: Server, before: float, calls: float) -> float:
-    """Return milliseconds of a server's processor time for each call since it had taken before."""
-    return 1e3 * (server.cpu_s() - before) / calls
