@@ -16,6 +16,10 @@ TARGET ?= cpu
 BASE ?=
 # How long `make fuzz` looks
 SECONDS ?= 600
+# The schema that must not break, and what it is compared with. Only a release writes a new image:
+#   buf build proto --exclude-source-info --output proto/released/vMAJOR.MINOR.binpb
+PROTO ?= proto
+RELEASED := proto/released/v0.1.binpb
 # Processes that run the tests, which wait half of their time
 JOBS ?= 4
 
@@ -31,7 +35,7 @@ PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python)
 
-.PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema check generate \
+.PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema breaking check generate \
 	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute conformance full image install \
 	constraints shape clean
 
@@ -71,12 +75,10 @@ schema: $(VENV)/.installed $(GENERATE_VENV)/.installed  ## Check that generated 
 	$(GENERATE_VENV)/bin/python proto/generate.py --check
 	$(BIN)/buf lint proto
 	$(BIN)/buf format proto --diff --exit-code
-	@if tag=$$(git describe --tags --match 'v*' --abbrev=0 2>/dev/null); then \
-		echo "buf breaking proto --against $$tag"; \
-		git archive "$$tag" proto | $(BIN)/buf breaking proto --against '-#format=tar,subdir=proto'; \
-	else \
-		echo "buf breaking: skipped, this clone has no tag v* to compare with"; \
-	fi
+	@$(MAKE) --no-print-directory breaking
+
+breaking:  ## Compare the schema with the newest release's
+	$(BIN)/buf breaking $(PROTO) --against $(RELEASED)
 
 shape: $(VENV)/.tools  ## Count tokens, modules, layers, and what calls cross, beside the baseline; fails above 700 lines a module
 	mkdir -p out

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,11 +72,7 @@ class Curl:
 
 
 @pytest.fixture(scope="module")
-def curl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Curl]:
-    beside = shutil.which("buf", path=str(Path(sys.executable).parent))
-    buf = beside or shutil.which("buf")
-    if buf is None:
-        pytest.skip("buf is neither beside the interpreter nor on PATH")
+def curl(buf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Curl]:
     with serving() as server:
         yield Curl(buf, server.address, tmp_path_factory.mktemp("buf"))
 

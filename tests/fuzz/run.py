@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true")
     arguments = parser.parse_args()
     if find_spec("atheris") is None:
-        sys.stderr.write("atheris is not installed, for which this Python may have no wheel\n")
+        sys.stderr.write("fuzz: skipped, atheris is not installed; some Pythons have no wheel\n")
         sys.exit(_SKIPPED)
     share = max(1, arguments.seconds // len(arguments.targets))
     report: dict[str, Any] = {}
