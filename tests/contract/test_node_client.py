@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,7 +22,8 @@ from serving import serving
 HERE = Path(__file__).parent / "node"
 PROTO = Path(__file__).parents[2] / "proto"
 LOCK = HERE / "package-lock.json"
-INSTALLED = HERE / "node_modules" / ".package-lock.json"
+# What npm says of a lock that does not fit package.json, or packages that do not fit the lock.
+WRONG_LOCK = ("EUSAGE", "EINTEGRITY")
 
 
 def _packages(lock: Path) -> dict[str, str]:
@@ -30,15 +32,22 @@ def _packages(lock: Path) -> dict[str, str]:
     return {folder: facts["version"] for folder, facts in packages.items() if folder}
 
 
-def _install() -> None:
-    if INSTALLED.exists() and _packages(INSTALLED) == _packages(LOCK):
+def _install(folder: Path) -> None:
+    """Install what the lock names; skip the test where npm cannot, fail where the lock is wrong."""
+    installed = folder / "node_modules" / ".package-lock.json"
+    if installed.exists() and _packages(installed) == _packages(folder / LOCK.name):
         return
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not on PATH and the packages of tests/contract/node are not installed")
-    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(HERE)]
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)  # noqa: S603
-    assert done.returncode == 0, done.stderr
+    if not done.returncode:
+        return
+    assert not any(code in done.stderr for code in WRONG_LOCK), done.stderr
+    told = re.findall(r"^npm (?:error|ERR!) (?!code|errno|syscall)(.+)", done.stderr, re.MULTILINE)
+    reason = told[0] if told else f"npm ended with status {done.returncode}"
+    pytest.skip(f"npm cannot install the packages of tests/contract/node: {reason}")
 
 
 def _request(example: Example) -> v1.EvaluateRequest:
@@ -57,7 +66,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not on PATH")
-    _install()
+    _install(HERE)
     requests = tmp_path_factory.mktemp("node") / "requests.json"
     every = [
         MessageToDict(_request(each), preserving_proto_field_name=True)
@@ -115,3 +124,15 @@ def test_the_lock_names_no_registry_and_exact_versions_alone() -> None:
     wanted = json.loads((HERE / "package.json").read_text())["dependencies"]
     locked = _packages(LOCK)
     assert {name: locked[f"node_modules/{name}"] for name in wanted} == wanted
+
+
+def test_without_a_registry_the_tests_of_node_are_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("package.json", LOCK.name):
+        shutil.copy(HERE / name, tmp_path)
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:1/")
+    monkeypatch.setenv("npm_config_fetch_retries", "0")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
+    with pytest.raises(pytest.skip.Exception, match=r"^npm (is not|cannot install .*failed)"):
+        _install(tmp_path)
