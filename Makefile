@@ -91,7 +91,7 @@ generate: $(GENERATE_VENV)/.installed  ## Write client/gradwire/v1 anew from pro
 
 load: $(VENV)/.installed  ## Put a server under every load of docs/load-testing.md; writes out/load.html and out/load.json
 	mkdir -p out
-	$(BIN)/gradwire bench --json out/load.json --report out/load.html $(ARGS)
+	$(BIN)/gradwire bench --output out/load.json --report out/load.html $(ARGS)
 
 load-agreement: $(VENV)/.installed $(VENV)-locust/.installed  ## Compare gradwire bench with Locust and h2load
 	mkdir -p out

@@ -12,7 +12,7 @@ import pytest
 
 from gradwire import cli
 
-GRADWIRE = (sys.executable, "-m", "gradwire.cli")
+GRADWIRE = (sys.executable, "-m", "gradwire")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from gradwire.errors import (
     UnavailableError,
     UnsupportedOperatorError,
     UseStreamError,
+    named_as_arguments,
 )
 
 ERROR_DOMAIN = "gradwire.v1"
@@ -158,7 +159,9 @@ def _without_status(facts: _Facts, request_id: str | None) -> GradwireError:
     kind = BY_REASON.get(facts.reason) or BY_CODE.get(facts.code, ServerError)
     if kind is OverloadedError and facts.retry_after_s is None:
         kind = LimitExceededError
-    message = facts.message or f"the server answered {facts.code} without a word"
+    message = (
+        named_as_arguments(facts.message) or f"the server answered {facts.code} without a word"
+    )
     if kind is UnavailableError and not facts.reason:
         message = with_hint(message)
     if kind is ServerError and not facts.reason:

@@ -22,8 +22,30 @@ pickled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Self
+from typing import Final, Self
+
+# What a caller of the SDK writes for a path of the wire.
+_ARGUMENTS: Final = (
+    (re.compile(r"\boperator\.\w+\.(?=\w)"), ""),
+    (re.compile(r"\boperator\.(?=\w)"), ""),
+    (re.compile(r"\binput\.sizes\b"), "array.shape"),
+    (re.compile(r"\binput\.data_type\b"), "array.dtype"),
+    (re.compile(r"\binput\.strides\b"), "array.strides"),
+    (re.compile(r"\boutput\.sizes\b"), "output_shape"),
+    (re.compile(r"\boutput\.data_type\b"), "out.dtype"),
+    (re.compile(r"\boutput\.strides\b"), "out.strides"),
+    (re.compile(r"^(?:input|data)(?=:|$)"), "array"),
+    (re.compile(r"^output(?=:|$)"), "output_shape"),
+)
+
+
+def named_as_arguments(text: str) -> str:
+    """Put the SDK's names of arguments and attributes in the place of paths of the wire."""
+    for path, name in _ARGUMENTS:
+        text = path.sub(name, text)
+    return text
 
 
 class GradwireError(Exception):
@@ -54,10 +76,10 @@ class GradwireError(Exception):
 
 
 class InvalidRequestError(GradwireError, ValueError):
-    """The request can never succeed as it stands.
+    """The request can never succeed as it stands; the message names the argument as it is written.
 
-    field  path of the field at fault, such as "operator.dml_resample_grad.scales[2]"; None where
-           no single one is
+    field  path on the wire of what is at fault, such as "operator.dml_resample_grad.scales[2]", or
+           the argument's name where it does not travel; None where no single one is
     """
 
     default_reason = "INVALID_FIELD"
@@ -77,12 +99,13 @@ class InvalidRequestError(GradwireError, ValueError):
     @classmethod
     def of(cls, field: str, description: str) -> Self:
         """Name the field at fault, what came, and what would do."""
-        return cls(f"{field}: {description}", field=field, metadata={"field": field})
+        message = named_as_arguments(f"{field}: {description}")
+        return cls(message, field=field, metadata={"field": field})
 
     @property
     def description(self) -> str:
-        """What came and what would do, without the path."""
-        return str(self).removeprefix(f"{self.field}: ")
+        """What came and what would do, without the name."""
+        return str(self).removeprefix(f"{named_as_arguments(self.field or '')}: ")
 
 
 class UnsupportedOperatorError(GradwireError):

@@ -29,7 +29,7 @@ _name = click.option("--name", default="gradwire", show_default=True, help="Whic
 
 
 @click.group(context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, prog_name="gradwire-ray")
+@click.version_option(VERSION, prog_name="gradwire-ray", message="%(prog)s %(version)s")
 def gradwire_ray() -> None:
     """Run gradwire-server on the nodes of a Ray cluster.
 

@@ -63,7 +63,7 @@ class Authorizer:
                     (settings.tokens,), lambda contents: read_tokens(contents[0]), on_error=_keep
                 )
             except (OSError, ValueError) as error:
-                raise ValueError(f"tokens is {settings.tokens}: {_plain(error)}") from error
+                raise ValueError(f"--tokens is {settings.tokens}: {_plain(error)}") from error
 
     @property
     def wants_tokens(self) -> bool:

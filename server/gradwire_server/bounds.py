@@ -1,4 +1,4 @@
-"""Between which numbers a setting can be."""
+"""Flags of settings, and between which numbers a setting can be."""
 
 from __future__ import annotations
 
@@ -30,11 +30,16 @@ _MAY_BE_ZERO = {
 }
 
 
+def flag(name: str) -> str:
+    """Return the flag of the setting called `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def check_number(name: str, value: float) -> None:
-    """Raise ValueError where a setting's number is out of bounds, or none."""
+    """Raise ValueError where a setting's number is out of bounds, or none; it names the flag."""
     least = 0 if name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
     if not value >= least:
-        raise ValueError(f"{name} is {value}; at least {least} is needed")
+        raise ValueError(f"{flag(name)} is {value}; at least {least} is needed")
     most = _MOST_S if isinstance(value, float) else _MOST.get(name, _MOST_INT)
     if value > most:
-        raise ValueError(f"{name} is {value}; at most {most} is possible")
+        raise ValueError(f"{flag(name)} is {value}; at most {most} is possible")

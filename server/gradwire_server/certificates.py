@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 from gradwire._reloaded import Reloaded
+from gradwire_server.bounds import flag
 from gradwire_server.settings import Settings
 
 _log = logging.getLogger("gradwire_server")
@@ -71,7 +72,7 @@ class Certificates:
         found = dict(zip(self._paths, contents, strict=True))
         for name, content in found.items():
             if b"-----BEGIN " not in content:
-                raise ValueError(f"{name} is {self._paths[name]}, which is no PEM file")
+                raise ValueError(f"{flag(name)} is {self._paths[name]}, which is no PEM file")
         authorities = found.get("tls_client_ca")
         key, chain = found["tls_key"], found["tls_certificate"]
         context = self._context(authorities)
@@ -88,18 +89,18 @@ class Certificates:
             )
         except OSError as error:  # ssl.SSLError is one
             raise ValueError(
-                f"tls_certificate and tls_key cannot be used together: {_reason(error)}"
+                f"--tls-certificate and --tls-key cannot be used together: {_reason(error)}"
             ) from error
         if authorities is not None:
             try:
                 context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
             except OSError as error:
-                raise ValueError(f"tls_client_ca cannot be used: {_reason(error)}") from error
+                raise ValueError(f"--tls-client-ca cannot be used: {_reason(error)}") from error
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def _words(self, error: OSError) -> str:
-        named = (name for name, path in self._paths.items() if path == str(error.filename))
+        named = (flag(name) for name, path in self._paths.items() if path == str(error.filename))
         return f"{next(named, 'a file')} cannot be read: {error}"
 
     def _keep(self, error: Exception) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gradwire._targets import VARIABLE as TARGET_VARIABLE
-from gradwire._tokens import FILE_VARIABLE, TOKEN_VARIABLE
+from gradwire._variables import PREFIX, unknown_variables
 from gradwire_server import backends, container, supervisor
+from gradwire_server.addresses import is_host_and_port
+from gradwire_server.bounds import flag
 from gradwire_server.settings import Settings
 from gradwire_server.token_command import token
 from gradwire_server.version import VERSION
-
-_PREFIX = "GRADWIRE"
-# Those of the SDK, which may be set where a server runs.
-_CLIENTS = {TARGET_VARIABLE, TOKEN_VARIABLE, FILE_VARIABLE}
 
 
 def _options(command: click.Command) -> click.Command:
@@ -35,16 +30,16 @@ def _options(command: click.Command) -> click.Command:
         choices = one.metadata["choices"]
         default: object = one.default
         is_flag = isinstance(default, bool)
-        flag = f"--{one.name.replace('_', '-')}"
+        name = flag(one.name)
         command.params.append(
             click.Option(
-                [flag if default is not True else f"{flag}/--no-{flag[2:]}"],
+                [name if default is not True else f"{name}/--no-{name[2:]}"],
                 # Otherwise the default's, which click 8.2.0 needs to find out itself for a flag.
                 type=click.Choice(choices) if choices else None,
                 is_flag=is_flag,
                 default=default,
                 show_default=not is_flag and default != "",
-                envvar=f"{_PREFIX}_{one.name.upper()}",
+                envvar=f"{PREFIX}{one.name.upper()}",
                 show_envvar=True,
                 help=one.metadata["help"],
             )
@@ -57,7 +52,12 @@ def _options(command: click.Command) -> click.Command:
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
     subcommand_metavar="[token ...]",
 )
-@click.version_option(VERSION, prog_name="gradwire-server")
+@click.version_option(VERSION, prog_name="gradwire-server", message="%(prog)s %(version)s")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Shorthand: the port of --address, which has the host.",
+)
 @click.option(
     "--print-config", is_flag=True, help="Print every setting as JSON, secrets masked, and stop."
 )
@@ -68,7 +68,13 @@ def _options(command: click.Command) -> click.Command:
 )
 @click.pass_context
 def gradwire_server(
-    context: click.Context, /, *, print_config: bool, compile_only: bool, **values: Any
+    context: click.Context,
+    /,
+    *,
+    port: int | None,
+    print_config: bool,
+    compile_only: bool,
+    **values: Any,
 ) -> None:
     """Serve gradients of resampling operators over gRPC.
 
@@ -79,6 +85,8 @@ def gradwire_server(
     if context.invoked_subcommand is not None:
         return
     try:
+        if port is not None:
+            values["address"] = _address(context, values["address"], port)
         settings = _settings(context, values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -142,22 +150,27 @@ def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
     return replace(settings, **fitting)
 
 
+def _address(context: click.Context, address: str, port: int) -> str:
+    """Return the address with another port. Raises ValueError where --port does not go with it."""
+    if context.get_parameter_source("address") is ParameterSource.COMMANDLINE:
+        raise ValueError(f"--port is {port} and --address {address}; give one of them")
+    if not is_host_and_port(address):
+        raise ValueError(f"--port is {port} and --address {address}; --port needs HOST:PORT there")
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
 def _warn_of_unknown_variables() -> None:
-    known = {f"{_PREFIX}_{one.name.upper()}" for one in fields(Settings)}
-    for name in sorted(os.environ):
-        if name.startswith(f"{_PREFIX}_") and name not in known | _CLIENTS:
-            near = get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            click.echo(f"Warning: {name} is no setting of this server{meant}", err=True)
+    for words in unknown_variables([f"{PREFIX}{one.name.upper()}" for one in fields(Settings)]):
+        click.echo(f"Warning: {words}", err=True)
 
 
 def _warn_of_memory(settings: Settings) -> None:
     limit = container.memory_bytes()
     if limit is not None and settings.max_memory_bytes >= limit:
         click.echo(
-            f"Warning: max_memory_bytes is {settings.max_memory_bytes} and this container's limit "
-            f"{limit}; {container.room_bytes(limit, settings.workers)} would fit it, which is the "
-            "default here",
+            f"Warning: --max-memory-bytes is {settings.max_memory_bytes} and this container's "
+            f"limit {limit}; {container.room_bytes(limit, settings.workers)} would fit it, "
+            "which is the default here",
             err=True,
         )
 

@@ -11,11 +11,11 @@ def check_calls(address: str, *, clear: bool) -> None:
     clear  whether that is wanted, or TLS keeps it from being so
     """
     if address == "unix:":
-        raise ValueError("address is unix: without a path")
+        raise ValueError("--address is unix: without a path")
     if not (clear or address.startswith("unix:") or is_loopback(address)):
         raise ValueError(
-            f"address is {address}, which is not loopback: give tls_certificate and tls_key, or "
-            "insecure to serve in the clear"
+            f"--address is {address}, which is not loopback: give --tls-certificate and --tls-key, "
+            "or --insecure to serve in the clear"
         )
 
 
@@ -27,16 +27,16 @@ def check_http(address: str, *, is_open: bool, asks: bool, clear: bool) -> None:
     clear    as of check_calls
     """
     if not is_host_and_port(address):
-        raise ValueError(f"http_port is {address}; PORT or HOST:PORT is needed")
+        raise ValueError(f"--http-port is {address}; PORT or HOST:PORT is needed")
     if is_open or is_loopback(address):
         return
     if not asks:
         raise ValueError(
-            f"http_port is {address}, which is not loopback: give tokens, or tls_client_ca, or "
-            "http_open to let everybody read it"
+            f"--http-port is {address}, which is not loopback: give --tokens, or --tls-client-ca, "
+            "or --http-open to let everybody read it"
         )
     if not clear:
         raise ValueError(
-            f"http_port is {address}, where tokens would travel in the clear: give "
-            "tls_certificate and tls_key, or insecure"
+            f"--http-port is {address}, where tokens would travel in the clear: give "
+            "--tls-certificate and --tls-key, or --insecure"
         )

@@ -51,7 +51,7 @@ class Outlets:
         if settings.http_port:
             if find_spec("prometheus_client") is None:
                 raise ValueError(
-                    f"http_port is {settings.http_port}; it needs prometheus_client: "
+                    f"--http-port is {settings.http_port}; it needs prometheus_client: "
                     'pip install "gradwire[server]"'
                 )
             from gradwire_server.web import Site  # noqa: PLC0415
@@ -121,7 +121,7 @@ def _export(settings: Settings, signal: Signal) -> Export | None:
         return export
     needs = 'it needs: pip install "gradwire[otel]"'
     if asked:
-        raise ValueError(f"otlp_endpoint is {asked}; {needs}")
+        raise ValueError(f"--otlp-endpoint is {asked}; {needs}")
     _tell(signal, needs)
     return None
 

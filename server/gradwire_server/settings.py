@@ -27,7 +27,10 @@ _LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a server runs. A field is the flag --field-name and the variable GRADWIRE_FIELD_NAME."""
+    """How a server runs. A field is the flag --field-name and the variable GRADWIRE_FIELD_NAME.
+
+    Errors name the flag.
+    """
 
     address: str = _setting(
         "127.0.0.1:50051", "HOST:PORT to listen on; port 0 takes a free one. unix:PATH works too."
@@ -202,32 +205,32 @@ class Settings:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 check_number(one.name, value)
         if not self.address.startswith("unix:") and not is_host_and_port(self.address):
-            raise ValueError(f"address is {self.address}; HOST:PORT or unix:PATH is needed")
+            raise ValueError(f"--address is {self.address}; HOST:PORT or unix:PATH is needed")
         if self.workers > 1 and self.address.startswith("unix:"):
             raise ValueError(
-                f"workers is {self.workers} and address {self.address}: a unix socket takes one "
-                "worker; give HOST:PORT, or workers 1"
+                f"--workers is {self.workers} and --address {self.address}: a unix socket takes "
+                "one worker; give HOST:PORT, or --workers 1"
             )
         _ = self.scopes_of_strangers
         self._check_devices()
         self._check_exposure()
         if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ValueError("tls_certificate and tls_key are needed together")
+            raise ValueError("--tls-certificate and --tls-key are needed together")
         if self.tls_client_ca and not self.tls_certificate:
-            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
         most = max(self.max_unary_bytes, self.max_chunk_bytes)
         if self.max_message_bytes < most + MAX_HEADER_BYTES:
             raise ValueError(
-                f"max_message_bytes is {self.max_message_bytes}; {MAX_HEADER_BYTES} more than "
-                "max_unary_bytes and max_chunk_bytes is needed"
+                f"--max-message-bytes is {self.max_message_bytes}; {MAX_HEADER_BYTES} more than "
+                "--max-unary-bytes and --max-chunk-bytes is needed"
             )
 
     def _check_devices(self) -> None:
         """Refuse numbers that are none, and those of GPUs that would not be asked."""
         if self.cuda_numbers and self.backend != "cuda":
             raise ValueError(
-                f"cuda_devices is {self.cuda_devices} and backend {self.backend}, which takes no "
-                "GPU; give backend cuda, or leave cuda_devices out"
+                f"--cuda-devices is {self.cuda_devices} and --backend {self.backend}, which takes "
+                "no GPU; give --backend cuda, or leave --cuda-devices out"
             )
 
     def _check_exposure(self) -> None:
@@ -238,7 +241,7 @@ class Settings:
             exposure.check_http(self.http_address, is_open=self.http_open, asks=asks, clear=clear)
         if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
-                f"otlp_endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
+                f"--otlp-endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
                 "needed, or nothing"
             )
 
@@ -253,7 +256,7 @@ class Settings:
         try:
             return backends.device_numbers(self.cuda_devices)
         except ValueError as error:
-            raise ValueError(f"cuda_devices is {self.cuda_devices}{error}") from None
+            raise ValueError(f"--cuda-devices is {self.cuda_devices}{error}") from None
 
     @property
     def scopes_of_strangers(self) -> frozenset[Scope]:
@@ -261,7 +264,7 @@ class Settings:
         try:
             return read_scopes(self.anonymous_scopes)
         except ValueError as error:
-            raise ValueError(f"anonymous_scopes is {self.anonymous_scopes}: {error}") from error
+            raise ValueError(f"--anonymous-scopes is {self.anonymous_scopes}: {error}") from error
 
     @property
     def limits(self) -> Limits:

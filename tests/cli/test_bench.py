@@ -26,7 +26,7 @@ def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
     found, page = tmp_path / "found.json", tmp_path / "report.html"
     done = run(
         "bench", *SHORT, "--duration", 2.5, "--scenario", "medium", "--scenario", "tiny",
-        "--json", found, "--report", page,
+        "--output", found, "--report", page,
     )  # fmt: skip
     assert (done.code, done.stderr) == (0, "")
     document = from_json(found.read_text())
@@ -49,7 +49,7 @@ def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
     with relaying(target) as relay:
         relay.alter = lambda data: data.replace(right, wrong)
         done = run_here(
-            "bench", "--target", relay.address, "--scenario", "tiny", *SHORT, "--json", found
+            "bench", "--target", relay.address, "--scenario", "tiny", *SHORT, "--output", found
         )
     assert done.code == 1
     assert re.search(r"WRONG_RESULT.*FAILED", done.stdout)
@@ -60,7 +60,7 @@ def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
 
 def test_two_files_are_compared(target: str, tmp_path: Path) -> None:
     found, other = tmp_path / "a.json", tmp_path / "b.json"
-    run_here("bench", "--target", target, "--scenario", "tiny", *SHORT, "--json", found)
+    run_here("bench", "--target", target, "--scenario", "tiny", *SHORT, "--output", found)
     value: Any = json.loads(found.read_text())
     value["scenarios"][0]["flows"][0]["calls_per_s"] *= 2
     other.write_text(json.dumps(value))
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_compared_is_named(
     (line,) = done.stderr.splitlines()
     assert str(path) in line
     assert words in line
-    assert content is None or "give a file that `gradwire bench --json` has written" in line
+    assert content is None or "give a file that `gradwire bench --output` has written" in line
 
 
 def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_user_who_ends_it_gets_what_there_is(
     number: signal.Signals, target: str, tmp_path: Path
 ) -> None:
     found, page = tmp_path / "found.json", tmp_path / "report.html"
-    files = ("--json", found, "--report", page)
+    files = ("--output", found, "--report", page)
     scenarios = ("--scenario", "tiny", "--scenario", "large")
     with (
         relaying(target) as relay,
@@ -119,7 +119,7 @@ def test_nothing_is_written_before_a_call_counts(
 ) -> None:
     found = tmp_path / "found.json"
     with benching(
-        *("--target", target, "--scenario", "tiny", "--warm-up", 600, "--json", found),
+        *("--target", target, "--scenario", "tiny", "--warm-up", 600, "--output", found),
         *("--processes", 4),
     ) as run:
         # While those that make calls start, beside multiprocessing's own; all of them in warm-up.
@@ -162,7 +162,7 @@ def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> No
     with relaying(target) as relay, gone_under_load(relay):
         done = run_here(
             *("bench", "--target", relay.address, "--warm-up", 0, "--duration", 5),
-            *("--scenario", "tiny", "--scenario", "medium", "--json", found),
+            *("--scenario", "tiny", "--scenario", "medium", "--output", found),
         )
     assert done.code == 7
     assert done.stderr.startswith(f"gradwire: error: {relay.address}: no server answers since")

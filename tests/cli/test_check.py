@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,13 @@ def nothing(gradient, output_shape):
     return None
 
 
+def three_off(gradient, output_shape):
+    result = right(gradient, output_shape)
+    for _ in range(3):
+        result = np.nextafter(result, np.float32(np.inf), where=result != 0, out=result)
+    return result
+
+
 def of_tensors(gradient, output_shape):
     import torch
 
@@ -145,7 +153,7 @@ def test_other_numbers_of_axes_are_asked_for(check: Check, rank: str) -> None:
 
 def test_a_wrong_tie_is_shrunk_to_one_output_between_two_inputs(check: Check) -> None:
     done = check("ties_down", "--failures", "1")
-    assert (done.code, done.stderr) == (1, "")
+    assert (done.code, done.stderr) == (9, "")
     # Of 3 outputs the middle one lies between 2 inputs; fewer have no tie.
     assert "1. float32 (1, 1, 1, 3) to (1, 1, 1, 2) (the smallest of" in done.stdout
     assert "   given 1 at [0, 0, 0, 1], else 0\n" in done.stdout
@@ -184,7 +192,7 @@ def test_a_function_that_does_not_do_its_part_is_told_so(
     check: Check, function: str, shape: str, words: str
 ) -> None:
     done = check(function, "--failures", "1")
-    assert done.code == 1
+    assert done.code == 9
     assert f"1. float32 {shape}" in done.stdout
     assert f"   {words}" in done.stdout
 
@@ -192,9 +200,23 @@ def test_a_function_that_does_not_do_its_part_is_told_so(
 @pytest.mark.slow
 def test_the_order_of_sums_counts_without_a_tolerance(check: Check) -> None:
     exact = check("columns_first", "--values", "random")
-    assert exact.code == 1
+    assert exact.code == 9
     assert "by rounding or a zero's sign alone, which --tolerance " in exact.stdout
     assert check("columns_first", "--values", "random", "--tolerance", "8").code == 0
+
+
+def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(check: Check) -> None:
+    options = ("--values", "ones", "--tolerance")
+    passed = check("three_off", *options, "3")
+    assert (passed.code, passed.stderr) == (0, "")
+    assert " cases: all agree within 3 ulps\n" in passed.stdout
+    failed = check("three_off", *options, "2")
+    assert failed.code == 9
+    assert re.search(r" cases: \d+ differ by more than 2 ulps\n", failed.stdout)
+    assert re.search(r"expected 1, came 1\.0000004, 3 ulps off; ", failed.stdout)
+    assert "which --tolerance 3 lets pass" in failed.stdout
+    facts = json.loads(check("three_off", *options, "2", "--json").stdout)
+    assert {each["ulps"] for each in facts["failures"]} == {3}
 
 
 @pytest.mark.slow

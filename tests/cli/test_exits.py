@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
+from importlib.metadata import version
 
 import pytest
 
-from command_line import run, run_here
+from command_line import run_here
 from gradwire import errors
+from gradwire._variables import SERVER_VARIABLES
 from gradwire.cli import exits
+from gradwire.cli.app import commands
+from gradwire_server.settings import Settings
+from processes import run_command
 
 
 def every_kind(kind: type[errors.GradwireError]) -> list[type[errors.GradwireError]]:
@@ -46,7 +52,17 @@ def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "gradwire: error: one two\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("evaluate", "--help"), ("demo", "--help")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--help",),
+        ("-h",),
+        *((name, "-h") for name in sorted(commands.commands)),
+        ("demo", "--help"),
+    ],
+    ids=" ".join,
+)
 def test_help_goes_to_stdout(arguments: tuple[str, ...]) -> None:
     done = run_here(*arguments)
     assert (done.code, done.stderr) == (0, "")
@@ -58,10 +74,55 @@ def test_help_documents_the_exit_codes() -> None:
     assert all(line in run_here("--help").stdout for line in exits.HELP.splitlines()[2:])
 
 
-def test_version_is_that_of_the_distribution() -> None:
-    done = run("--version")
-    assert done.code == 0
-    assert done.stdout.startswith("gradwire 0.")
+@pytest.mark.parametrize(
+    ("module", "name"), [("gradwire", "gradwire"), ("gradwire_server", "gradwire-server")]
+)
+def test_every_command_tells_its_version_alike(module: str, name: str) -> None:
+    done = run_command("--version", program=("-m", module))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} {version('gradwire')}\n", "")
+
+
+def test_a_difference_has_a_code_of_its_own() -> None:
+    assert exits.DIFFERENT not in {exits.OTHER, exits.INVALID, *exits.CODES.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("GRADWIRE_TRAGET", "GRADWIRE_TARGET"), ("GRADWIRE_BACKENDS", "GRADWIRE_BACKEND")],
+)
+def test_a_variable_that_is_no_setting_is_warned_of(
+    name: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "127.0.0.1:1")
+    for known in ("GRADWIRE_TOKENS", "GRADWIRE_PUBLISH", "GRADWIRE_TOKEN_FILE"):
+        monkeypatch.setenv(known, "")
+    done = run_here("explain", "--op", "nothing", "--input-shape", "1")
+    first, *_ = done.stderr.splitlines()
+    words = f"gradwire: warning: {name} is no setting of gradwire; did you mean {meant}?"
+    assert first == words
+    assert done.stderr.count("warning") == 1
+
+
+def test_the_settings_of_a_server_are_those_it_has() -> None:
+    assert tuple(f"GRADWIRE_{each.name.upper()}" for each in fields(Settings)) == SERVER_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errors.AuthenticationError("a token is needed"), "--token-file or GRADWIRE_TOKEN"),
+        (errors.PermissionDeniedError("it lacks a scope"), "--token-file or GRADWIRE_TOKEN"),
+        (errors.InvalidRequestError.of("token_file", "x cannot be read"), "error: --token-file: x"),
+        (errors.InvalidRequestError.of("timeout_s", "is 0"), "error: --timeout: is 0"),
+        (errors.InvalidRequestError.of("output.sizes[1]", "is 0"), "error: --output-shape[1]: is"),
+        (errors.InvalidRequestError.of("operator.x.mode", "is 0"), "error: --attr mode: is 0"),
+    ],
+)
+def test_an_error_names_what_the_command_line_has(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exits.report(error)
+    assert words in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
@@ -71,7 +132,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 
 def test_a_reader_who_leaves_is_met_with_silence() -> None:
-    command = f"{sys.executable} -m gradwire.cli --help | true"
+    command = f"{sys.executable} -m gradwire --help | true"
     done = subprocess.run(  # noqa: S603 - our own program
         ["/bin/bash", "-c", command], capture_output=True, text=True, check=True
     )

@@ -30,4 +30,4 @@ def test_a_command_prints_what_stands_below_it(
     done = run_here(*arguments)
     assert done.stderr == ""
     assert done.stdout == promised
-    assert done.code == (0 if arguments[0] == "explain" else 1)
+    assert done.code == (0 if arguments[0] == "explain" else 9)

@@ -72,7 +72,7 @@ def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
     found = tmp_path / "found.json"
     done = run(
         *("bench", "--target", mutual.target, *mutual.authority, *mutual.pair),
-        *("--metrics", f"https://{mutual.http}/metrics", "--json", found),
+        *("--metrics", f"https://{mutual.http}/metrics", "--output", found),
         *("--scenario", "tiny", "--scenario", "large", "--duration", 1.5, "--warm-up", 0),
     )
     assert (done.code, done.stderr) == (0, "")

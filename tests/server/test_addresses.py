@@ -34,9 +34,9 @@ def test_an_address_beyond_this_machine_needs_tls_or_a_word(address: str) -> Non
     done = CliRunner().invoke(gradwire_server, ["--address", address])
     assert done.exit_code == 2
     line = done.stderr.splitlines()[-1]
-    assert line.startswith(f"Error: address is {address}")
+    assert line.startswith(f"Error: --address is {address}")
     assert "insecure" in line
-    assert "tls_certificate" in line
+    assert "--tls-certificate" in line
     Settings(address=address, insecure=True)
     Settings(address=address, tls_certificate="chain.pem", tls_key="key.pem")
 
@@ -83,7 +83,7 @@ def test_an_address_that_is_not_there_is_refused_in_one_line(address: str) -> No
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":1", ""])
 def test_an_address_without_a_host_or_port_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match=f"^address is {address}; HOST:PORT"):
+    with pytest.raises(ValueError, match=f"^--address is {address}; HOST:PORT"):
         Settings(address=address)
 
 

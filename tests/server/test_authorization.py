@@ -157,7 +157,7 @@ def test_a_broken_file_is_refused_at_first_and_kept_out_later(
     path: Path, broken: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.write_bytes(broken)
-    with pytest.raises(ValueError, match=r"^tokens is "):
+    with pytest.raises(ValueError, match=r"^--tokens is "):
         authorizer(path)
     path.unlink()
     token = add_token(path, name="ci", scopes=[Scope.EVALUATE])
@@ -171,10 +171,10 @@ def test_a_broken_file_is_refused_at_first_and_kept_out_later(
 
 
 def test_a_missing_file_is_refused_at_first(path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^tokens is .*No such file"):
+    with pytest.raises(ValueError, match=r"^--tokens is .*No such file"):
         authorizer(path)
 
 
 def test_no_setting_takes_a_scope_that_is_none() -> None:
-    with pytest.raises(ValueError, match=r"^anonymous_scopes is all: 'all' is no scope"):
+    with pytest.raises(ValueError, match=r"^--anonymous-scopes is all: 'all' is no scope"):
         Settings(anonymous_scopes="all")

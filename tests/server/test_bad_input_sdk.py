@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,6 +105,15 @@ BAD: dict[str, tuple[ops.Operator, Any, Any, str, list[str]]] = {
         ["3", "4"],
     ),
 }
+# What the caller writes for a path of the wire; an attribute is its last part.
+WRITTEN = {
+    "data": "array",
+    "input": "array",
+    "input.sizes": "array.shape",
+    "input.data_type": "array.dtype",
+    "output": "output_shape",
+    "output.sizes": "output_shape",
+}
 HOWS = ["unary", "stream", "async unary", "async stream"]
 
 
@@ -118,6 +128,8 @@ def test_a_bad_request_is_an_invalid_request_that_names_the_field(
     assert isinstance(error, ValueError)
     assert error.reason == "INVALID_FIELD"
     assert error.field == path
+    assert str(error).startswith(f"{WRITTEN.get(path.partition('[')[0]) or path.split('.')[-1]}")
+    assert not re.search(r"\b(input|output|operator)\.", str(error)), "a path of the wire"
     for word in words:
         assert word in str(error)
 

@@ -85,7 +85,7 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
         assert is_served(server.address, papers.roots, shown)
     for broken in BROKEN[name]:
         papers.put(name, broken)
-        with pytest.raises(ValueError, match=r"^tls_"):
+        with pytest.raises(ValueError, match=r"^--tls-"):
             Certificates(Settings(**papers.mutual))
 
 
@@ -111,7 +111,7 @@ def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
 
 def test_a_file_that_is_missing_is_named(papers: Papers, tmp_path: Path) -> None:
     (tmp_path / "key.pem").unlink()
-    with pytest.raises(ValueError, match=r"^tls_key cannot be read: .*No such file"):
+    with pytest.raises(ValueError, match=r"^--tls-key cannot be read: .*No such file"):
         Certificates(Settings(**papers.settings))
 
 

@@ -102,4 +102,4 @@ def test_limits_that_nobody_gave_fit_the_container(tmp_path: Path) -> None:
 def test_a_limit_that_was_given_stays_and_is_warned_of(tmp_path: Path) -> None:
     told, words = config(tmp_path, "--max-memory-bytes", str(GIB))
     assert told["max_memory_bytes"] == GIB
-    assert f"Warning: max_memory_bytes is {GIB} and this container's limit {GIB}; " in words
+    assert f"Warning: --max-memory-bytes is {GIB} and this container's limit {GIB}; " in words

@@ -96,6 +96,28 @@ def test_a_flag_wins_over_the_environment() -> None:
     assert told["max_streams"] == 3
 
 
+def test_a_port_is_that_of_the_address() -> None:
+    assert config("--port", "7")["address"] == "127.0.0.1:7"
+    given = {"GRADWIRE_ADDRESS": "127.0.0.2:50051"}
+    assert config("--port", "0", env=given)["address"] == "127.0.0.2:0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--address", "127.0.0.1:1"), "--port is 7 and --address 127.0.0.1:1; give one of them"),
+        ((), "--port is 7 and --address unix:/tmp/gradwire; --port needs HOST:PORT there"),
+    ],
+)
+def test_a_port_beside_another_address_is_refused(
+    flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADWIRE_ADDRESS", "unix:/tmp/gradwire")
+    done = CliRunner().invoke(gradwire_server, ["--port", "7", *flags])
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
 def test_print_config_masks_secrets() -> None:
     flags = ("--tls-certificate", "c.pem", "--tls-key", "/home/me/private")
     done = run_command("--print-config", *flags)
@@ -116,71 +138,77 @@ def test_help_names_every_flag_and_variable() -> None:
 def test_version_is_told() -> None:
     done = run_command("--version")
     assert done.returncode == 0
-    assert done.stdout.startswith("gradwire-server, version ")
+    assert done.stdout.startswith("gradwire-server 0.")
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "no number": (("--max-streams", "many"), "many"),
-    "zero": (("--max-streams", "0"), "max_streams is 0; at least 1"),
-    "negative": (("--max-work", "-1"), "max_work is -1; at least 1"),
-    "negative threads": (("--compute-threads", "-1"), "compute_threads is -1; at least 0"),
-    "no time": (("--stall-timeout-s", "0"), "stall_timeout_s is 0.0"),
-    "not a number": (("--stall-timeout-s", "nan"), "stall_timeout_s is nan"),
-    "endless": (("--stall-timeout-s", "inf"), "stall_timeout_s is inf"),
-    "endless retry": (("--retry-after-s", "inf"), "retry_after_s is inf"),
-    "endless grace": (("--grace-s", "inf"), "grace_s is inf"),
-    "beyond int64": (("--max-elements", str(2**63)), "max_elements is 9223372036854775808"),
+    "zero": (("--max-streams", "0"), "--max-streams is 0; at least 1"),
+    "negative": (("--max-work", "-1"), "--max-work is -1; at least 1"),
+    "negative threads": (("--compute-threads", "-1"), "--compute-threads is -1; at least 0"),
+    "no time": (("--stall-timeout-s", "0"), "--stall-timeout-s is 0.0"),
+    "not a number": (("--stall-timeout-s", "nan"), "--stall-timeout-s is nan"),
+    "endless": (("--stall-timeout-s", "inf"), "--stall-timeout-s is inf"),
+    "endless retry": (("--retry-after-s", "inf"), "--retry-after-s is inf"),
+    "endless grace": (("--grace-s", "inf"), "--grace-s is inf"),
+    "beyond int64": (("--max-elements", str(2**63)), "--max-elements is 9223372036854775808"),
     "message beyond int32": (
         ("--max-message-bytes", str(2**31)),
-        "max_message_bytes is 2147483648",
+        "--max-message-bytes is 2147483648",
     ),
-    "rank beyond the wire": (("--max-rank", "9"), "max_rank is 9"),
-    "no workers": (("--workers", "0"), "workers is 0; at least 1"),
-    "a port for workers": (("--workers", "50051"), "workers is 50051; at most 1024"),
+    "rank beyond the wire": (("--max-rank", "9"), "--max-rank is 9"),
+    "no workers": (("--workers", "0"), "--workers is 0; at least 1"),
+    "a port for workers": (("--workers", "50051"), "--workers is 50051; at most 1024"),
     "workers on a unix socket": (
         ("--workers", "2", "--address", "unix:/tmp/gradwire"),
-        "workers is 2 and address unix:/tmp/gradwire",
+        "--workers is 2 and --address unix:/tmp/gradwire",
     ),
-    "niceness beyond Linux's": (("--compute-niceness", "20"), "compute_niceness is 20; at most 19"),
+    "niceness beyond Linux's": (
+        ("--compute-niceness", "20"),
+        "--compute-niceness is 20; at most 19",
+    ),
     "GPUs by words": (
         ("--backend", "cuda", "--cuda-devices", "all"),
-        "cuda_devices is all; numbers such as 0,2 are needed, or nothing",
+        "--cuda-devices is all; numbers such as 0,2 are needed, or nothing",
     ),
     "a GPU twice": (
         ("--backend", "cuda", "--cuda-devices", "0,1,0"),
-        "cuda_devices is 0,1,0, which names device 0 more than once; name each once",
+        "--cuda-devices is 0,1,0, which names device 0 more than once; name each once",
     ),
     "GPUs for a CPU": (
         ("--backend", "numpy_cpu", "--cuda-devices", "0"),
-        "cuda_devices is 0 and backend numpy_cpu, which takes no GPU; give backend cuda, or leave",
+        "--cuda-devices is 0 and --backend numpy_cpu, which takes no GPU; give --backend cuda, or",
     ),
-    "GPUs for no backend": (("--cuda-devices", "0"), "cuda_devices is 0 and backend auto, which"),
+    "GPUs for no backend": (
+        ("--cuda-devices", "0"),
+        "--cuda-devices is 0 and --backend auto, which",
+    ),
     "unknown backend": (("--backend", "abacus"), "abacus"),
     "unknown level": (("--log-level", "loud"), "loud"),
     "unknown flag": (("--nonsense",), "--nonsense"),
-    "certificate alone": (("--tls-certificate", "c.pem"), "tls_key"),
-    "key alone": (("--tls-key", "k.pem"), "tls_certificate"),
-    "authorities alone": (("--tls-client-ca", "a.pem"), "tls_certificate"),
+    "certificate alone": (("--tls-certificate", "c.pem"), "and --tls-key are"),
+    "key alone": (("--tls-key", "k.pem"), "--tls-certificate and"),
+    "authorities alone": (("--tls-client-ca", "a.pem"), "needs --tls-certificate"),
     "HTTP without a port": (
         ("--http-port", "127.0.0.1"),
-        "http_port is 127.0.0.1; PORT or",
+        "--http-port is 127.0.0.1; PORT or",
     ),
-    "HTTP on no port": (("--http-port", "65536"), "http_port is 127.0.0.1:65536; PORT or"),
+    "HTTP on no port": (("--http-port", "65536"), "--http-port is 127.0.0.1:65536; PORT or"),
     "HTTP for all": (
         ("--http-port", "0.0.0.0:0", "--insecure"),
-        "http_port is 0.0.0.0:0, which is not loopback: give tokens, or tls_client_ca",
+        "--http-port is 0.0.0.0:0, which is not loopback: give --tokens, or --tls-client-ca",
     ),
     "tokens in the clear over HTTP": (
         ("--http-port", "0.0.0.0:0", "--tokens", "tokens"),
-        "http_port is 0.0.0.0:0, where tokens would travel in the clear: give tls_certificate",
+        "--http-port is 0.0.0.0:0, where tokens would travel in the clear: give --tls-certificate",
     ),
     "no host in a URL": (
         ("--otlp-endpoint", "http://:4318"),
-        "otlp_endpoint is http://:4318; a URL",
+        "--otlp-endpoint is http://:4318; a URL",
     ),
-    "no port in a URL": (("--otlp-endpoint", "http://a:x"), "otlp_endpoint is http://a:x; a URL"),
-    "no URL": (("--otlp-endpoint", "127.0.0.1:4318"), "otlp_endpoint is 127.0.0.1:4318; a URL"),
-    "small messages": (("--max-message-bytes", "1000"), "max_message_bytes is 1000"),
+    "no port in a URL": (("--otlp-endpoint", "http://a:x"), "--otlp-endpoint is http://a:x; a URL"),
+    "no URL": (("--otlp-endpoint", "127.0.0.1:4318"), "--otlp-endpoint is 127.0.0.1:4318; a URL"),
+    "small messages": (("--max-message-bytes", "1000"), "--max-message-bytes is 1000"),
 }
 
 
@@ -206,7 +234,7 @@ def test_threads_that_compute_are_as_nice_as_asked(niceness: int) -> None:
 
 @pytest.mark.parametrize("settings", [{"stall_timeout_s": math.inf}, {"max_work": 1 << 63}])
 def test_settings_that_no_message_can_carry_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(settings))):
+    with pytest.raises(ValueError, match=f"^{flag(next(iter(settings)))} is"):
         Settings(**settings)
 
 
@@ -215,6 +243,6 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GRADWIRE_TARGET", "for.clients:1")
     done = CliRunner().invoke(gradwire_server, ["--print-config"])
     assert done.exit_code == 0
-    assert "GRADWIRE_MAX_STREAM is no setting" in done.stderr
+    assert "Warning: GRADWIRE_MAX_STREAM is no setting" in done.stderr
     assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
     assert "GRADWIRE_TARGET" not in done.stderr

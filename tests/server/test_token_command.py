@@ -133,7 +133,7 @@ def test_a_server_without_a_usable_file_does_not_start(path: Path) -> None:
             path.write_bytes(content)
         done = run_command("--address", "127.0.0.1:0", "--no-warm-up", "--tokens", str(path))
         assert done.returncode == 1
-        assert "tokens is " in done.stderr
+        assert "--tokens is " in done.stderr
 
 
 def test_the_command_needs_none_of_the_servers_settings(path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_file_that_can_hold_no_tokens_is_refused_unread(kind: str, path: Path)
     assert words in done.stderr
     served = run_command("--tokens", str(path), "--address", "127.0.0.1:0")
     assert served.returncode == 1
-    assert f"tokens is {path}: {words}" in served.stderr
+    assert f"--tokens is {path}: {words}" in served.stderr
 
 
 @pytest.mark.parametrize(

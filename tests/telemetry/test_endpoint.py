@@ -130,7 +130,7 @@ def test_an_address_that_cannot_be_had_is_told_in_one_line(workers: str) -> None
         flags = ("--address", HERE, "--workers", workers, "--http-port", address)
         done = run_command(*flags)
     assert done.returncode == 1
-    assert f"Error: http_port {address} cannot be had: Address already in use" in done.stderr
+    assert f"Error: --http-port {address} cannot be had: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 

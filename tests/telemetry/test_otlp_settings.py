@@ -127,7 +127,9 @@ def test_without_the_extra_who_asks_is_told_what_to_install(
     monkeypatch.setattr(logging.getLogger("gradwire_server"), "propagate", True)
     monkeypatch.delenv(ALL, raising=False)
     asked = Settings(otlp_endpoint=URL)
-    with pytest.raises(ValueError, match=rf"^otlp_endpoint is {URL}; it needs: pip install .*otel"):
+    with pytest.raises(
+        ValueError, match=rf"^--otlp-endpoint is {URL}; it needs: pip install .*otel"
+    ):
         are_wanted(asked)
     assert not caplog.records
     # What the environment asks of every program keeps none from running.
@@ -141,5 +143,5 @@ def test_without_prometheus_client_who_asks_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ValueError, match=r"^http_port is .*: pip install .*server"):
+    with pytest.raises(ValueError, match=r"^--http-port is .*: pip install .*server"):
         Outlets(Settings(http_port="0"), Ledgers(1), served="127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""The command line, `gradwire`; `python -m gradwire.cli` is the same."""
+"""The command line, `gradwire`; `python -m gradwire` is the same."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import click
 
 from gradwire._targets import DEFAULT
+from gradwire._variables import SERVER_VARIABLES, unknown_variables
+from gradwire._version import VERSION
 from gradwire.cli import evaluating, exits, listing
 from gradwire.cli.bench import bench
 from gradwire.cli.connection import Connection
@@ -49,8 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(epilog=exits.HELP, invoke_without_command=True)
-@click.version_option(package_name="gradwire", message="%(package)s %(version)s")
+@click.group(
+    epilog=exits.HELP,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(VERSION, message="%(prog)s %(version)s")
 @click.pass_context
 def commands(context: click.Context) -> None:
     """Gradients of resampling operators, exact to each framework's dialect, as a gRPC service.
@@ -59,6 +65,8 @@ def commands(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+    for words in unknown_variables(SERVER_VARIABLES):
+        click.echo(f"gradwire: warning: {words}", err=True)
 
 
 @commands.command(

@@ -62,5 +62,5 @@ def _value(kind: type[Operator], name: str, text: str) -> object:
     except ValueError:
         separated = ", separated by commas" if array else ""
         raise CommandError(
-            f"{kind.path(name)}: is {text!r}; {rule.wanted}{separated}", code=INVALID
+            f"--attr {name}: is {text!r}; {rule.wanted}{separated}", code=INVALID
         ) from None

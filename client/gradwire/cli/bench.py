@@ -17,13 +17,14 @@ from gradwire.cli.options import (
     OUTPUT_FILE,
     SECONDS,
     check_folder,
+    json_option,
     server_options,
 )
 
 EXAMPLE = """\b
 Examples:
   gradwire bench --scenario tiny --scenario large --report report.html
-  gradwire bench --scenario tiny --rate 300 --duration 60 --json after.json \\
+  gradwire bench --scenario tiny --rate 300 --duration 60 --output after.json \\
       --target 127.0.0.1:50051 --metrics http://127.0.0.1:9464/metrics
   gradwire bench --compare before.json after.json
 """
@@ -109,8 +110,8 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     help="What a call may take.",
 )
 @click.option(
-    "--json",
-    "json_file",
+    "--output",
+    "output_file",
     type=OUTPUT_FILE,
     callback=_check_file,
     metavar="FILE",
@@ -137,10 +138,13 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     type=INPUT_FILE,
     nargs=2,
     metavar="A.json B.json",
-    help="Make no calls: tell what B has of A, from two files of --json.",
+    help="Make no calls: tell what B has of A, from two files of --output.",
 )
 @server_options()
-def bench(*, compared: tuple[Path, Path] | None, server: Connection, **options: Any) -> int:
+@json_option
+def bench(
+    *, compared: tuple[Path, Path] | None, server: Connection, as_json: bool, **options: Any
+) -> int:
     """Put a server under load: how fast it answers, how often, and whether it is always right.
 
     Every result is compared, bit by bit, with what it must be. Exit with 0 if all were right and no
@@ -154,5 +158,8 @@ def bench(*, compared: tuple[Path, Path] | None, server: Connection, **options: 
     from gradwire.cli import benching  # noqa: PLC0415 (no other command needs it)
 
     if compared is not None:
+        if as_json:
+            message = "--json and --compare exclude each other; give one"
+            raise exits.CommandError(message, code=exits.INVALID)
         return benching.compare(*compared)
-    return benching.run(benching.Asked(**options), server)
+    return benching.run(benching.Asked(**options), server, as_json=as_json)

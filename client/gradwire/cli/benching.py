@@ -63,7 +63,7 @@ class Asked:
     connections: int
     processes: int
     timeout_s: float
-    json_file: Path | None
+    output_file: Path | None
     report_file: Path | None
     metrics_url: str | None
 
@@ -99,7 +99,7 @@ class _Subject:
 
 
 @exits.terminable()
-def run(asked: Asked, connection: Connection) -> int:
+def run(asked: Asked, connection: Connection, *, as_json: bool) -> int:
     """Run the scenarios; print and write what came of them; return the exit code."""
     if asked.rate is not None and asked.callers is not None:
         raise CommandError("--rate and --concurrency exclude each other; give one", code=INVALID)
@@ -111,7 +111,7 @@ def run(asked: Asked, connection: Connection) -> int:
         server = _server(subject, line)
         if isinstance(subject.probe, MetricsEndpoint):
             _check_endpoint(subject.probe, asked.metrics_url)
-        course = _run_all(asked, subject, line, cores=here.cores)
+        course = _run_all(asked, subject, line, cores=here.cores, as_json=as_json)
     if course.interrupted is not None and not course.results:
         raise course.interrupted
     document = Document(
@@ -124,7 +124,9 @@ def run(asked: Asked, connection: Connection) -> int:
         settings=asked.settings(),
         scenarios=course.results,
     )
-    _write(document, asked)
+    if as_json:
+        click.echo(to_json(document))
+    _write(document, asked, to_stderr=as_json)
     if course.interrupted is not None:
         return exits.code_of_interruption(course.interrupted)
     if course.gone:
@@ -140,7 +142,7 @@ def compare(before: Path, after: Path) -> int:
             documents.append(from_json(path.read_text(encoding="utf-8")))
         except (SchemaError, UnicodeDecodeError) as error:
             why = error if isinstance(error, SchemaError) else "it is no text"
-            wanted = "give a file that `gradwire bench --json` has written"
+            wanted = "give a file that `gradwire bench --output` has written"
             raise CommandError(f"--compare {path}: {why}; {wanted}", code=INVALID) from None
     first, second = documents
     for name, path, one in (("A", before, first), ("B", after, second)):
@@ -242,7 +244,9 @@ def _server(subject: _Subject, line: StatusLine) -> Server:
     )
 
 
-def _run_all(asked: Asked, subject: _Subject, line: StatusLine, *, cores: int) -> _Course:
+def _run_all(
+    asked: Asked, subject: _Subject, line: StatusLine, *, cores: int, as_json: bool
+) -> _Course:
     """Run scenarios until the last one, until the user ends them, or until the server is gone."""
     pace = Pace(duration_s=asked.duration_s, warm_up_s=asked.warm_up_s, timeout_s=asked.timeout_s)
     results: list[ScenarioResult] = []
@@ -267,7 +271,8 @@ def _run_all(asked: Asked, subject: _Subject, line: StatusLine, *, cores: int) -
                 if runner.interrupted is None or any(flow.sent for flow in result.flows):
                     results.append(result)
                     line.show("")
-                    click.echo("\n".join(told(result)))
+                    if not as_json:
+                        click.echo("\n".join(told(result)))
                 if runner.interrupted is not None:
                     return _Course(results, runner.interrupted)
                 if runner.silent_since is not None:
@@ -284,8 +289,8 @@ def _gone(scenario: Scenario, since_s: float, left: Sequence[Scenario]) -> str:
     return f"{silence(since_s)} of {scenario.name}" + (f"; not run: {names}" if left else "")
 
 
-def _write(document: Document, asked: Asked) -> None:
-    for path, text in ((asked.json_file, to_json), (asked.report_file, to_html)):
+def _write(document: Document, asked: Asked, *, to_stderr: bool) -> None:
+    for path, text in ((asked.output_file, to_json), (asked.report_file, to_html)):
         if path is not None:
             path.write_text(text(document), encoding="utf-8")
-            click.echo(f"Wrote {path}")
+            click.echo(f"Wrote {path}", err=to_stderr)

@@ -11,10 +11,11 @@ from typing import Any
 import click
 import numpy as np
 
+from gradwire._words import counted
 from gradwire.cli.candidate import Candidate
 from gradwire.cli.check_cases import Case, table
 from gradwire.cli.connection import Connection
-from gradwire.cli.exits import INVALID, OTHER, CommandError
+from gradwire.cli.exits import DIFFERENT, INVALID, CommandError
 from gradwire.cli.reasons import facts, reasons, words
 from gradwire.cli.shrinking import Shrinker
 from gradwire.cli.tables import Call, Tables, tables
@@ -70,7 +71,7 @@ class Tally:
 
 
 def run(asked: Check, connection: Connection, *, wants_json: bool) -> int:
-    """Check and tell; return 0 where the function does as the operator does, else 1."""
+    """Check and tell; return 0 where the function does as the operator does, else DIFFERENT."""
     with connection.client(backend="numpy_cpu") as client:
         tally = Tally()
         for rank in asked.ranks or RANKS:
@@ -86,7 +87,7 @@ def run(asked: Check, connection: Connection, *, wants_json: bool) -> int:
         click.echo(json.dumps(_facts(asked, tally, smallest, told), allow_nan=False))
     else:
         click.echo("\n".join(_text(asked, tally, smallest, told)))
-    return OTHER if tally.failures else 0
+    return DIFFERENT if tally.failures else 0
 
 
 def _hint(operator: Operator) -> str:
@@ -170,12 +171,14 @@ def _text(
     smallest: Sequence[tuple[Failure, int]],
     told: Sequence[Tables | None],
 ) -> list[str]:
+    ulps = counted(asked.tolerance, "ulp")
     verdict = "all agree" if not tally.failures else f"{len(tally.failures)} differ"
+    if asked.tolerance:
+        verdict += f" by more than {ulps}" if tally.failures else f" within {ulps}"
     unfit = f"; {tally.unfit} more do not fit these attributes" if tally.unfit else ""
-    allowed = f", within {asked.tolerance} ulps" if asked.tolerance else ""
     lines = [
         f"{asked.name} against {asked.operator!r}",
-        f"{tally.ran} cases: {verdict}{allowed}{unfit}",
+        f"{tally.ran} cases: {verdict}{unfit}",
     ]
     rounded = [failure.off for _, failure in tally.failures if failure.off <= ROUNDING]
     if rounded:
@@ -202,13 +205,18 @@ def _failure_lines(
     if failure.element is None or tables_ is None:
         return [*lines, f"   {failure.words}"]
     index = f"[{', '.join(map(str, failure.element))}]"
-    ulps = f", {failure.ulps} ulps off" if failure.ulps else ""
+    ulps = f", {_ulps(failure.ulps)} ulps off" if failure.ulps else ""
     wrong = f"{failure.wrong} of {np.prod(failure.output_shape)} elements"
     lines.append(
         f"   at {index}: expected {number(failure.expected)}, came {number(failure.came)}{ulps}; "
         f"{wrong} wrong"
     )
     return [*lines, *(f"   {line}" for line in _why(asked, failure, tables_))]
+
+
+def _ulps(off: float) -> str:
+    """Write a distance, rounded up: what is above a tolerance looks so."""
+    return f"{math.ceil(off * 100) / 100:.2f}".rstrip("0").rstrip(".")
 
 
 def _values(failure: Failure) -> str:

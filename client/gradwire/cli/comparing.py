@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradwire.cli.connection import Connection
 from gradwire.cli.differences import Difference, difference
 from gradwire.cli.evaluating import mapped
-from gradwire.cli.exits import INVALID, OTHER, CommandError
+from gradwire.cli.exits import DIFFERENT, INVALID, CommandError
 from gradwire.cli.reasons import Reason, facts, reasons, words
 from gradwire.cli.tables import AxisTable, Call, Tables, tables
 from gradwire.cli.texts import as_json, number
@@ -62,7 +62,7 @@ def run(asked: Comparison, connection: Connection, *, wants_json: bool) -> int:
         click.echo(json.dumps(_facts(results, found, why), allow_nan=False))
     else:
         click.echo("\n".join(_text(asked, results, told, found, why)))
-    return 0 if found is None else OTHER
+    return 0 if found is None else DIFFERENT
 
 
 def _check(asked: Comparison) -> None:

@@ -45,12 +45,12 @@ class Job:
 def run(job: Job, connection: Connection, *, as_json: bool) -> None:
     """Evaluate, write the file, and tell the rates."""
     kind = operator_kind(job.operator)
+    operator = operator_from(kind, job.attributes)
     if kind.output_required and job.output_shape is None:
         raise CommandError(
             f"--output-shape is missing; no attribute of {kind.name} tells it",
             code=INVALID,
         )
-    operator = operator_from(kind, job.attributes)
     array = mapped(job.source, job.dtype)
     _check_size(job.output_shape, array.dtype)
     result = _regular(job.result)

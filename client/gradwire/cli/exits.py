@@ -25,6 +25,7 @@ from gradwire.errors import (
 
 OTHER = 1
 INVALID = 2
+DIFFERENT = 9
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -50,6 +51,7 @@ Exit codes:
   6    the deadline has passed
   7    no server answers, or it is shutting down
   8    the server takes no call without a token, or the token does not open this
+  9    compare or check has found a difference
   130  interrupted
   143  ended by SIGTERM
 """
@@ -103,9 +105,35 @@ def code_of(error: Exception) -> int | None:
     return OTHER if isinstance(error, (OSError, MemoryError)) else None
 
 
+_FLAGS = {
+    "array": "the input",
+    "array.shape": "the input's shape",
+    "output_shape": "--output-shape",
+    "timeout_s": "--timeout",
+    "token_file": "--token-file",
+}
+
+
+def _in_flags(error: InvalidRequestError) -> str:
+    """Name what the user has written: --attr for an attribute, other flags for arguments."""
+    field = error.field or ""
+    name, separator, rest = str(error).partition(": ")
+    if field.startswith("operator.") and separator:
+        name = f"--attr {name}"
+    named, bracket, index = name.partition("[")
+    name = f"{_FLAGS.get(named, named)}{bracket}{index}"
+    for argument in ("array.shape", "output_shape"):
+        rest = rest.replace(argument, _FLAGS[argument])
+    return f"{name}{separator}{rest}"
+
+
 def report(error: Exception) -> None:
-    """Print an error in one line on stderr."""
+    """Print an error in one line on stderr, in the names of the command line."""
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    if isinstance(error, InvalidRequestError):
+        text = _in_flags(error)
+    elif isinstance(error, (AuthenticationError, PermissionDeniedError)):
+        text = f"{text}; tokens come from --token-file or GRADWIRE_TOKEN"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
     click.echo(f"gradwire: error: {' '.join(text.split())}", file=sys.stderr)

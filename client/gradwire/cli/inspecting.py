@@ -179,7 +179,7 @@ def compare(
     """Give the same input to two operators, and tell whether the results have equal bits.
 
     If not, tell how far they are apart, the first element that differs, and why: its coordinates,
-    taps and weights in both. Exit with 0 if they are equal, with 1 if not.
+    taps and weights in both. Exit with 0 if they are equal, with 9 if not.
     """
     operators = _grouped(context.meta[_ORDER], operator, attributes)
     asked = comparing.Comparison(operators=operators, **options)
@@ -253,7 +253,7 @@ def check(
     the name of a file that ends in .py. Leave sizes out, which each case has of its own.
 
     Each failure is shrunk to the smallest case that fails alike. Exit with 0 if there is none, with
-    1 if there is one.
+    9 if there is one.
     """
     made = operator_from(operator_kind(operator), attributes)
     candidate = load(name, torch=torch)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gradwire import Client
 from gradwire.cli.candidate import Candidate, CandidateError
 from gradwire.cli.check_cases import Case, Pair
-from gradwire.cli.differences import differing, ulps_between, ulps_off
+from gradwire.cli.differences import differing, ulps_off
 from gradwire.errors import InvalidRequestError, LimitExceededError
 from gradwire.ops import OPERATORS, Operator
 
@@ -47,8 +47,9 @@ class Failure:
     words     what went wrong, where that was not a number
     element   index of the first wrong element; None where there is no result to look into
     expected  its value; came: the function's
-    ulps      how far it is off; None with NaN and infinities
-    off       how far any is off at most, in ulps of the same sum over magnitudes; inf with those
+    ulps      how far it is off, in ulps of the same sum over magnitudes, which a tolerance is
+              compared with; 0 for zeros of two signs, None with NaN and infinities
+    off       how far any is off at most, in these ulps; inf with NaN and infinities
     wrong     how many are
     """
 
@@ -60,7 +61,7 @@ class Failure:
     element: Shape | None = None
     expected: Any = None
     came: Any = None
-    ulps: int | None = None
+    ulps: float | None = None
     off: float = math.inf
     wrong: int = 0
 
@@ -116,13 +117,12 @@ class Trial:
         element = tuple(place)
         one, other = expected[element], came[element]
         finite = bool(np.isfinite(one) & np.isfinite(other))
-        ulps = int(ulps_between(np.array([one]), np.array([other]))[0])
         return Failure(
             *about,
             element=element,
             expected=one,
             came=other,
-            ulps=ulps if finite else None,
+            ulps=float(off[element]) if finite else None,
             off=float(off[wrong].max()),
             wrong=int(wrong.sum()),
         )

@@ -81,9 +81,12 @@ class Choice:
             return None
         if not isinstance(value, str):
             raise InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
-        value = dict(self.synonyms).get(value, value)
+        synonyms = dict(self.synonyms)
+        value = synonyms.get(value, value)
         if value not in self.allowed:
-            hint = did_you_mean(value, (*dict(self.synonyms), *self.allowed))
+            hint = did_you_mean(
+                value, {**synonyms, **dict(zip(self.allowed, self.allowed, strict=True))}
+            )
             raise InvalidRequestError.of(path, f"is {value!r}; {self.wanted}{hint}")
         # An equal plain string: a subclass, such as an enum's member, would not survive pickling.
         return self.allowed[self.allowed.index(value)]
@@ -252,9 +255,10 @@ def is_default(field: Field[Any], value: object) -> bool:
 def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestError:
     """Make the error for an attribute that an operator does not have."""
     names = tuple(known)
-    hint = did_you_mean(name, names)
+    hint = did_you_mean(name, dict(zip(names, names, strict=True)))
     return InvalidRequestError.of(
-        f"{path}.{name}", f"is not an attribute; {path} has {', '.join(names)}{hint}"
+        f"{path}.{name}",
+        f"is not an attribute; {path.rpartition('.')[2]} has {', '.join(names)}{hint}",
     )
 
 

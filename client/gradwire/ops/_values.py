@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 
@@ -26,8 +27,11 @@ def alternatives(names: tuple[str, ...]) -> str:
     return " or ".join(repr(name) for name in names)
 
 
-def did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    """Return a hint at the word that was meant; nothing where none is near."""
-    by_lower = {each.lower(): each for each in known}
+def did_you_mean(name: str, known: Mapping[str, str]) -> str:
+    """Return a hint at what was meant; nothing where no word is near.
+
+    known  by each word that is taken, the one to give: a synonym's is what it stands for
+    """
+    by_lower = {word.lower(): given for word, given in known.items()}
     close = get_close_matches(name.lower().replace("-", "_"), by_lower, n=1)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

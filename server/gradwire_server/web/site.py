@@ -63,7 +63,7 @@ class Site:
             self._listener = Listener(host, port, self.respond, tls=tls)
         except OSError as error:
             reason = error.strerror or error
-            raise OSError(f"http_port {settings.http_port} cannot be had: {reason}") from error
+            raise OSError(f"--http-port {settings.http_port} cannot be had: {reason}") from error
         self.address = self._listener.address
         self._history.start()
         self._listener.start()

@@ -1,4 +1,4 @@
-"""`python -m gradwire.cli`."""
+"""`python -m gradwire`: the command line."""
 
 from __future__ import annotations
 
