@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gradwire._many_async import AsyncResults
     from gradwire._many_items import Item
     from gradwire._many_results import Results
+    from gradwire._server_info import AttributeInfo, OperatorInfo, ServerInfo, ServerLimits
     from gradwire.async_client import AsyncClient
     from gradwire.client import Client
 
@@ -41,6 +42,7 @@ __version__ = VERSION
 __all__ = [
     "AsyncClient",
     "AsyncResults",
+    "AttributeInfo",
     "AuthenticationError",
     "CallCancelledError",
     "Client",
@@ -50,12 +52,15 @@ __all__ = [
     "InvalidRequestError",
     "Item",
     "LimitExceededError",
+    "OperatorInfo",
     "OutOfMemoryError",
     "OverloadedError",
     "PermissionDeniedError",
     "Results",
     "RetryPolicy",
     "ServerError",
+    "ServerInfo",
+    "ServerLimits",
     "Timing",
     "UnavailableError",
     "UnsupportedOperatorError",
@@ -69,9 +74,13 @@ _MODULES = {"chunks", "health", "ops", "tensors", "v1"}
 _HOMES = {
     "AsyncClient": "async_client",
     "AsyncResults": "_many_async",
+    "AttributeInfo": "_server_info",
     "Client": "client",
     "Item": "_many_items",
+    "OperatorInfo": "_server_info",
     "Results": "_many_results",
+    "ServerInfo": "_server_info",
+    "ServerLimits": "_server_info",
 }
 
 

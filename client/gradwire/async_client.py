@@ -28,6 +28,7 @@ from gradwire._options import (
     Options,
 )
 from gradwire._per_process import PerProcess
+from gradwire._server_info import OperatorInfo, ServerInfo, read_operators, read_server_info
 from gradwire._targets import read_target
 from gradwire._tracing import Context, call_span, method_of
 from gradwire._unary import AsyncMethod, AsyncUnary, Reply, Request, UnaryCall
@@ -166,14 +167,15 @@ class AsyncClient:
             ),
         )
 
-    async def operators(self) -> tuple[v1.OperatorInfo, ...]:
+    async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return what the server tells of each of its operators."""
         request = v1.ListOperatorsRequest()
-        return tuple((await self._call(lambda line: line.stub.ListOperators, request)).operators)
+        return read_operators(await self._call(lambda line: line.stub.ListOperators, request))
 
-    async def server_info(self) -> v1.GetServerInfoResponse:
+    async def server_info(self) -> ServerInfo:
         """Return the server's version, backend and limits."""
-        return await self._call(lambda line: line.stub.GetServerInfo, v1.GetServerInfoRequest())
+        request = v1.GetServerInfoRequest()
+        return read_server_info(await self._call(lambda line: line.stub.GetServerInfo, request))
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time.

@@ -27,6 +27,7 @@ from gradwire._options import (
     Options,
 )
 from gradwire._per_process import PerProcess
+from gradwire._server_info import OperatorInfo, ServerInfo, read_operators, read_server_info
 from gradwire._targets import read_target
 from gradwire._tracing import method_of
 from gradwire._unary import Method, Reply, Request, Unary, UnaryCall
@@ -218,14 +219,15 @@ class Client:
             ),
         )
 
-    def operators(self) -> tuple[v1.OperatorInfo, ...]:
+    def operators(self) -> tuple[OperatorInfo, ...]:
         """Return what the server tells of each of its operators."""
         request = v1.ListOperatorsRequest()
-        return tuple(self._call(lambda line: line.stub.ListOperators, request).operators)
+        return read_operators(self._call(lambda line: line.stub.ListOperators, request))
 
-    def server_info(self) -> v1.GetServerInfoResponse:
+    def server_info(self) -> ServerInfo:
         """Return the server's version, backend and limits."""
-        return self._call(lambda line: line.stub.GetServerInfo, v1.GetServerInfoRequest())
+        request = v1.GetServerInfoRequest()
+        return read_server_info(self._call(lambda line: line.stub.GetServerInfo, request))
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time.

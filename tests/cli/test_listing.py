@@ -60,7 +60,7 @@ def test_operators_as_json_hold_what_the_server_tells(target: str) -> None:
     with Client(target) as client:
         told = client.operators()
     assert [each["name"] for each in facts] == [info.name for info in told]
-    assert facts[0]["attributes"][0]["allowed_values"] == list(told[0].attributes[0].allowed_values)
+    assert facts[0]["attributes"][0]["allowed_values"] == [*told[0].attributes[0].allowed_values]
     assert facts[0]["data_types"] == ["float32", "float16", "bfloat16", "float64"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import pydoc
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from gradwire import ops, v1
 from gradwire.errors import InvalidRequestError
+from gradwire.ops._attributes import Choice, rule_of
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
@@ -151,6 +153,18 @@ def test_any_sequence_of_integers_is_taken_and_kept_as_a_tuple(given_numbers: An
     operator = ops.Interpolate(mode="linear", sizes=given_numbers, sizes_tensor=given_numbers)
     assert operator.sizes == operator.sizes_tensor == (4,)
     assert type(operator.sizes[0]) is int
+
+
+@pytest.mark.parametrize("kind", ops.OPERATORS.values(), ids=lambda kind: kind.name)
+def test_help_describes_every_attribute(kind: type[ops.Operator]) -> None:
+    told = " ".join(pydoc.plain(pydoc.render_doc(kind)).replace("|", " ").split())
+    attributes = ops.describe(kind).attributes
+    assert attributes
+    for attribute in attributes:
+        assert f"{attribute.name}: {attribute.type} {attribute.description}" in told
+    for rule in map(rule_of, dataclasses.fields(kind)):
+        for word in rule.allowed if isinstance(rule, Choice) else ():
+            assert repr(word) in told
 
 
 def test_an_operator_cannot_be_changed() -> None:

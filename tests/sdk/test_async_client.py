@@ -83,6 +83,8 @@ def test_a_server_tells_of_itself(server: ServerThread) -> None:
         return await client.operators(), await client.server_info()
 
     operators, info = with_client(server.address, work)
+    with Client(server.address) as client:
+        assert (operators, info) == (client.operators(), client.server_info())
     assert [each.name for each in operators] == list(info.operators) == list(ops.OPERATORS)
 
 

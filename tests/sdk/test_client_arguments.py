@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 
 from gradwire import (
     Client,
@@ -16,6 +19,7 @@ from gradwire import (
     UnavailableError,
     health,
     ops,
+    v1,
 )
 from serving import ServerThread, serving
 
@@ -33,6 +37,27 @@ def test_a_server_tells_of_itself(plain: Client) -> None:
     operators = plain.operators()
     assert [each.name for each in operators] == list(ops.OPERATORS) == list(info.operators)
     assert info.limits.max_unary_bytes == (4 << 20) - (64 << 10)
+
+
+def test_what_a_server_tells_is_made_of_values_with_the_names_of_the_schema(plain: Client) -> None:
+    info, (operator, *_) = plain.server_info(), plain.operators()
+    values: list[tuple[Any, Any]] = [
+        (info, v1.GetServerInfoResponse),
+        (info.limits, v1.Limits),
+        (operator, v1.OperatorInfo),
+        (operator.attributes[0], v1.AttributeInfo),
+    ]
+    for value, message in values:
+        names = {field.name for field in message.DESCRIPTOR.fields}
+        named = {field.name.replace("timeout_s", "timeout") for field in fields(value)}
+        assert named == names
+        assert not isinstance(value, Message)
+        assert value == pickle.loads(pickle.dumps(value))  # noqa: S301 - dumped here
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, fields(value)[0].name, None)
+    assert info.limits.stall_timeout_s == 60
+    assert operator.data_types == ("float32", "float16", "bfloat16", "float64")
+    assert operator.attributes[0].allowed_values[0] == "DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR"
 
 
 def test_a_server_that_serves_is_ready_and_healthy(server: ServerThread, plain: Client) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from typing import Any
 
 import click
 
-from gradwire import v1
+from gradwire import AttributeInfo, OperatorInfo
 from gradwire.cli.connection import Connection
 from gradwire.cli.exits import CODES, CommandError
 from gradwire.errors import UnavailableError, UnsupportedOperatorError
@@ -32,7 +31,7 @@ def print_operators(name: str | None, connection: Connection, *, as_json: bool) 
         )
     chosen = list(known.values()) if name is None else [known[name]]
     if as_json:
-        click.echo(json.dumps([_operator_facts(info) for info in chosen], indent=2))
+        click.echo(json.dumps([dataclasses.asdict(info) for info in chosen], indent=2))
     elif name is None:
         width = max(len(info.name) for info in chosen) + 2
         for info in chosen:
@@ -46,28 +45,14 @@ def print_info(connection: Connection, *, as_json: bool) -> None:
     """Print the server's version, backend, operators and limits."""
     with connection.client() as client:
         info = client.server_info()
-    limits: dict[str, Any] = {
-        field.name: getattr(info.limits, field.name)
-        for field in v1.Limits.DESCRIPTOR.fields
-        if field.message_type is None
-    }
-    limits["stall_timeout_s"] = info.limits.stall_timeout.ToNanoseconds() / 1e9
-    facts = {
-        "version": info.version,
-        "numerics_version": info.numerics_version,
-        "backend": info.backend,
-        "backend_reason": info.backend_reason,
-        "operators": list(info.operators),
-        "limits": limits,
-    }
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        click.echo(json.dumps(dataclasses.asdict(info), indent=2))
         return
     click.echo(f"gradwire {info.version}, numerics version {info.numerics_version}")
     click.echo(f"backend    {info.backend}: {info.backend_reason}")
     click.echo(f"operators  {', '.join(info.operators)}")
     click.echo("limits")
-    for limit, value in limits.items():
+    for limit, value in dataclasses.asdict(info.limits).items():
         click.echo(f"  {limit:26}{value:>16,}")
 
 
@@ -84,49 +69,19 @@ def print_health(connection: Connection, *, timeout_s: float, wait_s: float | No
     click.echo(status)
 
 
-def _operator_facts(info: v1.OperatorInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "summary": info.summary,
-        "source": info.source,
-        "gradient": info.gradient,
-        "counterpart": info.counterpart,
-        "min_rank": info.min_rank,
-        "max_rank": info.max_rank,
-        "data_types": _data_types(info),
-        "output_required": info.output_required,
-        "attributes": [
-            {
-                "name": attribute.name,
-                "type": attribute.type,
-                "required": attribute.required,
-                "default_value": attribute.default_value,
-                "allowed_values": list(attribute.allowed_values),
-                "description": attribute.description,
-            }
-            for attribute in info.attributes
-        ],
-    }
-
-
-def _data_types(info: v1.OperatorInfo) -> list[str]:
-    names = (v1.DataType.Name(each) for each in info.data_types)
-    return [name.removeprefix("DATA_TYPE_").lower() for name in names]
-
-
-def _ranks(info: v1.OperatorInfo) -> str:
+def _ranks(info: OperatorInfo) -> str:
     few, many = info.min_rank, info.max_rank
     return f"{few}" if few == many else f"{few} to {many}"
 
 
-def _described(info: v1.OperatorInfo) -> str:
+def _described(info: OperatorInfo) -> str:
     lines = [
         f"{info.name}",
         f"  {info.summary}",
         "",
         f"  {'forward' if info.gradient else 'gradient':14}{info.counterpart}",
         f"  {'axes':14}{_ranks(info)}",
-        f"  {'types':14}{', '.join(_data_types(info))}",
+        f"  {'types':14}{', '.join(info.data_types)}",
         f"  {'output shape':14}{'always needed' if info.output_required else 'told by attributes'}",
         f"  {'source':14}{info.source}",
         "",
@@ -139,7 +94,7 @@ def _described(info: v1.OperatorInfo) -> str:
     return "\n".join(lines)
 
 
-def _words(operator: str, attribute: v1.AttributeInfo) -> tuple[str, str]:
+def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
     """Return an attribute's values and default as --attr takes them, where this SDK knows it."""
     values, default = "|".join(attribute.allowed_values) or attribute.type, attribute.default_value
     kind = OPERATORS.get(operator)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Self
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import is_default, rule_of, told, unknown_name
+from gradwire.ops._attributes import Choice, is_default, rule_of, told, unknown_name
+
+_WRAPPER = textwrap.TextWrapper(
+    96, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +114,22 @@ class Operator:
         """Return attributes as the counterpart means them; it may not have all of them."""
         attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return attributes | dict(self.fixed)
+
+
+def with_attributes_told(kind: type[Operator]) -> str:
+    """Return an operator's docstring with its attributes, as their rules describe them."""
+    lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Attributes:"]
+    for field in dataclasses.fields(kind):
+        rule = rule_of(field)
+        allowed = (
+            f" One of {', '.join(map(repr, rule.allowed))}." if isinstance(rule, Choice) else ""
+        )
+        default = rule.default_text or repr(field.default)
+        ends = "Required." if field.default is MISSING else f"Default: {default}."
+        lines += ["", f"{field.name}: {rule.type_name}"]
+        text = f"{rule.description}{allowed} {ends}"
+        lines += _WRAPPER.wrap(text)
+    return "\n".join(lines)
 
 
 def _rebuild(kind: type[Operator], attributes: dict[str, object]) -> Operator:
