@@ -263,7 +263,7 @@ def test_a_batch_of_none_has_results_and_gradients_of_none(
 
 
 def test_only_the_batch_may_be_of_none(client: Client) -> None:
-    with pytest.raises(InvalidRequestError, match=r"input\.sizes\[1\]: is 0"):
+    with pytest.raises(InvalidRequestError, match=r"array\.shape\[1\]: is 0"):
         bridge.interpolate(torch.ones(1, 0, 3, 4), size=8, client=client)
-    with pytest.raises(InvalidRequestError, match=r"input\.sizes\[0\]: is 0"):
+    with pytest.raises(InvalidRequestError, match=r"array\.shape\[0\]: is 0"):
         bridge.evaluate(ops.JaxResize(method="linear"), torch.ones(0, 3), (0, 6), client=client)

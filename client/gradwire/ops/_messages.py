@@ -12,7 +12,7 @@ from gradwire import v1
 from gradwire.errors import InvalidRequestError
 from gradwire.ops import dml, jax, onednn, onnx, openvino, tensorflow, torch
 from gradwire.ops._attributes import Choice, is_default, rule_of
-from gradwire.ops._operator import Operator, with_attributes_told
+from gradwire.ops._operator import Operator, documentation
 from gradwire.tensors import DTYPES
 
 # A framework is entered here, in the order of the numbers of its operators in the schema.
@@ -22,7 +22,7 @@ OPERATORS: Mapping[str, type[Operator]] = {
     for kind in framework.OPERATORS
 }
 for _kind in OPERATORS.values():
-    _kind.__doc__ = with_attributes_told(_kind)
+    _kind.__doc__ = documentation(_kind)
 
 
 @dataclass(frozen=True, slots=True)

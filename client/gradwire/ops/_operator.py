@@ -116,7 +116,7 @@ class Operator:
         return attributes | dict(self.fixed)
 
 
-def with_attributes_told(kind: type[Operator]) -> str:
+def documentation(kind: type[Operator]) -> str:
     """Return an operator's docstring with its attributes, as their rules describe them."""
     lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Attributes:"]
     for field in dataclasses.fields(kind):
