@@ -98,14 +98,14 @@ def bad_items() -> dict[int, tuple[Any, type[Exception], str]]:
     ones = np.ones((4, 4), np.float32)
     scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     return {
-        0: ((COPY, np.ones((4, 4), np.int32), (4, 4)), InvalidRequestError, "input.data_type"),
-        2: ((COPY, ones), InvalidRequestError, "output"),
-        3: ((scaled, ones, (4, 4)), InvalidRequestError, "operator.dml_resample_grad.scales"),
+        0: ((COPY, np.ones((4, 4), np.int32), (4, 4)), InvalidRequestError, "array.dtype"),
+        2: ((COPY, ones), InvalidRequestError, "output_shape"),
+        3: ((scaled, ones, (4, 4)), InvalidRequestError, "scales"),
         7: ((COPY, np.ma.masked_array(ones), (4, 4)), TypeError, "a masked array"),
         8: (("nearest", ones, (4, 4)), TypeError, "op is a str"),
         9: (ones, TypeError, "an item is a ndarray"),
         10: ((COPY,), TypeError, "an item is a tuple of 1"),
-        13: ((COPY, ones, (0, 4)), InvalidRequestError, "output.sizes[0]"),
+        13: ((COPY, ones, (0, 4)), InvalidRequestError, "output_shape[0]"),
     }
 
 
