@@ -39,6 +39,16 @@ def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
         assert f"<h2>{scenario.name}</h2>" in page.read_text()
 
 
+def test_json_is_all_that_it_prints(target: str, tmp_path: Path) -> None:
+    options = ("--target", target, "--scenario", "tiny", *SHORT)
+    done = run_here("bench", *options, "--json", "--output", tmp_path / "found.json")
+    assert from_json(done.stdout) == from_json((tmp_path / "found.json").read_text())
+    assert "Wrote" in done.stderr
+    both = run_here("bench", "--json", "--compare", __file__, __file__)
+    assert (both.code, both.stdout) == (2, "")
+    assert "--json and --compare exclude each other" in both.stderr
+
+
 def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
     problem = PROBLEMS["tiny"]
     with LocalClient("numpy_cpu") as local:

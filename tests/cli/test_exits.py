@@ -116,6 +116,7 @@ def test_the_settings_of_a_server_are_those_it_has() -> None:
         (errors.InvalidRequestError.of("timeout_s", "is 0"), "error: --timeout: is 0"),
         (errors.InvalidRequestError.of("output.sizes[1]", "is 0"), "error: --output-shape[1]: is"),
         (errors.InvalidRequestError.of("operator.x.mode", "is 0"), "error: --attr mode: is 0"),
+        (errors.LimitExceededError("output_shape is (9,)"), "error: --output-shape is (9,)"),
     ],
 )
 def test_an_error_names_what_the_command_line_has(

@@ -121,10 +121,7 @@ def _in_flags(error: InvalidRequestError) -> str:
     if field.startswith("operator.") and separator:
         name = f"--attr {name}"
     named, bracket, index = name.partition("[")
-    name = f"{_FLAGS.get(named, named)}{bracket}{index}"
-    for argument in ("array.shape", "output_shape"):
-        rest = rest.replace(argument, _FLAGS[argument])
-    return f"{name}{separator}{rest}"
+    return f"{_FLAGS.get(named, named)}{bracket}{index}{separator}{rest}"
 
 
 def report(error: Exception) -> None:
@@ -134,6 +131,10 @@ def report(error: Exception) -> None:
         text = _in_flags(error)
     elif isinstance(error, (AuthenticationError, PermissionDeniedError)):
         text = f"{text}; tokens come from --token-file or GRADWIRE_TOKEN"
+    if isinstance(error, GradwireError):
+        # Among the words too, which compare one argument with another.
+        for argument in ("array.shape", "output_shape"):
+            text = text.replace(argument, _FLAGS[argument])
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
     click.echo(f"gradwire: error: {' '.join(text.split())}", file=sys.stderr)
