@@ -77,7 +77,11 @@ def _hold(host: str, port: int, sockets: ExitStack) -> int:
                     probe.bind(spot)
             holder = sockets.enter_context(socket.socket(family))
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            # Connections of an earlier server in TIME_WAIT do not keep the port, and the probe of
+            # another supervisor fails as long as this one holds it.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(spot)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gradwire_server import addresses
 from processes import Command, run_command, running_command
 from raw_calls import RawClient
 
@@ -44,6 +45,32 @@ def test_a_port_of_another_program_is_refused(*, sharing: bool, listening: bool)
         if listening:
             taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refused(address)
+
+
+def test_a_port_with_connections_in_time_wait_is_had(tmp_path: Path) -> None:
+    # The side that closes first keeps its end in TIME_WAIT, like a server of one worker that stops.
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        port = earlier.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            earlier.accept()[0].close()
+            assert not client.recv(1)
+    address = f"127.0.0.1:{port}"
+    with running_command(*FLAGS, "--address", address, log=tmp_path / "log") as command:
+        assert command.address == address
+        with RawClient(address) as client:
+            client.check_alive()
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["unused before", "in TIME_WAIT"])
+def test_a_port_that_is_held_for_workers_that_start_is_refused(*, waiting: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        port = earlier.getsockname()[1]
+        if waiting:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                earlier.accept()[0].close()
+                assert not client.recv(1)
+    with addresses.held(f"127.0.0.1:{port}") as address:
         assert address in refused(address)
 
 
