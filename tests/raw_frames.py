@@ -75,11 +75,16 @@ class RawConnection:
 
     greet   whether to begin as HTTP/2 does; headers then come without compression
     window  bytes that the other end may send on each stream; None for the default
+    source  the address that it comes from; empty for the usual one
     """
 
-    def __init__(self, address: str, *, greet: bool = True, window: int | None = None) -> None:
+    def __init__(
+        self, address: str, *, greet: bool = True, window: int | None = None, source: str = ""
+    ) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self.socket = socket.create_connection(
+            (host, int(port)), timeout=30, source_address=(source, 0) if source else None
+        )
         if greet:
             numbers = {f"s{TABLE_SIZE}": 0}
             if window is not None:

@@ -23,6 +23,8 @@ RETRY = RetryPolicy()
 # A year. Clocks of grpc overflow some way beyond, and such calls end at once.
 MAX_TIMEOUT_S = 365 * 24 * 3600
 
+# A server refuses less: each chunk of a result costs it a message.
+LEAST_CHUNK_BYTES = 4096
 # Below the longest message a channel takes.
 _MAX_CHUNK_BYTES = 32 << 20
 # Far beyond what helps: each is a socket at both ends.
@@ -61,8 +63,10 @@ class Options:
             threshold = getattr(self, name)
             if not _is_count(threshold):
                 raise ValueError(f"{name} is {threshold!r}; give 0 or more bytes")
-        if not _is_count(chunk) or not 1 <= chunk <= _MAX_CHUNK_BYTES:
-            raise ValueError(f"chunk_bytes is {chunk!r}; give 1 to {_MAX_CHUNK_BYTES} bytes")
+        if not _is_count(chunk) or not LEAST_CHUNK_BYTES <= chunk <= _MAX_CHUNK_BYTES:
+            raise ValueError(
+                f"chunk_bytes is {chunk!r}; give {LEAST_CHUNK_BYTES} to {_MAX_CHUNK_BYTES} bytes"
+            )
         secure = self.credentials is not None
         bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         object.__setattr__(self, "bearer", bearer)

@@ -54,7 +54,8 @@ class Client:
                             a server with several. 1 means a single one for everything
     timeout_s               seconds a call may take, and a stream may go without progress
     stream_threshold_bytes  largest input or result that still travels in one message
-    chunk_bytes             most bytes of one message of a stream; the server may ask for less
+    chunk_bytes             most bytes of one message of a stream, 4096 to 32 MiB; the server may
+                            ask for less
     retry                   how often and how soon a failed call is tried again
     split                   whether several targets share one evaluate() whose input or result is
                             larger than split_threshold_bytes: each gives a part of the result, with

@@ -20,13 +20,15 @@ import grpc
 
 from gradwire import v1
 from gradwire._framing import many_result_frame
-from gradwire_server import many_items, wire
+from gradwire_server import many_items, tasks, wire
+from gradwire_server.callers import caller_of
 from gradwire_server.calls import Call, Context
 from gradwire_server.encoding import Bytes, NoMessageError
-from gradwire_server.engine import Holdings
+from gradwire_server.engine import AdmittedStream, Holdings
 from gradwire_server.errors import (
     DrainingError,
     InvalidDataError,
+    OverloadedError,
     StalledError,
     StartingError,
 )
@@ -64,6 +66,8 @@ class ManyService:
 class _Stream:
     """One stream from its first request to its last answer."""
 
+    _admitted: AdmittedStream
+
     def __init__(self, call: Call, workshop: Workshop) -> None:
         self._call = call
         self._context = call.context
@@ -88,11 +92,14 @@ class _Stream:
         self._room = asyncio.Event()
         self._input_ended = self._stopped = False
         self._progress = time.monotonic()
+        self._refused: OverloadedError | None = None
+        self._refusal = asyncio.Event()
         self._counts = {"items": 0, "items_failed": 0}
 
     async def run(self) -> None:
         """Answer the stream under watch."""
-        with self._workshop.admission.stream():
+        caller = caller_of(self._context)
+        with self._workshop.admission.stream(caller, self._give_way) as self._admitted:
             self._reader = asyncio.ensure_future(self._read())
             self._answerer = asyncio.ensure_future(self._answer())
             watch = asyncio.ensure_future(self._watch())
@@ -107,6 +114,11 @@ class _Stream:
             finally:
                 watch.cancel()
                 self._call.facts |= self._counts
+
+    def _give_way(self, refused: OverloadedError) -> None:
+        """End for want of room."""
+        self._refused = refused
+        self._refusal.set()
 
     async def send_error(self, failed: Failure) -> None:
         """Send an error as the last message, unless the caller does not read."""
@@ -129,12 +141,11 @@ class _Stream:
 
     async def close(self) -> None:
         """End what is left and give back what it held."""
-        tasks = [task for task in (self._reader, self._answerer, *self._threads) if task]
-        for task in tasks:
-            task.cancel()
+        left = [task for task in (self._reader, self._answerer, *self._threads) if task]
+        tasks.cancel(left)
         try:
             # Where the caller goes only now, grpc cancels this too.
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
         finally:
             self._holdings.free_all()
 
@@ -152,6 +163,7 @@ class _Stream:
         self._news.set()
 
     async def _take(self, message: bytes) -> None:
+        self._admitted.note_data()
         name, header, data = many_items.read(message)
         if name in self._names:
             raise InvalidDataError(
@@ -285,9 +297,13 @@ class _Stream:
                 raise StalledError(
                     f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
                 )
-            waiting = asyncio.ensure_future(self._workshop.draining.wait())
+            if self._refused is not None:
+                raise self._refused
+            events = (self._workshop.draining, self._refusal)
+            waits = [asyncio.ensure_future(event.wait()) for event in events]
+            left = timeout - idle
             try:
-                await asyncio.wait({waiting}, timeout=timeout - idle)
+                await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                waiting.cancel()
+                tasks.cancel(waits)
         raise DrainingError("the server is shutting down; send what is unanswered to another one")

@@ -16,13 +16,24 @@ import grpc
 import numpy as np
 
 from gradwire import v1
+from gradwire._options import LEAST_CHUNK_BYTES
 from gradwire_server import encoding, ranges, tasks, wire
+from gradwire_server.callers import caller_of
 from gradwire_server.calls import Call, Context
-from gradwire_server.engine import Evaluation, InputAssembler, Ring, Step, StepRunner
+from gradwire_server.engine import (
+    AdmittedStream,
+    Evaluation,
+    EvaluationRequest,
+    InputAssembler,
+    Ring,
+    Step,
+    StepRunner,
+)
 from gradwire_server.errors import (
     DrainingError,
     InvalidDataError,
     InvalidFieldError,
+    OverloadedError,
     StalledError,
 )
 from gradwire_server.failures import Failure
@@ -53,6 +64,8 @@ class StreamService:
 class _Stream:
     """One stream from open to its last result byte."""
 
+    _admitted: AdmittedStream
+
     def __init__(self, call: Call, workshop: Workshop) -> None:
         self._call = call
         self._context = call.context
@@ -60,6 +73,8 @@ class _Stream:
         self._progress = time.monotonic()
         self._busy = False
         self._done = asyncio.Event()
+        self._refused: OverloadedError | None = None
+        self._refusal = asyncio.Event()
         self._write: asyncio.Task[None] | None = None
         self._read: asyncio.Task[Any] | None = None
         self._steps: asyncio.Queue[tuple[Step, encoding.Bytes] | None] = asyncio.Queue(1)
@@ -97,18 +112,13 @@ class _Stream:
     async def _evaluate(self) -> None:
         workshop = self._workshop
         try:
-            with workshop.admission.stream():
+            caller = caller_of(self._context)
+            with workshop.admission.stream(caller, self._give_way) as self._admitted:
                 header = await self._read_open()
+                request = self._note(header)
+                self._admitted.note_wait(for_caller=False)
                 with self._call.phases.spending("queue"):
-                    evaluation = await workshop.prepare(wire.read_request(header))
-                self._call.operator = evaluation.request.operator
-                self._call.dtype = evaluation.input.dtype
-                self._call.facts |= {
-                    "operator": evaluation.request.operator,
-                    "sizes": evaluation.input.sizes,
-                    "resume_from": header.resume_from,
-                    **({"stop_before": header.stop_before} if header.stop_before else {}),
-                }
+                    evaluation = await workshop.prepare(request)
                 # Beside what steps hold, a chunk each way is on its way through grpc, twice.
                 most = workshop.settings.max_chunk_bytes
                 ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
@@ -117,6 +127,20 @@ class _Stream:
                     await self._answer(header, evaluation)
         finally:
             self._done.set()
+
+    def _give_way(self, refused: OverloadedError) -> None:
+        """End for want of room."""
+        self._refused = refused
+        self._refusal.set()
+
+    def _note(self, header: v1.Open) -> EvaluationRequest:
+        """Return the request; its log line and metrics tell of it, also where it is refused."""
+        request = wire.read_request(header)
+        self._call.note_request(request.operator, request.input, received=0)
+        self._call.facts["resume_from"] = header.resume_from
+        if header.stop_before:
+            self._call.facts["stop_before"] = header.stop_before
+        return request
 
     async def _read_open(self) -> v1.Open:
         message = await self._next()
@@ -131,9 +155,10 @@ class _Stream:
             raise InvalidDataError("open", f"{came} came first; a stream starts with open")
         header = message.open
         self._call.request_id = wire.read_request_id(header.request_id) or self._call.request_id
-        if header.max_chunk_bytes < 0:
+        if header.max_chunk_bytes and header.max_chunk_bytes < LEAST_CHUNK_BYTES:
             raise InvalidFieldError(
-                "open.max_chunk_bytes", f"{header.max_chunk_bytes}; at least 0 is needed"
+                "open.max_chunk_bytes",
+                f"{header.max_chunk_bytes}; 0 or at least {LEAST_CHUNK_BYTES} is needed",
             )
         return header
 
@@ -148,6 +173,10 @@ class _Stream:
         needed = wanted if through else range(assembler.position, assembler.stop)
         output = wire.write_descriptor(evaluation.output)
         await self._send(ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit))
+        if needed:
+            self._admitted.note_wait(for_caller=True)
+        else:
+            self._admitted.note_data()
         stages = [self._write_results(min(header.max_chunk_bytes or limit, limit))]
         if through:
             stages += [self._pass_on(wanted.start, wanted.stop)]
@@ -191,6 +220,7 @@ class _Stream:
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
             raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
+        self._admitted.note_data()
         return chunk
 
     async def _compute(self, evaluation: Evaluation, wanted: range) -> None:
@@ -255,8 +285,10 @@ class _Stream:
                 )
             if self._workshop.draining.is_set():
                 raise DrainingError("the server is shutting down; resume on another one")
-            events = (self._done.wait(), self._workshop.draining.wait())
-            waits = [asyncio.ensure_future(event) for event in events]
+            if self._refused is not None:
+                raise self._refused
+            events = (self._done, self._workshop.draining, self._refusal)
+            waits = [asyncio.ensure_future(event.wait()) for event in events]
             left = timeout - idle
             try:
                 await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)

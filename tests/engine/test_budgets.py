@@ -77,6 +77,12 @@ def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
 
 def test_streams_are_counted() -> None:
     admission = Admission(max_memory_bytes=100, max_streams=1, retry_after_s=0.5)
-    with admission.stream(), pytest.raises(OverloadedError), admission.stream():
+    give_way: list[OverloadedError] = []
+    with (
+        admission.stream("caller", give_way.append),
+        pytest.raises(OverloadedError),
+        admission.stream("other", give_way.append),
+    ):
         pass
     assert admission.streams == 0
+    assert not give_way

@@ -114,7 +114,7 @@ def test_progress_is_reported_in_the_loops_thread(server: ServerThread) -> None:
     async def work(client: AsyncClient) -> NDArray[Any]:
         return await client.evaluate(COPY, LARGE, output_shape=LARGE.shape, on_progress=report)
 
-    with_client(server.address, work, chunk_bytes=4000)
+    with_client(server.address, work, chunk_bytes=5000)
     assert len(reports) > 1
     assert reports[-1] == (LARGE.nbytes, LARGE.nbytes)
     assert all(
@@ -134,7 +134,7 @@ def test_an_exception_from_on_progress_ends_the_call(server: ServerThread) -> No
         with pytest.raises(TornError):
             await client.evaluate(COPY, LARGE, output_shape=LARGE.shape, on_progress=tear)
 
-    with_client(server.address, work, chunk_bytes=4000)
+    with_client(server.address, work, chunk_bytes=5000)
 
 
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])

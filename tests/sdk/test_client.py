@@ -35,7 +35,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 def client(request: pytest.FixtureRequest, server: ServerThread) -> Iterator[Client]:
     """Each test that asks for it runs twice: by Evaluate, and by EvaluateStream in odd chunks."""
     threshold = 1 << 20 if request.param == "unary" else 0
-    with Client(server.address, stream_threshold_bytes=threshold, chunk_bytes=4093) as client:
+    with Client(server.address, stream_threshold_bytes=threshold, chunk_bytes=4099) as client:
         yield client
 
 
@@ -249,7 +249,7 @@ def test_progress_grows_and_ends_with_the_end(server: ServerThread) -> None:
         threads.add(threading.current_thread())
 
     array = np.ones((1024, 1024), np.float32)
-    with Client(server.address, chunk_bytes=4000) as client:
+    with Client(server.address, chunk_bytes=5000) as client:
         client.evaluate(COPY, array, output_shape=array.shape, on_progress=report)
     assert len(reports) > 1
     assert reports[-1] == (array.nbytes, array.nbytes)

@@ -97,6 +97,7 @@ def test_waiting_for_a_server_that_never_comes_tells_why() -> None:
         {"timeout_s": float("nan")},
         {"stream_threshold_bytes": -1},
         {"chunk_bytes": 0},
+        {"chunk_bytes": 4095},
         {"chunk_bytes": 1 << 30},
     ],
     ids=str,

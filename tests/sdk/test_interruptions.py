@@ -91,7 +91,7 @@ def test_an_exception_from_on_progress_ends_the_call(server: ServerThread) -> No
     def tear(_sent: int, _received: int) -> None:
         raise TornError
 
-    with Client(server.address, chunk_bytes=1000) as client:
+    with Client(server.address, chunk_bytes=5000) as client:
         with pytest.raises(TornError):
             client.evaluate(COPY, LARGE, output_shape=LARGE.shape, on_progress=tear)
         np.testing.assert_array_equal(client.evaluate(COPY, LARGE, output_shape=LARGE.shape), LARGE)
@@ -104,7 +104,7 @@ def test_an_error_of_another_call_within_on_progress_is_not_taken_for_this_ones(
         raise UnavailableError("another server")
 
     with (
-        Client(server.address, chunk_bytes=1000) as client,
+        Client(server.address, chunk_bytes=5000) as client,
         pytest.raises(UnavailableError, match="another server"),
     ):
         client.evaluate(COPY, LARGE, output_shape=LARGE.shape, on_progress=ask_nobody)

@@ -100,7 +100,7 @@ def test_a_pickled_client_has_its_arguments_and_a_connection_of_its_own(
     server: ServerThread,
 ) -> None:
     policy = RetryPolicy(max_attempts=3)
-    with Client(server.address, timeout_s=7.0, chunk_bytes=1000, retry=policy) as client:
+    with Client(server.address, timeout_s=7.0, chunk_bytes=5000, retry=policy) as client:
         client.server_info()
         copy = pickle.loads(pickle.dumps(client))  # noqa: S301 - our own bytes
     with copy:
@@ -125,7 +125,7 @@ def _version(client: Client) -> tuple[str, bool]:
 
 def test_a_pickled_async_client_belongs_to_the_loop_it_wakes_up_in(server: ServerThread) -> None:
     async def dump() -> bytes:
-        async with AsyncClient(server.address, chunk_bytes=1000) as client:
+        async with AsyncClient(server.address, chunk_bytes=5000) as client:
             await client.server_info()
             return pickle.dumps(client)
 

@@ -44,7 +44,7 @@ def fleet() -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def spread(fleet: Fleet) -> Iterator[Client]:
-    with Client(fleet.targets * 2, chunk_bytes=999, **ALWAYS) as client:
+    with Client(fleet.targets * 2, chunk_bytes=4099, **ALWAYS) as client:
         yield client
 
 
@@ -90,7 +90,7 @@ def test_every_dialect_has_the_bits_of_one_server(
         whole = local.evaluate(call.operator, call.array, output_shape=call.output_shape)
     except InvalidRequestError as error:
         refusal, whole = error, np.empty(0)
-    options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 999}
+    options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 4099}
     with Client(fleet.targets * 2, **options) as client:
         if refusal is None:
             result = client.evaluate(call.operator, call.array, output_shape=call.output_shape)

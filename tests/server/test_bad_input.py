@@ -244,7 +244,7 @@ def test_evaluate_takes_just_the_bytes_that_the_descriptor_promises(
 
 OPEN_NUMBERS = {
     "resume_from": [-1, 16, 17, INT64, -(2**63)],
-    "max_chunk_bytes": [-1, -(2**63)],
+    "max_chunk_bytes": [-1, -(2**63), 1, 4095],
     "stop_before": [-1, 17, INT64, -(2**63)],
 }
 

@@ -20,6 +20,7 @@ from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
     RawClient,
+    as_stream,
     identity_request,
     published_request,
     wait_idle,
@@ -174,6 +175,19 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
         with ManyCall(client) as third:
             third.send(named(published_request(), "a"))
             assert third.answers()["a"].result.data == PUBLISHED_RESULT
+
+
+def test_a_stream_without_a_request_gives_way() -> None:
+    with (
+        serving(max_streams=1) as server,
+        RawClient(server.address) as client,
+        ManyCall(client) as first,
+    ):
+        wait_until(lambda: server.server.streams == 1)
+        wait_until(lambda: client.stream(as_stream(published_request())).refusal is None)
+        refusal = check_refusal(first.refusal(), grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        check_in_band(refusal)
+        assert "no data of this one has come" in refusal.message
 
 
 @pytest.fixture

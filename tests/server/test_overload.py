@@ -5,21 +5,43 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, Self
 
 import grpc
 import pytest
 
 from gradwire import v1
-from raw_calls import PATIENCE_S, RawClient, as_stream, opening, published_request, wait_idle
+from raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    RawClient,
+    StreamCall,
+    as_stream,
+    opening,
+    published_request,
+    read_all,
+    wait_idle,
+    wait_until,
+)
+from raw_frames import (
+    END_HEADERS,
+    HEADERS,
+    RawConnection,
+    call_headers,
+    data_frames,
+    frame,
+    message,
+)
 from refusals import Refusal, check_in_band, check_refusal
 from serving import serving
+from waiting_streams import WaitingStream
 
 HOWS = ["Evaluate", "EvaluateStream"]
 
 
 class Held:
-    """Streams that are open and wait for their input."""
+    """Streams that are open and wait for the rest of their input."""
 
     def __init__(self, client: RawClient, request: v1.EvaluateRequest) -> None:
         self._client = client
@@ -34,16 +56,24 @@ class Held:
         self._done.set()
         self._stack.close()
 
-    def hold(self) -> None:
+    def hold(self) -> StreamCall:
         """Open one more and wait for the server's word."""
 
         def messages() -> Iterator[v1.EvaluateStreamRequest]:
             yield opening(self._request)
+            yield v1.EvaluateStreamRequest(chunk=v1.Chunk(data=self._request.data[:1]))
             self._done.wait(PATIENCE_S)
+            yield v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=1, data=self._request.data[1:]))
 
         call = self._client.start(messages())
         self._stack.callback(call.cancel)
         assert next(call).WhichOneof("message") == "opened"
+        return call
+
+    def finish(self, call: StreamCall) -> None:
+        """Send the rest of all, and check what it brings one of them."""
+        self._done.set()
+        assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
 
 
 def check_overload(refusal: Refusal | None, setting: str, retry_after_s: float) -> None:
@@ -103,3 +133,77 @@ def test_a_stream_is_refused_before_its_open_is_read() -> None:
     ):
         held.hold()
         check_overload(client.stream([]).refusal, "max_streams", 0.25)
+
+
+def open_streams(
+    connection: RawConnection, count: int, *messages: v1.EvaluateStreamRequest
+) -> None:
+    """Begin as many streams with the same messages, and send nothing more."""
+    headers = call_headers(method="/gradwire.v1.GradientService/EvaluateStream")
+    body = b"".join(message(each.SerializeToString()) for each in messages)
+    for stream in range(1, 2 * count, 2):
+        connection.send(
+            frame(HEADERS, END_HEADERS, stream, headers), *data_frames(stream, body, last=False)
+        )
+
+
+def test_streams_without_data_give_way_to_others() -> None:
+    request = published_request()
+    with (
+        serving(max_streams=8) as server,
+        RawClient(server.address) as client,
+        Held(client, request) as held,
+        RawConnection(server.address, source="127.0.0.2") as connection,
+    ):
+        held.hold()
+        open_streams(connection, 6, opening(request))
+        wait_until(lambda: server.server.streams == 7)
+        waiting = WaitingStream(client)
+        # Those without data have a moment; no one has to wait for the stall timeout.
+        wait_until(lambda: client.stream(as_stream(request)).data == PUBLISHED_RESULT)
+        waiting.cancel()
+        wait_until(lambda: server.server.streams == 6)
+
+
+def test_a_stream_that_gives_way_is_asked_to_come_back() -> None:
+    with serving(max_streams=1) as server, RawClient(server.address) as client:
+        waiting = WaitingStream(client)
+        wait_until(lambda: client.stream(as_stream(published_request())).refusal is None)
+        refusal = read_all(waiting.call, chain([waiting.opened], waiting.call)).refusal
+        waiting.send()
+        checked = check_refusal(refusal, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert checked.info.metadata["limit"] == "max_streams"
+        assert checked.retry_after_s
+        assert "no data of this one has come" in checked.message
+        assert refusal is not None
+        check_in_band(refusal)
+        wait_idle(server)
+        client.check_alive()
+
+
+def test_a_stream_with_data_does_not_give_way() -> None:
+    request = published_request()
+    with (
+        serving(max_streams=2) as server,
+        RawClient(server.address) as client,
+        Held(client, request) as held,
+    ):
+        older = held.hold()
+        younger = WaitingStream(client)
+        wait_until(lambda: client.stream(as_stream(request)).refusal is None)
+        younger.cancel()
+        held.finish(older)
+
+
+def test_one_caller_leaves_streams_to_others() -> None:
+    request = published_request()
+    first = v1.EvaluateStreamRequest(chunk=v1.Chunk(data=request.data[:1]))
+    with (
+        serving(max_streams=8) as server,
+        RawConnection(server.address, source="127.0.0.2") as connection,
+        RawClient(server.address) as client,
+    ):
+        open_streams(connection, 8, opening(request), first)
+        wait_until(lambda: server.server.workshop.admission.refusals["max_streams"] == 2)
+        assert server.server.streams == 6
+        client.check_alive()

@@ -167,17 +167,21 @@ def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
     assert read_all(call, watched()).data == data
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 3, 5, 16, 1000])
+@pytest.mark.parametrize("wanted", [0, 4096, 4097, 10_000, 1 << 20])
 def test_result_chunks_are_no_longer_than_asked_and_contiguous(
     client: RawClient, wanted: int
 ) -> None:
-    messages = as_stream(published_request())
-    messages[0].open.max_chunk_bytes = wanted
-    answer = client.stream(messages)
-    assert answer.data == PUBLISHED_RESULT
+    data = np.ones((100, 100), "<f4").tobytes()
+    request = identity_request(1, 100, 100)
+    request.operator.interpolate.mode = v1.Interpolate.MODE_NEAREST
+    request.operator.interpolate.sizes[:] = [200]
+    request.operator.interpolate.data_format = v1.Interpolate.DATA_FORMAT_NXC
+    request.ClearField("output")
+    answer = client.stream([opening(request, max_chunk_bytes=wanted), *chunks(data, 1 << 20)])
+    assert answer.data == np.ones(20_000, "<f4").tobytes()
     ends = list(itertools.accumulate(length for _, length in answer.chunks))
     assert [offset for offset, _ in answer.chunks] == [0, *ends[:-1]]
-    assert all(1 <= length <= (wanted or 16) for _, length in answer.chunks)
+    assert all(1 <= length <= (wanted or 2 << 20) for _, length in answer.chunks)
 
 
 @pytest.mark.parametrize("wanted", [0, 2**63 - 1])
@@ -267,8 +271,8 @@ def test_where_nothing_is_computed_messages_come_back_as_they_were_sent(
 
 
 def test_where_nothing_is_computed_chunks_are_no_longer_than_asked_for(client: RawClient) -> None:
-    data = bytes(range(256)) * 16
-    opened = opening(identity_request(32, 32), max_chunk_bytes=300)
-    answer = client.stream([opened, *chunks(data, 1000)])
+    data = bytes(range(256)) * 64
+    opened = opening(identity_request(64, 64), max_chunk_bytes=5000)
+    answer = client.stream([opened, *chunks(data, 16_000)])
     assert answer.data == data
-    assert max(length for _, length in answer.chunks) == 300
+    assert max(length for _, length in answer.chunks) == 5000

@@ -181,7 +181,9 @@ class Open(_message.Message):
     default, for a fresh stream.
     """
     max_chunk_bytes: _builtins.int
-    """Most bytes the client takes in one result chunk; 0, the default, means the server's own limit."""
+    """Most bytes the client takes in one result chunk; 0, the default, means the server's own limit. Otherwise at least
+    4096, whatever the server's limit; the last chunk of a result may be shorter.
+    """
     stop_before: _builtins.int
     """End of the result bytes wanted: the first one that is not; 0, the default, means all to the end. Above resume_from,
     at most the result's byte count.

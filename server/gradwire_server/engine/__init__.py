@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradwire_server.engine.admission import Admission
+from gradwire_server.engine.admitted_streams import AdmittedStream
 from gradwire_server.engine.assembly import InputAssembler
 from gradwire_server.engine.batches import Batch
 from gradwire_server.engine.evaluation import (
@@ -26,6 +27,7 @@ __all__ = [
     "NUMERICS_VERSION",
     "TURN_S",
     "Admission",
+    "AdmittedStream",
     "Batch",
     "Claim",
     "Evaluation",

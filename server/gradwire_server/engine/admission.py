@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
 
+from gradwire_server.engine.admitted_streams import AdmittedStream, AdmittedStreams
 from gradwire_server.engine.pace import Appointments, Drain, QueueLimit, WorkPace
 from gradwire_server.engine.slots import Slots
 from gradwire_server.engine.turns import TURN_S, Backlog, Claim, Turns
@@ -44,7 +45,6 @@ class Admission:
     entered           evaluations that were let in so far
     max_memory_bytes  of all evaluations in flight
     memory_bytes      that they hold, those that wait included
-    streams           open
     refusals          so far, by what stood in the way: a setting; "deadline", which could not be
                       met; "late", which turned out while waiting
     """
@@ -62,7 +62,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_memory_bytes = max_memory_bytes
-        self._max_streams = max_streams
+        self._streams = AdmittedStreams(max_streams)
         self._retry_after_s = retry_after_s
         self._max_queue = max_queue
         self._limit = QueueLimit(max_queue_s=max_queue_s, max_standing_queue_s=max_standing_queue_s)
@@ -77,7 +77,6 @@ class Admission:
         self._numbers = count()
         self.entered = 0
         self.memory_bytes = 0
-        self.streams = 0
 
     @property
     def queue_depth(self) -> int:
@@ -130,22 +129,46 @@ class Admission:
             came, limit, self.max_memory_bytes, drain=drain, missing=missing, amount=amount
         )
 
+    @property
+    def streams(self) -> int:
+        """Streams open now."""
+        return len(self._streams)
+
     @contextmanager
-    def stream(self) -> Generator[None]:
-        """Hold one of the places for streams."""
-        drain = self._stream_drain
-        if self.streams >= self._max_streams:
-            came = f"{self.streams} streams are open"
-            raise self._full(
-                came, "max_streams", self._max_streams, drain=drain, missing=1, amount=1
-            )
-        drain.enter(self._clock())
-        self.streams += 1
+    def stream(
+        self, caller: Hashable, give_way: Callable[[OverloadedError], object]
+    ) -> Generator[AdmittedStream]:
+        """Count a stream of a caller as open.
+
+        give_way  called with the error that the stream is to end with, where another one needs its
+                  room before data has come; it counts no more then
+
+        Raises OverloadedError where there is no room and none gives way.
+        """
+        came = self._streams.full_for(caller)
+        if came:
+            least = self._streams.least(caller)
+            if least is None:
+                raise self._full_of_streams(came)
+            waited = f"no data of this one has come for {least.waited_s:.1f} s"
+            refused = self._full_of_streams(f"{came}, and {waited}")
+            self._leave(least)
+            least.give_way(refused)
+        stream = AdmittedStream(caller, give_way, self._clock)
+        self._stream_drain.enter(self._clock())
+        self._streams.add(stream)
         try:
-            yield
+            yield stream
         finally:
-            self.streams -= 1
-            drain.leave(self._clock(), empty=not self.streams)
+            self._leave(stream)
+
+    def _leave(self, stream: AdmittedStream) -> None:
+        if self._streams.discard(stream):
+            self._stream_drain.leave(self._clock(), empty=not self._streams)
+
+    def _full_of_streams(self, came: str) -> OverloadedError:
+        allowed, drain = self._streams.most, self._stream_drain
+        return self._full(came, "max_streams", allowed, drain=drain, missing=1, amount=1)
 
     def turns(self, claim: Claim) -> Turns:
         """Let an evaluation in to compute, or raise OverloadedError."""

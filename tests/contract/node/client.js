@@ -74,7 +74,7 @@ function evaluateStream() {
       const values = valuesOf(Buffer.concat(parts));
       resolve({ sizes: opened.output.sizes, digest: opened.evaluation_digest, lengths, values });
     });
-    stream.write({ open: { ...header, max_chunk_bytes: 5 } });
+    stream.write({ open: { ...header, max_chunk_bytes: 4096 } });
     const data = bytesOf([4, 5, 6]);
     for (let offset = 0; offset < data.length; offset += 5) {
       stream.write({ chunk: { offset, data: data.subarray(offset, offset + 5) } });
