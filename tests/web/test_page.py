@@ -15,6 +15,7 @@ from gradwire_server.settings import Settings
 from gradwire_server.telemetry.cells import Cells, place
 from gradwire_server.telemetry.definitions import REQUEST_DURATION
 from gradwire_server.telemetry.ledger import DeviceLedger, Ledgers, Running
+from gradwire_server.telemetry.processes import Processes
 from gradwire_server.web import page, words
 from gradwire_server.web.history import History, totals
 from gradwire_server.web.markup import Markup, element, joined
@@ -63,7 +64,7 @@ def told(**changes: Any) -> dict[str, Any]:
     cells = Cells.private()
     ledgers = Ledgers.of_this_process(cells)
     history = History(lambda: totals(ledgers.read()))
-    return status(Subject.now(Settings(), "127.0.0.1:1"), ledgers, history) | changes
+    return status(Subject.now(Settings(), "127.0.0.1:1"), ledgers, history, Processes()) | changes
 
 
 def read(found: dict[str, Any]) -> Reader:
@@ -83,6 +84,14 @@ def test_what_is_empty_is_said_in_words() -> None:
         "All have their defaults.",
         "None.",
     ):
+        assert phrase in text
+
+
+def test_the_request_budget_and_what_a_worker_takes_of_the_machine_are_told() -> None:
+    worker = told()["workers"][0] | {"resident_bytes": 213e6, "processor_s": 83.5}
+    budget = {"now": 64e6, "limit": 2e9}
+    text = read(told(workers=[worker], request_budget_bytes=budget)).text
+    for phrase in ("Request budget", "64 MB", "of 2 GB", "213 MB", "1 min 23 s"):
         assert phrase in text
 
 
@@ -114,7 +123,7 @@ def test_what_is_known_of_a_device_comes_from_its_ledger() -> None:
     ledger.add(Running(None, pid=7))
     ledgers.devices.append(ledger)
     history = History(lambda: totals(ledgers.read()))
-    (device,) = status(Subject.now(Settings(), "a:1"), ledgers, history)["devices"]
+    (device,) = status(Subject.now(Settings(), "a:1"), ledgers, history, Processes())["devices"]
     assert (device["device"], device["name"], device["state"]) == ("3", "NVIDIA L4", "there")
     assert device["memory_bytes"]["now"] == 5e9
 
@@ -142,7 +151,7 @@ def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
     names = {"status": "s", "reason": "r", "message": "m", "request_id": "i"}
     cells.notes.error(method="Evaluate", operator="interpolate", **names)
     history = History(lambda: totals(ledgers.read()))
-    plain = status(Subject.now(Settings(max_rank=3), "a:1"), ledgers, history)
+    plain = status(Subject.now(Settings(max_rank=3), "a:1"), ledgers, history, Processes())
     kept = {key: plain[key] for key in ("state", "now")}
     hostile = cast("dict[str, Any]", replaced(copy.deepcopy(plain), text)) | kept
     hostile["workers"] = [each | {"state": "serving"} for each in hostile["workers"]]

@@ -106,7 +106,7 @@ def test_it_answers_to_its_own_names_and_to_addresses(server: ServerThread, host
 @pytest.mark.parametrize("path", ["/", "/healthz"])
 @pytest.mark.parametrize("host", FOREIGN)
 def test_it_answers_to_no_other_name(server: ServerThread, host: str, path: str) -> None:
-    wanted = 421 if host else 200  # an empty Host names nobody: no browser sends it
+    wanted = 421 if host else 400
     assert ask(server, path, host=host) == wanted
 
 
@@ -115,6 +115,8 @@ def test_it_answers_to_no_other_name(server: ServerThread, host: str, path: str)
     [
         b"GET / HTTP/1.1",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example",
+        b"GET / HTTP/1.1\r\nHost:",
+        b"GET / HTTP/1.0\r\nHost: ",
         b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost",
         b"GET / HTTP/2.0\r\nHost: localhost",
         b"GET / HTTP/1.1 more\r\nHost: localhost",

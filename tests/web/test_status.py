@@ -15,13 +15,14 @@ import numpy as np
 
 from gradwire import Client, ops
 from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.settings import Settings
 from gradwire_server.telemetry.cells import TOTAL, place
 from gradwire_server.telemetry.definitions import READY
 from gradwire_server.telemetry.ledger import Worker
 from gradwire_server.tokens import Scope, add_token
 from gradwire_server.version import VERSION
 from gradwire_server.web.status import DEAD_S, SILENT_S, is_alive, state_of
-from processes import Command, running_command
+from processes import Command, memory_kib, running_command
 from raw_calls import RawClient, as_stream, published_request, wait_until
 from serving import ServerThread, serving
 
@@ -90,6 +91,37 @@ def test_calls_items_and_errors_are_told() -> None:
     assert phases["call"]["count"] == 9
     assert 0 < phases["compute"]["p50_s"] <= phases["compute"]["p99_s"]
     assert told["devices"] == []
+
+
+def test_a_stream_that_is_refused_for_a_limit_has_its_operator(tmp_path: Path) -> None:
+    flags = ("--http-port", "0", "--max-elements", "1")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            refusal = client.stream(as_stream(published_request())).refusal
+            assert refusal is not None
+            assert refusal.info.reason == "LIMIT_EXCEEDED"
+        command.wait_for_log("reason=LIMIT_EXCEEDED")
+        (line,) = (each for each in command.log.splitlines() if "LIMIT_EXCEEDED" in each)
+        assert " operator=dml_resample_grad " in line
+        told = told_at(http_address(command))
+    (error,) = told["errors"]
+    assert (error["method"], error["operator"]) == ("EvaluateStream", "dml_resample_grad")
+    (row,) = told["operators"]
+    assert (row["operator"], row["failed"]) == ("dml_resample_grad", 1)
+
+
+def test_what_a_worker_takes_of_the_machine_is_told(tmp_path: Path) -> None:
+    flags = ("--workers", "2", "--http-port", "0")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        told = told_at(http_address(command))
+        for worker in told["workers"]:
+            (pid,) = worker["pids"]
+            resident = memory_kib(pid, "VmRSS") << 10
+            assert 0.5 < worker["resident_bytes"] / resident < 2
+            assert worker["processor_s"] > 0
+            assert worker["request_budget_bytes"] == 0
+    budget = told["settings"].get("max_memory_bytes", Settings().max_memory_bytes)
+    assert told["request_budget_bytes"] == {"now": 0, "limit": budget}
 
 
 def test_rates_follow_calls() -> None:

@@ -250,21 +250,19 @@ CERTIFICATE_EXPIRES = Metric(
     "When the certificate that the server shows expires, since the Unix epoch.",
     unit="seconds",
 )
+PROCESSOR = Metric(
+    "process_cpu_seconds_total",
+    "counter",
+    "User and system CPU time, that of former processes of the worker too.",
+    unit="seconds",
+    by_worker=True,
+)
+RESIDENT = Metric(
+    "process_resident_memory_bytes", "gauge", "Resident memory.", unit="bytes", by_worker=True
+)
 PROCESSES = (
-    Metric(
-        "process_cpu_seconds_total",
-        "counter",
-        "User and system CPU time, that of former processes of the worker too.",
-        unit="seconds",
-        by_worker=True,
-    ),
-    Metric(
-        "process_resident_memory_bytes",
-        "gauge",
-        "Resident memory.",
-        unit="bytes",
-        by_worker=True,
-    ),
+    PROCESSOR,
+    RESIDENT,
     Metric(
         "process_virtual_memory_bytes",
         "gauge",

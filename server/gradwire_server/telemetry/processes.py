@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from prometheus_client import ProcessCollector
 
-from gradwire_server.telemetry.definitions import PROCESSES
+from gradwire_server.telemetry.definitions import PROCESSES, PROCESSOR
 from gradwire_server.telemetry.families import Family, Sample
 from gradwire_server.telemetry.ledger import SUPERVISOR, Worker
 
-_CPU = "process_cpu_seconds_total"
+_CPU = PROCESSOR.name
 _START = "process_start_time_seconds"
 
 

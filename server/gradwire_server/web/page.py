@@ -112,7 +112,7 @@ def _tiles(told: Mapping[str, Any]) -> Markup:
 
     def bounded(title: str, name: str, note: str) -> Markup:
         now, limit = told[name]["now"], told[name]["limit"]
-        write = words.size if name == "memory_bytes" else words.count
+        write = words.size if name == "request_budget_bytes" else words.count
         return _tile(title, write(now), f" of {write(limit)}", note, bar(now, limit, title))
 
     items = 0.0 if rates is None else rates["items"]
@@ -125,7 +125,7 @@ def _tiles(told: Mapping[str, Any]) -> Markup:
         rated("Tensor bytes", "tensor_bytes", "/s", "in and out"),
         rated("Failed", "failed", "/s", "calls and items", kind="bad"),
         bounded("Queue", "queue", "wait for a thread"),
-        bounded("Memory", "memory_bytes", "for what is in flight"),
+        bounded("Request budget", "request_budget_bytes", "memory of calls in flight"),
         bounded("Streams", "streams", f"{words.plural(told['in_flight'], 'call')} in flight"),
         class_="tiles",
         id="tiles",
@@ -239,11 +239,15 @@ def _workers(told: Mapping[str, Any]) -> Markup:
             _WORKER_STATES[each["state"]],
             ", ".join(map(str, each["pids"])) or words.NOTHING,
             *(words.count(each[name]) for name in ("restarts", "in_flight", "queue", "streams")),
-            words.size(each["memory_bytes"]),
+            *(words.size(each[name]) for name in ("request_budget_bytes", "resident_bytes")),
+            words.span(each["processor_s"]),
         )
         for each in told["workers"]
     ]
-    names = ("worker", "state", "process", "restarts", "in flight", "queue", "streams", "memory")
+    names = (
+        *("worker", "state", "process", "restarts", "in flight", "queue", "streams"),
+        *("request budget", "resident memory", "processor time"),
+    )
     return _section("workers", "Workers", _table(names, rows, words_in=2))
 
 

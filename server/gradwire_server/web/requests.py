@@ -133,8 +133,8 @@ def parse(head: bytes, *, peer: str, certified: bool) -> Request:
     except HTTPException as error:
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "these are no headers") from error
     hosts = headers.get_all("Host", [])
-    if len(hosts) != 1 and (hosts or version != "HTTP/1.0"):
-        raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Host is needed")
+    if (len(hosts) != 1 and (hosts or version != "HTTP/1.0")) or not all(map(str.strip, hosts)):
+        raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Host with a name is needed")
     if len(headers.get_all("Authorization", [])) > 1:
         # Whoever stands in front may have looked at another one.
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Authorization at most is read")

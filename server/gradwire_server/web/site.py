@@ -15,6 +15,7 @@ from gradwire_server.certificates import Certificates
 from gradwire_server.settings import Settings
 from gradwire_server.telemetry.exposition import Exposition
 from gradwire_server.telemetry.ledger import Ledgers
+from gradwire_server.telemetry.processes import Processes
 from gradwire_server.web import page
 from gradwire_server.web.guard import Guard
 from gradwire_server.web.history import History, totals
@@ -55,7 +56,8 @@ class Site:
         self._guard = Guard(Authorizer(settings), names, is_open=settings.http_open)
         self._exposition = Exposition(ledgers)
         self._history = History(lambda: totals(ledgers.read()))
-        self._status = _Kept(lambda: status(self._subject, ledgers, self._history))
+        processes = Processes()
+        self._status = _Kept(lambda: status(self._subject, ledgers, self._history, processes))
         self._page = _Kept(lambda: page.render(self._status.get()))
         self._json = _Kept(lambda: json.dumps(self._status.get(), indent=2).encode() + b"\n")
         tls = contexts(certificates)

@@ -7,6 +7,9 @@ history    of each five seconds in the last five minutes, the oldest first
 latency    quantiles in seconds of the last minutes; "call" lasts from its arrival to its status
 operators  those that were called; the last one may be "", of calls that named none
 errors     the latest, the last one first
+workers    request_budget_bytes is what calls in flight are let in for; resident_bytes and
+           processor_s are what the system gives the worker's processes, in processor_s those that
+           have ended too
 """
 
 from __future__ import annotations
@@ -28,15 +31,18 @@ from gradwire_server.telemetry.definitions import (
     MEMORY_LIMIT,
     OPERATOR,
     PHASE_DURATION,
+    PROCESSOR,
     QUEUE_DEPTH,
     READY,
     REQUEST_DURATION,
+    RESIDENT,
     STREAMS,
     STREAMS_LIMIT,
     Metric,
 )
 from gradwire_server.telemetry.ledger import Device, Ledgers, Worker
 from gradwire_server.telemetry.notes import NotedError, newest
+from gradwire_server.telemetry.processes import Processes
 from gradwire_server.version import VERSION
 from gradwire_server.web.history import EVERY_S, Floats, History, Totals, quantile, totals
 
@@ -69,10 +75,12 @@ class Subject:
         return cls(settings, address, (time.time(), time.monotonic()))
 
 
-def status(subject: Subject, ledgers: Ledgers, history: History) -> dict[str, Any]:
+def status(
+    subject: Subject, ledgers: Ledgers, history: History, processes: Processes
+) -> dict[str, Any]:
     """Return what there is to tell now."""
     workers = ledgers.read()
-    places = _workers(workers, history.silent_s())
+    places = _workers(workers, history.silent_s(), processes)
     serving = sum(place["state"] == "serving" for place in places)
     told = next((told for ledger in ledgers.all if (told := ledger.told())), dict[str, str]())
     started, began = subject.started
@@ -184,12 +192,19 @@ def _held(settings: Settings, workers: Sequence[Worker]) -> dict[str, Any]:
     return {
         "in_flight": total(IN_FLIGHT),
         "queue": {"now": total(QUEUE_DEPTH), "limit": settings.max_queue},
-        "memory_bytes": {"now": total(MEMORY), "limit": total(MEMORY_LIMIT)},
+        "request_budget_bytes": {"now": total(MEMORY), "limit": total(MEMORY_LIMIT)},
         "streams": {"now": total(STREAMS), "limit": total(STREAMS_LIMIT)},
     }
 
 
-def _workers(workers: Sequence[Worker], silent_s: Sequence[float]) -> list[dict[str, Any]]:
+def _workers(
+    workers: Sequence[Worker], silent_s: Sequence[float], processes: Processes
+) -> list[dict[str, Any]]:
+    figures = {
+        family.metric.name: {sample.labels[0]: sample.value for sample in family.samples}
+        for family in processes.read(workers)
+    }
+    resident, processor = figures[RESIDENT.name], figures[PROCESSOR.name]
     return [
         {
             "worker": worker.name,
@@ -198,7 +213,9 @@ def _workers(workers: Sequence[Worker], silent_s: Sequence[float]) -> list[dict[
             "restarts": worker.restarts,
             "in_flight": int(sum(_states([worker], IN_FLIGHT))),
             "queue": int(sum(_states([worker], QUEUE_DEPTH))),
-            "memory_bytes": int(sum(_states([worker], MEMORY))),
+            "request_budget_bytes": int(sum(_states([worker], MEMORY))),
+            "resident_bytes": int(resident.get(worker.name, 0)),
+            "processor_s": round(processor.get(worker.name, 0.0), 2),
             "streams": int(sum(_states([worker], STREAMS))),
             "silent_s": round(silent, 1),
         }
