@@ -102,7 +102,7 @@ def tiny(rounds: int) -> dict[str, Rows]:
     with ExitStack() as stack:
         stack.callback(os.sched_setaffinity, 0, cores)
         os.sched_setaffinity(0, cores[:1])
-        ours, quiet = start(stack, *OURS), start(stack, *OURS, "--log-level", "warning")
+        ours, quiet = start(stack, *OURS, "--access-log"), start(stack, *OURS)
         reply = len(loads.unary_bytes(ours, request)())  # type: ignore[arg-type]
         servers = {
             "bare": start(stack, *BARE, "echo", "--reply", str(reply)),

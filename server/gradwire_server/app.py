@@ -62,7 +62,8 @@ class Server:
         self.instruments = Instruments(
             settings, one_of_several=shares_port, cells=cells, devices=devices
         )
-        active = ActiveCalls(self.instruments.observer)
+        success_level = logging.INFO if settings.access_log else logging.DEBUG
+        active = ActiveCalls(self.instruments.observer, success_level=success_level)
         if backend is None:
             backend, reason = _chosen(settings)
         self._workshop = _workshop(settings, self._pool, (backend, reason), active)

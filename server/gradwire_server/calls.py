@@ -35,13 +35,17 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 class ActiveCalls:
     """Counts the calls in flight, so that a server that stops knows when its work is done.
 
-    observer  told of each call's begin and end
-    in_phase  how many calls are in each phase
-    refusals  by a server that is full
+    observer       told of each call's begin and end
+    success_level  of the log line of a call that succeeds
+    in_phase       how many calls are in each phase
+    refusals       by a server that is full
     """
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    def __init__(
+        self, observer: Observer | None = None, *, success_level: int = logging.DEBUG
+    ) -> None:
         self._count = 0
+        self.success_level = success_level
         self.observer = observer or Observer()
         self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
         self.refusals = logs.Refusals()
@@ -157,7 +161,7 @@ class Call:
             # With any status but OK grpc sends no reply.
             return cast("Reply", None)
         self.context.set_trailing_metadata(self._trailers())
-        self._finish(logging.INFO, "OK")
+        self._finish(self._active.success_level, "OK")
         return reply
 
     async def _fail(

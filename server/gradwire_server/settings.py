@@ -179,6 +179,9 @@ class Settings:
     log_level: str = _setting(
         "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
     )
+    access_log: bool = _setting(
+        default=False, text="Log calls that succeed at info too; otherwise at debug."
+    )
     http_port: str = _setting(
         "",
         "[HOST:]PORT for health, metrics and the status page over HTTP, with TLS where the server "

@@ -11,7 +11,6 @@ are made, and limits explained.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -131,7 +130,8 @@ class SmallCalls:
         ended = time.perf_counter()
         timing = _TIMING % (1e3 * (computed - began), 1e3 * (ended - computed))
         context.set_trailing_metadata(calls.trailers(name, traceparent, timing))
-        logs.tell(logging.INFO, "call", partial(_facts, known, ended - started, name, traceparent))
+        facts = partial(_facts, known, ended - started, name, traceparent)
+        logs.tell(self._active.success_level, "call", facts)
         if self._active.observer.recorder is not None:
             call = Call(_METHOD, context, self._active, request_id=name, traceparent=traceparent)
             call.note_request(known.request.operator, known.request.input, received=known.nbytes)

@@ -72,7 +72,10 @@ def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
 
 def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with running_command(*NUMPY, log=log) as command, RawClient(command.address) as client:
+    with (
+        running_command(*NUMPY, "--access-log", log=log) as command,
+        RawClient(command.address) as client,
+    ):
         client.check_alive()
         command.wait_for_log("method=EvaluateStream")
         before = log.stat().st_size

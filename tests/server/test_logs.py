@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from gradwire import v1
+from many_calls import ManyCall, named
 from processes import Command, running_command
 from raw_calls import (
     PATIENCE_S,
@@ -56,7 +57,7 @@ def good_and_bad_calls(command: Command) -> None:
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     log = tmp_path_factory.mktemp("json") / "log"
     flags = ("--log-format", "json", "--stall-timeout-s", "0.5", "--backend", "auto")
-    with running_command(*flags, log=log) as command:
+    with running_command(*flags, "--access-log", log=log) as command:
         good_and_bad_calls(command)
         command.signal(signal.SIGTERM)
         assert command.wait() == 0
@@ -125,8 +126,30 @@ def test_start_and_stop_are_told(lines: list[str]) -> None:
     assert events[-2:] == ["draining", "stopped"]
 
 
+def test_calls_that_succeed_are_told_at_debug_unless_asked_for(tmp_path: Path) -> None:
+    def told(*flags: str) -> list[tuple[str, str]]:
+        with running_command(*flags, log=tmp_path / "log") as command:
+            with RawClient(command.address) as client, ManyCall(client) as many:
+                # The first of its kind, and one that is known.
+                client.check_alive()
+                client.check_alive()
+                many.send(named(published_request(), "a"))
+                many.answers()
+                wrong = published_request()
+                wrong.input.sizes[0] = 0
+                client.evaluate(wrong)
+            command.signal(signal.SIGTERM)
+            assert command.wait() == 0
+            return re.findall(r" (\w+) +call method=\w+ status=(\w+)", command.log)
+
+    refused = ("info", "INVALID_ARGUMENT")
+    assert told() == [refused]
+    assert told("--access-log") == [*[("info", "OK")] * 5, refused]
+    assert told("--log-level", "debug") == [*[("debug", "OK")] * 5, refused]
+
+
 def test_a_line_of_text_is_key_value_pairs(tmp_path: Path) -> None:
-    with running_command(log=tmp_path / "log") as command:
+    with running_command("--access-log", log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             client.evaluate(published_request())
         command.wait_for_log(" call ")

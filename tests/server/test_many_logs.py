@@ -23,7 +23,7 @@ def test_a_stream_is_one_line_in_the_log_and_tells_of_its_requests(
 ) -> None:
     bad = published_request()
     bad.input.sizes[0] = 0
-    with caplog.at_level(logging.INFO), serving() as server, RawClient(server.address) as client:
+    with caplog.at_level(logging.DEBUG), serving() as server, RawClient(server.address) as client:
         with ManyCall(client) as call:
             call.send(*(named(published_request(), name) for name in NAMES), named(bad, "bad"))
             call.answers()

@@ -40,6 +40,7 @@ OTHERS: dict[str, tuple[str, object]] = {
     "log_level": ("debug", "debug"),
     "max_rank": ("5", 5),
     "http_port": ("127.0.0.3:8", "127.0.0.3:8"),
+    "access_log": ("true", True),
     "http_open": ("true", True),
     "http_hosts": ("gradwire,status.example", "gradwire,status.example"),
     "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),

@@ -98,7 +98,7 @@ def test_data_of_another_length_is_refused_behind_a_header_that_is_known(
 
 
 def test_the_lines_of_later_calls_are_like_the_first(tmp_path: Path) -> None:
-    flags = ("--log-format", "json")
+    flags = ("--log-format", "json", "--access-log")
     with running_command(*flags, log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             for seed in range(3):

@@ -36,7 +36,7 @@ CORES = sorted(os.sched_getaffinity(0))
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     log = tmp_path_factory.mktemp("workers") / "log"
-    with running_command(*FLAGS, log=log) as command:
+    with running_command(*FLAGS, "--access-log", log=log) as command:
         yield command
 
 
