@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -64,6 +65,7 @@ class Server:
         )
         success_level = logging.INFO if settings.access_log else logging.DEBUG
         active = ActiveCalls(self.instruments.observer, success_level=success_level)
+        self._chooses = backend is None
         if backend is None:
             backend, reason = _chosen(settings)
         self._workshop = _workshop(settings, self._pool, (backend, reason), active)
@@ -81,7 +83,9 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         options = transport.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        add_handlers(server, self._workshop, self._health, self._authorizer)
+        self._handlers = Handlers(self._workshop)
+        active = self._workshop.active
+        add_handlers(server, self._handlers, self._health, self._authorizer, active)
         return server
 
     async def start(self) -> None:
@@ -147,10 +151,22 @@ class Server:
         backend = self._workshop.backend
         _log.info("warming up", extra={"facts": {"backend": backend.name}})
         started = time.monotonic()
-        await self._workshop.off_loop(backend.warm_up)
-        await self._workshop.off_loop(partial(rehearse, backend))
+        try:
+            await self._compute_first(backend)
+        except Exception as error:
+            if not (self._chooses and backends.may_fall_back(backend)):
+                raise
+            backend, reason = backends.instead_of_compiled(self.settings.backend, error)
+            self._workshop = replace(self._workshop, backend=backend, backend_reason=reason)
+            self._handlers.serve(self._workshop)
+            self.instruments.note_backend(self._workshop)
+            await self._compute_first(backend)
         await self.rehearse_calls()
         self._warm_up_s = round(time.monotonic() - started, 3)
+
+    async def _compute_first(self, backend: Backend) -> None:
+        await self._workshop.off_loop(backend.warm_up)
+        await self._workshop.off_loop(partial(rehearse, backend))
 
     async def rehearse_calls(self) -> None:
         """Have calls answered by handlers like this server's, with the same backend and threads.

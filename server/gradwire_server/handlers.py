@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from gradwire_server import encoding
 from gradwire_server.authorization import Authorizer
+from gradwire_server.calls import ActiveCalls
 from gradwire_server.guard import Guard
 from gradwire_server.health import HEALTH, Health
 from gradwire_server.many import ManyService
@@ -27,6 +28,10 @@ class Handlers(grpc.GenericRpcHandler):
     """
 
     def __init__(self, workshop: Workshop) -> None:
+        self.serve(workshop)
+
+    def serve(self, workshop: Workshop) -> None:
+        """Answer the calls that come from now on with the parts of a workshop."""
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         plain, streams, many = (
             GradientService(workshop),
@@ -76,16 +81,17 @@ class _Finders:
 
 def add_handlers(
     server: grpc.aio.Server,
-    workshop: Workshop,
+    handlers: Handlers,
     health: Health,
     authorizer: Authorizer,
+    active: ActiveCalls,
 ) -> None:
     """Have a server answer gradwire.v1.GradientService, health and reflection, to who may call."""
-    finders = _Finders(Handlers(workshop), health)
+    finders = _Finders(handlers, health)
     as_server = cast("grpc.aio.Server", finders)
     names = (NAME, HEALTH, reflection.SERVICE_NAME)
     untyped = cast("Any", reflection_pb2_grpc)
     untyped.add_ServerReflectionServicer_to_server(
         reflection.aio.ReflectionServicer(names), as_server
     )
-    server.add_generic_rpc_handlers((Guard(finders.all, authorizer, workshop.active),))
+    server.add_generic_rpc_handlers((Guard(finders.all, authorizer, active),))

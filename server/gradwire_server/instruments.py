@@ -12,7 +12,7 @@ from gradwire_server.outlets import LAST_EXPORT_S, Outlets, are_wanted, tracer
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
 from gradwire_server.telemetry import Cells, DeviceLedger, Ledgers, Observer, Recorder, Sampler
-from gradwire_server.telemetry.cells import place
+from gradwire_server.telemetry.cells import place, span
 from gradwire_server.telemetry.definitions import (
     BUILD,
     CACHE,
@@ -78,10 +78,22 @@ class Instruments:
             self._outlets = Outlets(self._settings, ledgers, served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
-            backend = {"backend": workshop.backend.name, "backend_reason": workshop.backend_reason}
-            self._cells.notes.tell(backend)
+            self._tell_backend(self._cells, workshop)
             self._sampler = Sampler(self._cells, self._readings(workshop))
             self._sampler.start()
+
+    def note_backend(self, workshop: Workshop) -> None:
+        """Note that another backend computes."""
+        if self._cells is not None and self._sampler is not None:
+            builds = span(BUILD)
+            for cell in range(builds.start, builds.stop):
+                self._cells.values[cell] = 0.0
+            self._tell_backend(self._cells, workshop)
+            self._sampler.renew(self._readings(workshop))
+
+    def _tell_backend(self, cells: Cells, workshop: Workshop) -> None:
+        name, reason = workshop.backend.name, workshop.backend_reason
+        cells.notes.tell({"backend": name, "backend_reason": reason})
 
     def note_serving(self, *, serves: bool) -> None:
         """Note that the server serves from now on, or does no more."""

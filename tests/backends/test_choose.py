@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from cuda_here import needs_cuda_packages, needs_no_cupy
+from gradwire import Client
 from gradwire_server import backends
 from numba_here import needs_numba
-from processes import run_command
+from processes import run_command, running_command
+from raw_calls import RawClient
+from scraping import scrape
 
 
 @pytest.mark.parametrize(
@@ -101,3 +105,50 @@ def test_cuda_without_cupy_ends_the_server_with_what_to_install(flags: tuple[str
 def test_cuda_without_a_driver_ends_the_server_with_one_line() -> None:
     if not Path("/proc/driver/nvidia").exists():
         assert "there is no NVIDIA driver" in _server_without_device()
+
+
+def _with_other_numba(folder: Path, change: str) -> dict[str, str]:
+    """Return the environment of processes whose numba lacks what other versions may lack."""
+    (folder / "sitecustomize.py").write_text(f"import numba.core\n{change}\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+BREAKS = {
+    "import": ("del numba.core.caching.IndexDataCacheFile", "AttributeError: "),
+    "warm-up": ("del numba.core.config.LOOP_VECTORIZE", "KeyError: 'LOOP_VECTORIZE'"),
+}
+
+
+@needs_numba
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("when", BREAKS)
+def test_auto_is_numpy_where_another_numba_fails(tmp_path: Path, when: str, workers: str) -> None:
+    change, why = BREAKS[when]
+    env = _with_other_numba(tmp_path, f"import numba.core.caching, numba.core.config\n{change}")
+    flags = ("--backend", "auto", "--workers", workers, "--http-port", "0")
+    with running_command(*flags, log=tmp_path / "log", env=env) as command:
+        warning = f'warning slower backend (worker=\\d )?backend=numpy_cpu why="{re.escape(why)}'
+        assert re.search(warning, command.log)
+        with Client(command.address) as client:
+            client.wait_ready()
+            info = client.server_info()
+        assert info.backend == "numpy_cpu"
+        assert f"since numba_cpu cannot run here: {why}" in info.backend_reason
+        with RawClient(command.address) as raw:
+            raw.check_alive()
+        (address,) = re.findall(r" http address=(\S+)", command.log)
+        seen = scrape(str(address))
+        assert seen.labels("gradwire_build_info", "backend") == {"numpy_cpu"}
+
+
+@needs_numba
+@pytest.mark.parametrize("when", BREAKS)
+def test_another_numba_that_was_asked_for_fails_with_the_reason(tmp_path: Path, when: str) -> None:
+    change, why = BREAKS[when]
+    env = _with_other_numba(tmp_path, f"import numba.core.caching, numba.core.config\n{change}")
+    flags = ("--backend", "numba_cpu", "--address", "127.0.0.1:0")
+    done = run_command(*flags, env=env)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f'Error: backend: "numba_cpu" came, which cannot run here: {why}')
+    assert "Traceback" not in done.stderr

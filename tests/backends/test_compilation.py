@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -262,3 +263,30 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(
         answers = list(pool.map(partial(_load, packages), [tmp_path / "kept"] * 3))
     assert all(answer.startswith("42 ") for answer in answers)
     assert _load(packages, tmp_path / "kept") == "42 of 2 found: 2"
+
+
+def test_what_is_compiled_is_told_with_how_many_there_are(packages: Path, tmp_path: Path) -> None:
+    program = f"from gradwire_server import logs; logs.configure('text', 'debug')\n{LOAD}"
+    first, second = (run_program(program, packages, tmp_path).stderr for _ in range(2))
+    events = [line.partition(" ")[2] for line in first.splitlines()]
+    assert events == [
+        "info    compiling kernels, first start only, about 30 s",
+        "info    kernels are ready compiled=2 done=2 of=2",
+    ]
+    (line,) = second.splitlines()
+    assert line.endswith(" debug   kernels are ready compiled=0 done=2 of=2")
+
+
+def test_every_kernel_is_counted() -> None:
+    compiled(1)
+    program = """
+from gradwire_server import logs
+logs.configure("text", "debug")
+from numba_here import compiled
+compiled(1)
+"""
+    done = run_program(program)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r" kernels are ready compiled=0 done=(\d+) of=(\d+)", done.stderr)
+    assert found is not None, done.stderr
+    assert found[1] == found[2]

@@ -99,7 +99,8 @@ def test_a_time_to_wait_is_a_number() -> None:
 def test_health_waits_for_a_server_only_so_long() -> None:
     with serving() as server:
         gone = server.address
-    for options in ((), ("--wait", "0.2")):
+    for options, waits in (((), 0), (("--wait", "0.2"), 1)):
         done = run_here("health", "--target", gone, *options)
         assert (done.code, done.stdout) == (7, "")
-        assert done.stderr.count("\n") == 1
+        assert done.stderr.count("\n") == 1 + waits
+        assert done.stderr.count(f"Waiting for {gone}: no server answers yet.\n") == waits

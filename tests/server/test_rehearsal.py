@@ -117,7 +117,7 @@ def test_nothing_of_it_is_kept() -> None:
 
 def test_who_calls_meanwhile_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """What is kept out of the log is the rehearsal, and not its time."""
-    caplog.set_level(logging.INFO, "gradwire_server")
+    caplog.set_level(logging.DEBUG, "gradwire_server")
     with serving(warm_up=True) as server:
         stop = threading.Event()
 

@@ -11,7 +11,7 @@ import click
 from gradwire import AttributeInfo, OperatorInfo
 from gradwire.cli.connection import Connection
 from gradwire.cli.exits import CODES, CommandError
-from gradwire.errors import UnavailableError, UnsupportedOperatorError
+from gradwire.errors import DeadlineExceededError, UnavailableError, UnsupportedOperatorError
 from gradwire.health import SERVING
 from gradwire.ops import OPERATORS
 from gradwire.ops._attributes import Choice, rule_of
@@ -59,6 +59,7 @@ def print_info(connection: Connection, *, as_json: bool) -> None:
 def print_health(connection: Connection, *, timeout_s: float, wait_s: float | None) -> None:
     """Print the server's health; raise CommandError unless it is SERVING."""
     if wait_s is not None:
+        _tell_of_wait(connection, timeout_s=min(timeout_s, wait_s))
         with connection.client() as client:
             client.wait_ready(wait_s)
     status = connection.health(timeout_s=timeout_s)
@@ -67,6 +68,22 @@ def print_health(connection: Connection, *, timeout_s: float, wait_s: float | No
             f"the server at {connection.target} is {status}", code=CODES[UnavailableError]
         )
     click.echo(status)
+
+
+def _tell_of_wait(connection: Connection, *, timeout_s: float) -> None:
+    """Say on stderr what is waited for, if anything is."""
+    try:
+        status = connection.health(timeout_s=timeout_s)
+    except (UnavailableError, DeadlineExceededError):
+        told = "no server answers yet"
+    else:
+        if status == SERVING:
+            return
+        told = (
+            f"the server answers {status}; it is starting (the first start compiles for about "
+            "30 s) or stopping"
+        )
+    click.echo(f"Waiting for {connection.target}: {told}.", err=True)
 
 
 def _ranks(info: OperatorInfo) -> str:

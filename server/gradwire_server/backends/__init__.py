@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +13,8 @@ import numpy.typing as npt
 
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
+
+_log = logging.getLogger(__name__)
 
 _COMPILED = "numba_cpu"
 _CUDA = "cuda"
@@ -133,16 +136,36 @@ def choose(
         return _cuda(cache_dir=cache_dir, memory_bytes=cuda_memory_bytes)
     try:
         compiled = _compiled(threads=threads, cache_dir=cache_dir)
-    except ImportError as error:
-        if name == _COMPILED:
-            raise ValueError(
-                f'backend: "{name}" came, which cannot run here: {error}; install it with '
-                'pip install "gradwire[cpu]", or choose "auto"'
-            ) from error
-        return NumpyCpu(), f"{NumpyCpu.name}, since {_COMPILED} cannot run here: {error}"
+    except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+        return instead_of_compiled(name, error)
     if name == _COMPILED:
         return compiled, f"{name} was asked for"
     return compiled, f"{_COMPILED} is the fastest backend for the CPU; {_why_not_cuda()}"
+
+
+def may_fall_back(backend: Backend) -> bool:
+    """Whether instead_of_compiled() is for this backend where it does not come to compute."""
+    return backend.name == _COMPILED
+
+
+def instead_of_compiled(name: str, error: Exception) -> tuple[Backend, str]:
+    """Return what computes where the compiled backend does not, and why; warn of it.
+
+    name   as choose() takes it
+
+    Raises ValueError where the compiled backend was asked for by its name.
+    """
+    why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    why = " ".join(why.split())  # compilers may say it in many lines
+    if name == _COMPILED:
+        raise ValueError(
+            f'backend: "{name}" came, which cannot run here: {why}; install it with '
+            'pip install "gradwire[cpu]", or choose "auto"'
+        ) from error
+    if getattr(error, "name", "") not in {"numba", "llvmlite"}:
+        # They are installed, and were to be used.
+        _log.warning("slower backend", extra={"facts": {"backend": NumpyCpu.name, "why": why}})
+    return NumpyCpu(), f"{NumpyCpu.name}, since {_COMPILED} cannot run here: {why}"
 
 
 def device_numbers(text: str) -> tuple[int, ...]:
@@ -160,16 +183,14 @@ def device_numbers(text: str) -> tuple[int, ...]:
 def preload(name: str) -> None:
     """Import what choose() is going to, where that can be; it says what is wrong otherwise."""
     if name in {"auto", _COMPILED}:
-        with contextlib.suppress(ImportError, OSError):
+        with contextlib.suppress(Exception):
             import_module("gradwire_server.backends.numba_cpu")
 
 
 def _compiled(*, threads: int, cache_dir: str) -> Backend:
-    """Import the compiled backend; ImportError where numba is missing or unfit for the machine."""
-    try:
-        from gradwire_server.backends.numba_cpu import NumbaCpu  # noqa: PLC0415 - optional, slow
-    except OSError as error:  # the compiler's shared library
-        raise ImportError(str(error)) from error
+    """Import the compiled backend."""
+    from gradwire_server.backends.numba_cpu import NumbaCpu  # noqa: PLC0415 - optional, slow
+
     return NumbaCpu(threads=threads, cache_dir=cache_dir)
 
 
@@ -206,5 +227,7 @@ __all__ = [
     "choose",
     "compute_dtype",
     "device_numbers",
+    "instead_of_compiled",
+    "may_fall_back",
     "preload",
 ]

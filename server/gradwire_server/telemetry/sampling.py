@@ -28,6 +28,11 @@ class Sampler:
         self.sample()
         self._task = asyncio.create_task(self._run())
 
+    def renew(self, readings: Mapping[int, Callable[[], float]]) -> None:
+        """Read other things from now on."""
+        self._readings = dict(readings)
+        self.sample()
+
     async def stop(self) -> None:
         """Sample once more and stop."""
         if self._task is not None:

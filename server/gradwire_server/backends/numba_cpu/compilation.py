@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from gradwire_server.backends.numba_cpu import kept
 _PACKAGE = "gradwire_server.backends.numba_cpu"
 # Passes of the compiler that find nothing to do in kernels written in vectors, and take their time.
 _PLAIN = ("LOOP_VECTORIZE", "SLP_VECTORIZE")
+# The decorator of a function that is compiled by itself, and kept.
+_COMPILED = re.compile(r"^@(?:cfunc|njit)\(.*\bcache=True\)", re.MULTILINE)
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _loaded: list[Kernels] = []
@@ -60,8 +63,10 @@ def load(folder: str) -> Kernels:
             before = {name: config[name] for name in (*_PLAIN, "CACHE_DIR")}
             config |= dict.fromkeys(_PLAIN, 0) | {"CACHE_DIR": str(part)}
             try:
-                with kept.checked():
+                progress = kept.Progress(_functions())
+                with kept.checked(progress):
                     _loaded.append(_import_or_clean(part))
+                progress.note_end()
             finally:
                 config |= before
             if part.parent == whole:
@@ -119,6 +124,12 @@ def _private(part: Path | None) -> Path:
         for one in (private, *private.rglob("*")):
             one.chmod(0o700)  # copied with the rest
     return private
+
+
+def _functions() -> int:
+    """Return how many functions there are to compile, by their decorators."""
+    sources = (one for one in resources.files(_PACKAGE).iterdir() if one.name.endswith(".py"))
+    return sum(len(_COMPILED.findall(source.read_text())) for source in sources)
 
 
 def _version() -> str:

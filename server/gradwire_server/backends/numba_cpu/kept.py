@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,14 +21,57 @@ from gradwire_server.backends.kept_files import DIGEST_BYTES, digest
 
 _caching = import_module("numba.core.caching")
 _log = logging.getLogger(__name__)
+# Between two lines about a compilation.
+_EVERY_S = 5.0
+
+
+class Progress:
+    """Log lines about a compilation that takes long.
+
+    done      functions that are compiled or loaded so far
+    compiled  how many of them were compiled
+
+    functions  how many there are to be
+    """
+
+    def __init__(self, functions: int) -> None:
+        self.done = self.compiled = 0
+        self._functions = functions
+        self._next = 0.0
+
+    def note(self, *, compiled: bool) -> None:
+        """Note that one more is there."""
+        self.done += 1
+        self.compiled += compiled
+
+    def note_end(self) -> None:
+        """Note that all are there."""
+        facts = {"compiled": self.compiled, "done": self.done, "of": self._functions}
+        _log.log(
+            logging.INFO if self.compiled else logging.DEBUG,
+            "kernels are ready",
+            extra={"facts": facts},
+        )
+
+    def note_start(self) -> None:
+        """Note that one is going to be compiled."""
+        now = time.monotonic()
+        if not self.compiled and not self._next:
+            _log.info("compiling kernels, first start only, about 30 s")
+        elif now >= self._next:
+            facts = {"done": self.done, "of": self._functions}
+            _log.info("compiling kernels", extra={"facts": facts})
+        else:
+            return
+        self._next = now + _EVERY_S
 
 
 @contextlib.contextmanager
-def checked() -> Generator[None]:
+def checked(progress: Progress) -> Generator[None]:
     """Have the functions that are declared in the meantime keep their code in such files."""
     # The class has been numba's for ten years, and there is no other way to give a function one.
     before = vars(_caching)["IndexDataCacheFile"]
-    vars(_caching)["IndexDataCacheFile"] = _CheckedFiles
+    vars(_caching)["IndexDataCacheFile"] = partial(_CheckedFiles, progress)
     try:
         yield
     finally:
@@ -40,7 +85,9 @@ if TYPE_CHECKING:
 
         _index_path: str
 
+        def __init__(self, *given: object, **named: object) -> None: ...
         def save(self, key: object, data: object) -> None: ...
+        def load(self, key: object) -> object: ...
         def _open_for_write(self, filepath: str) -> AbstractContextManager[BinaryIO]: ...
         def _load_index(self) -> dict[object, str]: ...
         def _load_data(self, name: str) -> object: ...
@@ -53,6 +100,19 @@ else:
 class _CheckedFiles(_Files):
     """The files of one function: an index, and code for each signature."""
 
+    def __init__(self, progress: Progress, *given: object, **named: object) -> None:
+        super().__init__(*given, **named)
+        self._progress = progress
+
+    def load(self, key: object) -> object:
+        """Return the code that is kept; None where there is none, which is compiled then."""
+        found = super().load(key)
+        if found is None:
+            self._progress.note_start()
+        else:
+            self._progress.note(compiled=False)
+        return found
+
     def save(self, key: object, data: object) -> None:
         """Keep code, unless there is no room for it: it is there for this process all the same."""
         try:
@@ -60,6 +120,7 @@ class _CheckedFiles(_Files):
         except OSError as error:
             facts = {"file": self._index_path, "error": str(error)}
             _log.warning("what is compiled cannot be kept", extra={"facts": facts})
+        self._progress.note(compiled=True)
 
     @contextlib.contextmanager
     def _open_for_write(self, filepath: str) -> Generator[BinaryIO]:
