@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import time
@@ -81,8 +82,12 @@ class ServingProcess:
 
     def send(self, number: int) -> None:
         """Send it a signal, if it has not ended."""
+        if self._process.returncode is not None:
+            return
+        # Not asyncio's send_signal(): that polls the process, and may take the exit status that the
+        # watcher of child processes waits for, which reports 255 then.
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+            os.kill(self.pid, number)
 
     async def _listen(self) -> bool:
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe

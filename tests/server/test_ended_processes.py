@@ -1,0 +1,25 @@
+"""The exit status of a process is its own, whenever it is sent a signal."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gradwire_server.worker_process import ServingProcess
+
+TIMES = 40
+
+
+def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
+    async def status() -> int:
+        process = await ServingProcess.launch("this", b"")
+        ending = asyncio.ensure_future(process.ended())
+        while not ending.done():
+            # None that would end it: what counts is that it is sent while the process ends.
+            process.send(0)
+            await asyncio.sleep(0)
+        return await ending
+
+    async def statuses() -> list[int]:
+        return [await status() for _ in range(TIMES)]
+
+    assert asyncio.run(statuses()) == [0] * TIMES
