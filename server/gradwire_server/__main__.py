@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+
 from gradwire_server import raw_lines, signals
+
+# With 450 MB libraries were seen to end the process by a signal, or to wait for ever, in silence.
+_LEAST_ADDRESS_SPACE = 1 << 30
 
 
 def main() -> None:
     """Run the command; signals are seen to before the rest is imported."""
     signals.hold()
     raw_lines.silence()
+    _warn_of_address_space()
     from gradwire_server import command  # noqa: PLC0415 - takes long
 
     command.main()
+
+
+def _warn_of_address_space() -> None:
+    """Say what may be wrong while something can be said: libraries that find no memory crash."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+        print(  # noqa: T201 - there is no log yet
+            f"Warning: this process is allowed {limit} bytes of address space (RLIMIT_AS, ulimit "
+            f"-v); with less than {_LEAST_ADDRESS_SPACE} it may crash without a message",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
