@@ -61,6 +61,7 @@ class Evaluation:
         self._options = options
         self._link = link
         self._splits = options.split
+        self._share_count: int | None = None
         self._progress = Progress(on_progress)
         self._on_timing = on_timing
         self._tried = 0
@@ -93,7 +94,7 @@ class Evaluation:
     def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         if not self.left_s:
-            raise self._too_late()
+            raise self.too_late()
         self._tried += 1
         return self._job.unary_request()
 
@@ -115,13 +116,17 @@ class Evaluation:
         *,
         metadata: Context | None = None,
         on_end: Callable[[], None] | None = None,
+        elsewhere: Callable[[Callable[[], None]], object] | None = None,
     ) -> StreamTry | SplitTry:
-        """Start a try of EvaluateStream; on_end is called in another thread when it has ended."""
+        """Start a try of EvaluateStream; on_end is called in another thread when it has ended.
+
+        elsewhere  has another thread do what it is given, soon; None to start the try in this one
+        """
         moving = self._moving
         if isinstance(moving, Shares):
             self._stream = SplitTry(
                 moving,
-                start=lambda share: self._start_one(link, share, link.shares, metadata=metadata),
+                start=lambda share: self._new_stream(link, share, link.shares, metadata=metadata),
                 recover=lambda: partial(self._recover_share, self._options.tries(link.budget)),
                 patience_s=self._options.timeout_s / 2,
                 rests=self._options.retry.max_attempts > 1,
@@ -130,12 +135,17 @@ class Evaluation:
         else:
             # After a failure caution: an error is lost more easily to a sender that is ahead.
             eager = self._stream is None
-            self._stream = self._start_one(
+            self._stream = self._new_stream(
                 link, moving, link.streams, metadata=metadata, eager=eager, on_end=on_end
             )
-        return self._stream
+        stream = self._stream
+        if elsewhere is None:
+            stream.start()
+        else:
+            elsewhere(stream.start)
+        return stream
 
-    def _start_one(
+    def _new_stream(
         self,
         link: Link,
         transfer: Transfer,
@@ -147,7 +157,7 @@ class Evaluation:
     ) -> StreamTry:
         left_s = self.left_s
         if not left_s:
-            raise self._too_late()
+            raise self.too_late()
         self._tried += 1
         return StreamTry(
             link,
@@ -193,7 +203,7 @@ class Evaluation:
         if isinstance(error, EvaluationChangedError) and self._transfer is not None:
             self._transfer.restart()
         elif isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
-            raise self._too_late() from error
+            raise self.too_late() from error
         elif not is_retryable(error, streamed=self.streams):
             raise error
         return self._tries.pause_s(
@@ -213,7 +223,7 @@ class Evaluation:
     def _recover_share(self, tries: Tries, error: GradwireError, share: Transfer) -> float:
         """Return the seconds to wait before the next try of a share, or raise the error."""
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
-            raise self._too_late() from error
+            raise self.too_late() from error
         if not is_retryable(error, streamed=True):
             raise error
         return tries.pause_s(
@@ -223,7 +233,7 @@ class Evaluation:
             draw=random.random(),  # noqa: S311 - jitter
         )
 
-    def _too_late(self) -> DeadlineExceededError:
+    def too_late(self) -> DeadlineExceededError:
         """Say in this package's words that the deadline has passed; grpc's tell of no timeout."""
         timeout_s = self._options.timeout_s if self._timeout_s is None else self._timeout_s
         message = f"no result within timeout_s, {timeout_s} s"
@@ -256,7 +266,7 @@ class Evaluation:
     @property
     def _moving(self) -> Transfer | Shares:
         if self._transfer is None:
-            count = self._share_count() if self._splits else 1
+            count = self.stream_count
             chunk_bytes = self._options.chunk_bytes
             if count > 1:
                 self._job = in_order(self._job)
@@ -265,12 +275,18 @@ class Evaluation:
                 self._transfer = Transfer(self._job, chunk_bytes=chunk_bytes)
         return self._transfer
 
-    def _share_count(self) -> int:
-        return share_count(
-            self._job.bulk_bytes,
-            servers=self._link.shares.sound_targets(),
-            threshold_bytes=self._options.split_threshold_bytes,
-        )
+    @property
+    def stream_count(self) -> int:
+        """How many streams it takes at once, once it goes by streams."""
+        if not self._splits:
+            return 1
+        if self._share_count is None:
+            self._share_count = share_count(
+                self._job.bulk_bytes,
+                servers=self._link.shares.sound_targets(),
+                threshold_bytes=self._options.split_threshold_bytes,
+            )
+        return self._share_count
 
 
 def _is_too_large(error: GradwireError) -> bool:

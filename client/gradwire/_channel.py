@@ -14,6 +14,7 @@ from weakref import WeakSet
 import grpc
 
 from gradwire import v1
+from gradwire._async_streams import AsyncStreams
 from gradwire._options import Options
 from gradwire._pool import Pool
 from gradwire._resolver import Replicas
@@ -194,12 +195,14 @@ class AsyncLink:
     loop      the event loop they belong to
     unary     for calls of one message each way
     blocking  carries streams
+    streams   bounds and starts those of evaluate()
     closing   events that are set when it is closed
     """
 
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
         self.blocking = Link(options, waits=False)
+        self.streams = AsyncStreams()
         self.unary = _pool(
             options, AsyncLine, close_one=self._start_closing, replicas=self.blocking.replicas
         )
@@ -216,6 +219,7 @@ class AsyncLink:
         """Close the channels and cancel their calls."""
         for event in self.closing:
             event.set()
+        self.streams.close()
         for line in self.unary.close():
             await line.channel.close()
         await asyncio.to_thread(self.blocking.close)

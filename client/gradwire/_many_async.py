@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -22,7 +23,7 @@ from gradwire._many import Exchange
 from gradwire._many_items import QUICK_S, Item, Slot, each
 from gradwire._many_stream import ManyStream
 from gradwire._per_process import PerProcess
-from gradwire.errors import GradwireError, OverloadedError
+from gradwire.errors import CallCancelledError, GradwireError, OverloadedError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -107,6 +108,7 @@ class _Work:
         self._moved_at = 0.0
         # What threads have received and the loop has not taken yet.
         self._inbox: deque[tuple[ManyStream, bytes | GradwireError]] = deque()
+        self._delivering = threading.Lock()
         # Set for who waits to take items, to keep the stream going, and for outcomes.
         self._room = asyncio.Event()
         self._news = asyncio.Event()
@@ -219,16 +221,25 @@ class _Work:
 
     def _connect(self) -> None:
         self._moved_at = time.monotonic()
-        try:
-            stream = ManyStream(self._link.blocking, self._exchange.begin())
-        except GradwireError as error:
-            self._error = error
+        if self._links.closed:
             self._news.set()
             return
-        self._stream = stream
-        threading.Thread(
-            target=self._receive, args=(stream,), name="gradwire-receiver", daemon=True
-        ).start()
+        self._stream = stream = ManyStream(self._link.blocking, self._exchange.begin())
+        self._link.streams.start(partial(self._start, stream))
+
+    def _start(self, stream: ManyStream) -> None:
+        """Start a stream and the thread that receives of it, in another thread than the loop's."""
+        try:
+            stream.start()
+            threading.Thread(
+                target=self._receive, args=(stream,), name="gradwire-receiver", daemon=True
+            ).start()
+        except GradwireError as error:
+            self._deliver(stream, error)
+        except RuntimeError as error:
+            # No thread can be started.
+            stream.cancel()
+            self._deliver(stream, CallCancelledError(str(error)))
 
     def _receive(self, stream: ManyStream) -> None:
         """Receive messages in a thread of its own, and wake the loop once for many of them."""
@@ -238,9 +249,14 @@ class _Work:
                 came = stream.receive()
             except GradwireError as error:
                 came = error
+            self._deliver(stream, came)
+
+    def _deliver(self, stream: ManyStream, came: bytes | GradwireError) -> None:
+        with self._delivering:
             self._inbox.append((stream, came))
-            if len(self._inbox) == 1:
-                self._link.in_loop(self._absorb)
+            first = len(self._inbox) == 1
+        if first:
+            self._link.in_loop(self._absorb)
 
     def _absorb(self) -> None:
         exchange = self._exchange

@@ -240,6 +240,7 @@ class _Connection:
         exchange = self._exchange
         try:
             self._stream = ManyStream(self._link, exchange.begin())
+            self._stream.start()
         except GradwireError as error:
             self._recover(error)
             return

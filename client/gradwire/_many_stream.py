@@ -10,11 +10,12 @@ import contextlib
 import threading
 from collections.abc import Iterable
 from queue import SimpleQueue
-from typing import cast
+from typing import Any, cast
 
 import grpc
 
-from gradwire._channel import Link, from_rpc_error
+from gradwire._channel import Line, Link, from_rpc_error
+from gradwire._pool import Seat
 from gradwire._tracing import call_span
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.retries import is_retryable
@@ -26,10 +27,7 @@ _CLOSING_S = 1.0
 
 
 class ManyStream:
-    """Sends requests and receives answers, both serialized.
-
-    Raises CallCancelledError where the channel is closed.
-    """
+    """Sends requests and receives answers, both serialized, from start() on."""
 
     def __init__(self, link: Link, requests: Iterable[bytes]) -> None:
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
@@ -37,21 +35,38 @@ class ManyStream:
             self._requests.put(request)
         self._pool, self._failed, self._ended = link.unary, False, False
         self._ending = threading.Lock()  # another thread may cancel
-        self._seat, line = self._pool.take()
-        method: grpc.StreamStreamMultiCallable[bytes, bytes] = line.channel.stream_stream(_METHOD)
+        self._cancelled = False
+        self._seat: Seat[Line] | None = None
+        self._call: Any = None
         self._tracing = contextlib.ExitStack()
         self._span = self._tracing.enter_context(
             call_span("EvaluateMany", target=link.target, bearer=link.bearer)
         )
         self._received: SimpleQueue[bytes | GradwireError] | None = None
+
+    def start(self) -> None:
+        """Begin the stream, once, in any thread.
+
+        Raises CallCancelledError where it was cancelled before or the channel is closed,
+        UnavailableError where no server is known.
+        """
         try:
-            self._call = method(iter(self._requests.get, None), metadata=self._span.metadata)
+            if self._cancelled:
+                raise CallCancelledError("cancelled before it began")
+            self._seat, line = self._pool.take()
+            stream: grpc.StreamStreamMultiCallable[bytes, bytes]
+            stream = line.channel.stream_stream(_METHOD)
+            self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
+        except GradwireError as error:
+            self._refuse(error)
+            raise
         except ValueError as error:
             # What grpc says of a channel that is closed.
-            self._requests.put(None)
             closed = CallCancelledError(str(error))
-            self._give_back(closed)
+            self._refuse(closed)
             raise closed from error
+        if self._cancelled:
+            self.cancel()
 
     def send(self, request: bytes) -> None:
         """Send a request, without waiting until it is on its way."""
@@ -104,21 +119,29 @@ class ManyStream:
         """End the stream after the last answer."""
         ended = threading.Event()
         self._requests.put(None)
-        if self._call.add_callback(ended.set):
+        if self._call is not None and self._call.add_callback(ended.set):
             ended.wait(_CLOSING_S)
         self.cancel()
 
     def cancel(self) -> None:
         """End the stream at once; receive() then raises, if another thread waits in it."""
-        self._call.cancel()
+        self._cancelled = True
         self._requests.put(None)
+        if self._call is None:
+            return
+        self._call.cancel()
         ok = self._call.code() is grpc.StatusCode.OK
         self._give_back(None if ok else from_rpc_error(cast("grpc.RpcError", self._call)))
+
+    def _refuse(self, error: GradwireError) -> None:
+        self._requests.put(None)
+        self._give_back(error)
 
     def _give_back(self, error: GradwireError | None) -> None:
         with self._ending:
             ended, self._ended = self._ended, True
         if not ended:
-            self._pool.give_back(self._seat, failed=self._failed)
+            if self._seat is not None:
+                self._pool.give_back(self._seat, failed=self._failed)
             self._span.note(error)
             self._tracing.close()

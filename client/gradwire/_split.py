@@ -126,7 +126,7 @@ class SplitTry:
 
     ended  set once no thread touches the caller's arrays any more
 
-    start    starts a stream for a share
+    start    makes a stream for a share
     recover  returns the seconds to wait before the next try of a share, or raises its error. Each
              share calls one of its own
     patience_s  how long a server may take to answer before another one is asked
@@ -158,7 +158,14 @@ class SplitTry:
         self._trailers: Metadata = ()
         self.ended = threading.Event()
         self.sent_too_large = False
-        threading.Thread(target=self._run, name="gradwire-split", daemon=True).start()
+
+    def start(self) -> None:
+        """Begin, once, in any thread; what was cancelled before ends at once."""
+        try:
+            threading.Thread(target=self._run, name="gradwire-split", daemon=True).start()
+        except Exception as error:  # noqa: BLE001 - outcome() raises it
+            self._fail(error)
+            self._end_all()
 
     def cancel(self) -> None:
         """End all streams at once; what they stored stays."""
@@ -188,6 +195,9 @@ class SplitTry:
                 self._bring_all(self._shares.cut())
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
+        self._end_all()
+
+    def _end_all(self) -> None:
         self.ended.set()
         if self._on_end is not None:
             self._on_end()
@@ -262,6 +272,7 @@ class SplitTry:
             if self._stopping.is_set():
                 return None
             stream = self._start(transfer)
+            stream.start()
             self._streams.append(stream)
             return stream
 

@@ -26,7 +26,7 @@ from gradwire.timing import Metadata
 
 
 class StreamTry:
-    """One try, from open to the end of the stream.
+    """One try, from start() to the end of the stream.
 
     ended  set once neither thread touches the caller's arrays any more
     error  what the try failed with; None as long as it runs and where it succeeded. Anything but a
@@ -35,7 +35,7 @@ class StreamTry:
 
     chunk_bytes  most bytes to send in one chunk
     eager        whether to send before the server has answered, where its limits are known
-    timeout_s    seconds until the deadline; None where there is none
+    timeout_s    seconds from start() until the deadline; None where there is none
     metadata     what the call sends besides; None for nothing
     on_end       called in another thread after `ended` is set
     lines        connections of the link to take one of; None for those of streams
@@ -55,11 +55,13 @@ class StreamTry:
         lines: Pool[Line] | None = None,
     ) -> None:
         self._link = link
-        self._lines = lines = lines or link.streams
+        self._lines = lines or link.streams
         self._transfer = transfer
         self._request_id = request_id
+        self._timeout_s = timeout_s
+        self._metadata = metadata
         self._on_end = on_end
-        self._cancelled = False
+        self._cancelled = self._refused = False
         self.opened = False
         self._sender = _Sender(
             transfer, chunk_bytes=chunk_bytes, limit=link.max_chunk_bytes if eager else None
@@ -67,23 +69,38 @@ class StreamTry:
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self._call: grpc.Call | None = None
+
+    def start(self) -> None:
+        """Begin the try, once, in any thread; one that was cancelled before ends at once."""
         try:
-            self._seat, line = lines.take()
+            self._begin()
         except UnavailableError as error:
             self._end(error)
-            return
+        except Exception as error:  # noqa: BLE001 - outcome() raises it
+            self._refused = True
+            self._end(error)
+
+    def _begin(self) -> None:
+        if self._cancelled:
+            raise CallCancelledError("cancelled before it began", request_id=self._request_id)
+        self._seat, line = self._lines.take()
         try:
             self._call = call = line.stream(
-                self._sender.messages(), timeout=timeout_s, metadata=metadata
+                self._sender.messages(), timeout=self._timeout_s, metadata=self._metadata
             )
-        except ValueError as error:
-            # What grpc says of a channel that is closed.
+            if self._cancelled:
+                self.hang_up()
+            threading.Thread(
+                target=self._receive, args=(call,), name="gradwire-receiver", daemon=True
+            ).start()
+        except Exception as error:
+            self.hang_up()
             self._sender.stop()
-            lines.give_back(self._seat, failed=False)
-            raise CallCancelledError(str(error), request_id=request_id) from error
-        threading.Thread(
-            target=self._receive, args=(call,), name="gradwire-receiver", daemon=True
-        ).start()
+            self._lines.give_back(self._seat, failed=False)
+            if isinstance(error, ValueError):
+                # What grpc says of a channel that is closed.
+                raise CallCancelledError(str(error), request_id=self._request_id) from error
+            raise
 
     @property
     def sent_too_large(self) -> bool:
@@ -106,8 +123,11 @@ class StreamTry:
         return () if self._call is None else self._call.trailing_metadata() or ()
 
     def outcome(self) -> GradwireError | None:
-        """Return what the try failed with, if anything; raise what is no GradwireError."""
-        if self.error is None or isinstance(self.error, GradwireError):
+        """Return what the try failed with, if anything.
+
+        Raises what is no GradwireError, and that of a try that could not begin.
+        """
+        if self.error is None or (isinstance(self.error, GradwireError) and not self._refused):
             return self.error
         raise self.error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -41,7 +42,8 @@ class AsyncClient:
     """Connections to a gradwire server, for one event loop: that in which it is first used.
 
     The arguments and errors are those of Client; any number of tasks may use it. Another event loop
-    is refused with RuntimeError. Cancelling a task ends its call at once.
+    is refused with RuntimeError. Cancelling a task ends its call at once. At most 64 streams are
+    open at once; calls beyond wait in the order in which they came, which counts against timeout_s.
     """
 
     def __init__(
@@ -108,8 +110,12 @@ class AsyncClient:
             options=self._options,
             link=self._link().blocking,
         )
-        while (error := await self._try(evaluation)) is not None:
+        while not evaluation.streams:
+            error = await self._try_unary(evaluation)
+            if error is None:
+                return evaluation.result()
             await self._pause(error, evaluation.recover)
+        await self._run_streams(evaluation)
         return evaluation.result()
 
     @overload
@@ -209,11 +215,8 @@ class AsyncClient:
             )
         return link
 
-    async def _try(self, evaluation: Evaluation) -> GradwireError | None:
-        link = self._link()
-        await link.known()
-        if evaluation.streams:
-            return await self._try_stream(evaluation, link)
+    async def _try_unary(self, evaluation: Evaluation) -> GradwireError | None:
+        await self._link().known()
         reply = await self._unary.ask(
             lambda line: line.evaluate,
             evaluation.unary_request(),
@@ -227,6 +230,17 @@ class AsyncClient:
         evaluation.take(reply)
         return None
 
+    async def _run_streams(self, evaluation: Evaluation) -> None:
+        """Try by streams until there is a result; they count as open between tries too."""
+        link = self._link()
+        await link.known()
+        left_s = None if math.isinf(evaluation.left_s) else evaluation.left_s
+        async with link.streams.admitted(
+            evaluation.stream_count, timeout_s=left_s, too_late=evaluation.too_late
+        ):
+            while (failure := await self._try_stream(evaluation, link)) is not None:
+                await self._pause(failure, evaluation.recover)
+
     async def _try_stream(self, evaluation: Evaluation, link: AsyncLink) -> GradwireError | None:
         with call_span("EvaluateStream", target=self._target, bearer=self._options.bearer) as span:
             error = await self._run_stream(evaluation, link, metadata=span.metadata)
@@ -238,8 +252,12 @@ class AsyncClient:
     ) -> GradwireError | None:
         ended = asyncio.Event()
         stream = evaluation.start_stream(
-            link.blocking, metadata=metadata, on_end=lambda: link.in_loop(ended.set)
+            link.blocking,
+            metadata=metadata,
+            on_end=lambda: link.in_loop(ended.set),
+            elsewhere=link.streams.start,
         )
+        link.streams.running.add(stream)
         try:
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):

@@ -45,6 +45,7 @@ async def evaluate_slowly(
         metadata=None if link.bearer is None else link.bearer.metadata(),
         on_end=end,
     )
+    stream.start()
     try:
         await ended.wait()
     except BaseException:

@@ -1,0 +1,192 @@
+"""AsyncClient starts no stream in its event loop, and has a bounded number of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradwire import AsyncClient, CallCancelledError, DeadlineExceededError, ops
+from gradwire._async_streams import AsyncStreams
+from relay import Relay
+from serving import ServerThread, serving
+
+COPY = ops.DmlResample(interpolation_mode="linear")
+ARRAY = np.ones((300, 300), np.float32)
+# What the documentation of AsyncClient says.
+BOUND = 64
+
+
+def call(client: AsyncClient, **options: Any) -> asyncio.Task[Any]:
+    return asyncio.create_task(client.evaluate(COPY, ARRAY, output_shape=ARRAY.shape, **options))
+
+
+def receivers() -> int:
+    return sum(each.name == "gradwire-receiver" for each in threading.enumerate())
+
+
+def wait_for_receivers() -> None:
+    while receivers() < BOUND:
+        time.sleep(0.01)
+
+
+def with_held_streams(relay: Relay, work: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    """Run work with a client that has as many streams as it may, on a network that stands still."""
+
+    async def run() -> None:
+        async with AsyncClient(relay.address) as client:
+            await call(client)
+            relay.hold()
+            held = [call(client) for _ in range(BOUND)]
+            await asyncio.to_thread(wait_for_receivers)
+            await work(client)
+            relay.let_go()
+            for task in held:
+                np.testing.assert_array_equal(await task, ARRAY)
+
+    asyncio.run(run())
+
+
+@contextmanager
+def begun_here() -> Generator[list[str]]:
+    """Yield a list of the threads and calls of grpc that this thread begins in the block."""
+    begun: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        stream = code.co_name == "__call__" and code.co_filename.endswith("grpc/_channel.py")
+        if event == "call" and (code is threading.Thread.start.__code__ or stream):
+            begun.append(code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        yield begun
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+def test_no_stream_and_no_thread_is_started_in_the_event_loop(
+    server: ServerThread, *, split: bool
+) -> None:
+    async def run() -> None:
+        with serving() as other:
+            target = [server.address, other.address]
+            async with AsyncClient(target, split=split, split_threshold_bytes=1) as client:
+                await call(client)
+                with begun_here() as begun:
+                    await asyncio.gather(*[call(client) for _ in range(8)])
+                assert begun == []
+
+    asyncio.run(run())
+
+
+def test_evaluate_many_starts_nothing_there_either(server: ServerThread) -> None:
+    async def run() -> None:
+        async with AsyncClient(server.address) as client:
+            items = [(COPY, np.ones((2, 2), np.float32), (2, 2))] * 3
+            # The first time the event loop gets the thread of to_thread(), which it keeps.
+            assert len([each async for each in client.evaluate_many(items)]) == len(items)
+            with begun_here() as begun:
+                assert len([each async for each in client.evaluate_many(items)]) == len(items)
+            assert begun == []
+
+    asyncio.run(run())
+
+
+def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
+    async def work(client: AsyncClient) -> None:
+        threads = threading.active_count()
+        waiting = [call(client) for _ in range(3 * BOUND)]
+        await asyncio.sleep(0.2)
+        assert (receivers(), threading.active_count()) == (BOUND, threads)
+        relay.let_go()
+        for task in waiting:
+            np.testing.assert_array_equal(await task, ARRAY)
+            assert receivers() <= BOUND
+
+    with_held_streams(relay, work)
+
+
+def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
+    async def run() -> None:
+        streams, admitted = AsyncStreams(), list[int]()
+        room = asyncio.Event()
+
+        async def take(number: int, count: int) -> None:
+            async with streams.admitted(count, timeout_s=None, too_late=TimeoutError):
+                admitted.append(number)
+                await room.wait()
+
+        # The third asks for more than is left, and the fourth does not overtake it.
+        counts = [BOUND - 1, 1, 2, 1, 1000]
+        tasks = [asyncio.create_task(take(*each)) for each in enumerate(counts)]
+        await asyncio.sleep(0)
+        assert admitted == [0, 1]
+        tasks[1].cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert admitted == [0, 1]
+        room.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (admitted, streams.free) == ([0, 1, 2, 3, 4], BOUND)
+
+    asyncio.run(run())
+
+
+def test_waiting_counts_against_the_deadline(relay: Relay) -> None:
+    async def work(client: AsyncClient) -> None:
+        with pytest.raises(DeadlineExceededError, match=r"within timeout_s, 0\.2 s"):
+            await call(client, timeout_s=0.2)
+
+    with_held_streams(relay, work)
+
+
+def test_calls_that_wait_are_cancelled_without_the_help_of_a_thread(relay: Relay) -> None:
+    async def work(client: AsyncClient) -> None:
+        waiting = [call(client) for _ in range(100)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert all(task.cancelled() for task in waiting)
+
+    with_held_streams(relay, work)
+
+
+def test_cancelling_at_any_moment_of_the_start_ends_the_call(server: ServerThread) -> None:
+    async def run() -> None:
+        async with AsyncClient(server.address) as client:
+            for turns in range(40):
+                tasks = [call(client) for _ in range(4)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            np.testing.assert_array_equal(await call(client), ARRAY)
+
+    asyncio.run(run())
+
+
+def test_closing_ends_calls_that_wait(relay: Relay) -> None:
+    async def run() -> None:
+        client = AsyncClient(relay.address)
+        await call(client)
+        relay.hold()
+        tasks = [call(client) for _ in range(BOUND + 9)]
+        await asyncio.to_thread(wait_for_receivers)
+        await client.close()
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(error, CallCancelledError)
+
+    asyncio.run(run())
