@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from gradwire._targets import is_list
+from gradwire._targets import is_host_port, is_list
 from gradwire.errors import UnavailableError
 
 Listener = Callable[[Sequence[str]], object]
@@ -86,7 +86,7 @@ def _read(body: bytes) -> tuple[str, ...]:
 def _target(value: object) -> str:
     """Return gRPC's target for HOST:PORT; ValueError where a value is none."""
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    if found is None or not is_host_port(found[0]):
         raise ValueError("it answers what is no list of HOST:PORT")
     try:
         ipaddress.ip_address(found[1].strip("[]"))

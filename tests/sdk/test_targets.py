@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from callers import Callers
-from gradwire import AsyncClient, Client, health, ops
+from gradwire import AsyncClient, Client, InvalidRequestError, health, ops
 from gradwire._targets import channel_targets, read_target
 from processes import running_command
 from relay import relaying
@@ -33,6 +33,18 @@ LARGE = np.ones((1024, 1024), np.float32)
         ("dns:///a:1", ("dns:///a:1",)),
         ("ipv4:127.0.0.1:1,127.0.0.1:2", ("ipv4:127.0.0.1:1,127.0.0.1:2",)),
         ("unix:/tmp/a,b", ("unix:/tmp/a,b",)),
+        ("unix:///tmp/a", ("unix:///tmp/a",)),
+        ("unix-abstract:name", ("unix-abstract:name",)),
+        ("dns:host:1", ("dns:host:1",)),
+        ("dns://8.8.8.8/host:1", ("dns://8.8.8.8/host:1",)),
+        ("dns://[::1]:53/host:1", ("dns://[::1]:53/host:1",)),
+        ("xds:///service", ("xds:///service",)),
+        ("vsock:2:50051", ("vsock:2:50051",)),
+        ("[::1]:1,[fe80::1%eth0]:65535", ("[::1]:1", "[fe80::1%eth0]:65535")),
+        ("dns:///[::1]:1", ("dns:///[::1]:1",)),
+        ("ipv6:[::1]:1,[::2]:2", ("ipv6:[::1]:1,[::2]:2",)),
+        ("under_score.example:1,xn--bcher-kva:2", ("under_score.example:1", "xn--bcher-kva:2")),
+        ("replicas+http://host:1/name", ("replicas+http://host:1/name",)),
     ],
 )
 def test_a_target_names_one_address_or_several(target: Any, addresses: tuple[str, ...]) -> None:
@@ -43,6 +55,55 @@ def test_a_target_names_one_address_or_several(target: Any, addresses: tuple[str
 def test_what_is_no_address_is_refused(target: Any) -> None:
     with pytest.raises(ValueError, match="target is "):
         Client(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "at_fault", "would_do"),
+    [
+        ("127.0.0.1:115587", "127.0.0.1:115587", "from 1 to 65535"),
+        ("127.0.0.1:0", "127.0.0.1:0", "from 1 to 65535"),
+        ("127.0.0.1", "127.0.0.1", "HOST:PORT"),
+        ("localhost", "localhost", "HOST:PORT"),
+        ("http://127.0.0.1:1", "http://127.0.0.1:1", "HOST:PORT without a scheme"),
+        ("https://host:1/", "https://host:1/", "HOST:PORT without a scheme"),
+        ("grpc://host:1", "grpc://host:1", "HOST:PORT without a scheme"),
+        ("host:", "host:", "HOST:PORT"),
+        ("host:1/", "host:1/", "HOST:PORT"),
+        ("host:port", "host:port", "HOST:PORT"),
+        ("host:-1", "host:-1", "HOST:PORT"),
+        ("host: 1", "host: 1", "HOST:PORT"),
+        (":1", ":1", "HOST:PORT"),
+        ("::1", "::1", "[::1]:PORT"),
+        ("[::1]", "[::1]", "give [::1]:PORT"),
+        ("[host]:1", "[host]:1", "IPv6 in brackets"),
+        ("dns:///host", "dns:///host", "HOST:PORT"),
+        ("dns:///host:70000", "dns:///host:70000", "from 1 to 65535"),
+        ("ipv4:1.2.3.4", "ipv4:1.2.3.4", "HOST:PORT"),
+        ("ipv4:1.2.3.4:1,host:1", "ipv4:1.2.3.4:1,host:1", "addresses of IPv4"),
+        ("ipv6:1.2.3.4:1", "ipv6:1.2.3.4:1", "addresses of IPv6"),
+        ("unix:", "unix:", "unix:NAME"),
+        ("a:1,b", "b", "HOST:PORT"),
+        (["a:1", "b:99999"], "b:99999", "from 1 to 65535"),
+        ("replicas+http://host:0/name", "replicas+http://host:0/name", "HOST:PORT/NAME"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_target_that_cannot_be_dialed_as_meant_is_refused_at_once(
+    kind: type[Client | AsyncClient], target: Any, at_fault: str, would_do: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        kind(target)
+    assert caught.value.field == "target"
+    assert f"target is {at_fault!r}" in str(caught.value)
+    assert would_do in str(caught.value)
+
+
+def test_a_target_in_the_environment_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADWIRE_TARGET", "127.0.0.1")
+    with pytest.raises(InvalidRequestError, match=r"GRADWIRE_TARGET is '127\.0\.0\.1'; give HOST:PORT"):
+        Client()
 
 
 def test_without_a_target_the_environment_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:

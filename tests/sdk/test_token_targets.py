@@ -17,11 +17,9 @@ from gradwire._targets import is_local
 
 LOCAL = (
     "127.0.0.1:50051",
-    "127.9.9.9",
+    "127.9.9.9:1",
     "localhost:50051",
-    "localhost",
     "[::1]:50051",
-    "::1",
     "unix:/run/gradwire",
     "unix:///run/gradwire",
     "unix-abstract:gradwire",
