@@ -102,7 +102,9 @@ def test_a_target_in_the_environment_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GRADWIRE_TARGET", "127.0.0.1")
-    with pytest.raises(InvalidRequestError, match=r"GRADWIRE_TARGET is '127\.0\.0\.1'; give HOST:PORT"):
+    with pytest.raises(
+        InvalidRequestError, match=r"GRADWIRE_TARGET is '127\.0\.0\.1'; give HOST:PORT"
+    ):
         Client()
 
 
