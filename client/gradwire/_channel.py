@@ -43,8 +43,13 @@ with contextlib.suppress(ImportError):
     import_module("grpc._channel")
 
 
-def channel_options(target: str) -> list[tuple[str, Any]]:
-    """Return the options of a channel."""
+def channel_options(
+    target: str, *, connect_timeout_s: float | None = None
+) -> list[tuple[str, Any]]:
+    """Return the options of a channel.
+
+    connect_timeout_s  most that one attempt to connect may take; None for grpc's 20 s
+    """
     options: list[tuple[str, Any]] = [
         ("grpc.primary_user_agent", _USER_AGENT),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -64,6 +69,9 @@ def channel_options(target: str) -> list[tuple[str, Any]]:
         # Without this one it is a minute, whatever that one says: measured with grpcio 1.85.
         ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ]
+    if connect_timeout_s is not None:
+        attempt_ms = min(20_000, max(1, round(connect_timeout_s * 1000)))
+        options.append(("grpc.min_reconnect_backoff_ms", attempt_ms))
     if is_local(target):
         # A token would be shown to a proxy, and none leads to this machine itself.
         options.append(("grpc.enable_http_proxy", 0))
@@ -75,18 +83,30 @@ def channel_options(target: str) -> list[tuple[str, Any]]:
     return options
 
 
-def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+def open_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    *,
+    connect_timeout_s: float | None = None,
+) -> grpc.Channel:
     """Open a channel; it connects with the first call."""
+    options = channel_options(target, connect_timeout_s=connect_timeout_s)
     if credentials is None:
-        return grpc.insecure_channel(target, options=channel_options(target))
-    return grpc.secure_channel(target, credentials, options=channel_options(target))
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, credentials, options=options)
 
 
-def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+def open_aio_channel(
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    *,
+    connect_timeout_s: float | None = None,
+) -> grpc.aio.Channel:
     """Open a channel that belongs to the running event loop."""
+    options = channel_options(target, connect_timeout_s=connect_timeout_s)
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options=channel_options(target))
-    return grpc.aio.secure_channel(target, credentials, options=channel_options(target))
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 class Line:
@@ -96,8 +116,10 @@ class Line:
     stream    EvaluateStream likewise
     """
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
-        self.channel = open_channel(target, credentials)
+    def __init__(self, target: str, options: Options) -> None:
+        self.channel = open_channel(
+            target, options.credentials, connect_timeout_s=options.connect_timeout_s
+        )
         self.stub = v1.GradientServiceStub(self.channel)
         self.evaluate: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
             _EVALUATE_METHOD
@@ -113,8 +135,10 @@ class AsyncLine:
     evaluate  Evaluate on serialized messages
     """
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
-        self.channel = open_aio_channel(target, credentials)
+    def __init__(self, target: str, options: Options) -> None:
+        self.channel = open_aio_channel(
+            target, options.credentials, connect_timeout_s=options.connect_timeout_s
+        )
         self.stub = v1.GradientServiceStub(self.channel)
         self.evaluate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
             _EVALUATE_METHOD
@@ -123,7 +147,7 @@ class AsyncLine:
 
 def _pool(
     options: Options,
-    kind: Callable[[str, grpc.ChannelCredentials | None], T],
+    kind: Callable[[str, Options], T],
     targets: Sequence[str] | None = None,
     *,
     close_one: Callable[[T], object],
@@ -134,7 +158,7 @@ def _pool(
         targets = () if replicas is not None else channel_targets(options.target, secure=secure)
     return Pool(
         targets,
-        lambda target: kind(target, options.credentials),
+        lambda target: kind(target, options),
         connections=options.connections,
         close_one=close_one,
         replicas=replicas,

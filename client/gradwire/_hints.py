@@ -25,6 +25,9 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("is not in peer certificate",), _OTHER_NAMES),
     (("failed to connect", "Socket closed"), _WANTS),
     (("failed to connect", "Connection reset"), _WANTS),
+    # The same of a name with several addresses.
+    (("all backends failing", "Socket closed"), _WANTS),
+    (("all backends failing", "Connection reset"), _WANTS),
 )
 
 # What stays as it is however long a client waits: it goes on with the authorities that it has, and
@@ -36,6 +39,26 @@ _LASTING = (
     ("CERTIFICATE_VERIFY_FAILED", "self signed certificate"),
     ("certificate signature failure",),
 )
+
+
+_UNREACHABLE = (
+    "failed to connect to all addresses",
+    "connections to all backends failing",
+    "Failed to connect to remote host",
+    "DNS resolution failed",
+    "errors resolving",
+    "DNS query cancelled",
+)
+
+
+def is_unreachable(message: str) -> bool:
+    """Whether a message of grpc's tells that no connection came about."""
+    return any(words in message for words in _UNREACHABLE)
+
+
+def hung_up(message: str) -> bool:
+    """Whether with_hint() has begun a message with why a server may have hung up."""
+    return message.startswith(_WANTS)
 
 
 def is_lasting(message: str) -> bool:

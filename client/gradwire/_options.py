@@ -46,6 +46,7 @@ class Options:
     split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
+    connect_timeout_s: float | None = None
     bearer: Bearer | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +58,11 @@ class Options:
         if not is_timeout(self.timeout_s):
             raise ValueError(
                 f"timeout_s is {self.timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}"
+            )
+        if self.connect_timeout_s is not None and not is_timeout(self.connect_timeout_s):
+            raise ValueError(
+                f"connect_timeout_s is {self.connect_timeout_s!r}; give seconds above 0, at most "
+                f"{MAX_TIMEOUT_S}, or None"
             )
         chunk = self.chunk_bytes
         for name in ("stream_threshold_bytes", "split_threshold_bytes"):
@@ -73,7 +79,12 @@ class Options:
 
     def tries(self, budget: RetryBudget) -> Tries:
         """Return the tries of a call, which share the budget of a client."""
-        return Tries(self.retry, budget, one_server=self.one_server)
+        return Tries(
+            self.retry,
+            budget,
+            one_server=self.one_server,
+            connect_timeout_s=self.connect_timeout_s,
+        )
 
     @property
     def one_server(self) -> bool:

@@ -126,7 +126,9 @@ class Replicas:
     @property
     def failure(self) -> UnavailableError:
         """What to raise where there is no replica."""
-        return UnavailableError(str(self._failure))
+        failure = UnavailableError(str(self._failure))
+        failure.unreachable = True
+        return failure
 
     def freshen(self, *, age_s: float = FRESH_S) -> None:
         """Ask again, in a thread, where the last answer is that old."""

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradwire import v1
-from gradwire._hints import is_lasting, with_hint
+from gradwire._hints import is_lasting, is_unreachable, with_hint
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
@@ -152,6 +152,7 @@ def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
     error.status = facts.code
     if isinstance(error, UnavailableError) and not facts.reason:
         error.lasting = is_lasting(facts.message)
+        error.unreachable = is_unreachable(facts.message)
     return error
 
 

@@ -115,6 +115,13 @@ def is_open_list(address: str) -> bool:
     return address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc)
 
 
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Return what to look up for an address of one host; None where it is none."""
+    text = address.rpartition("/")[2].removeprefix("dns:")
+    found = None if address.startswith((*_OPAQUE, "replicas+")) else _HOST_PORT.fullmatch(text)
+    return None if found is None else (found["host"].strip("[]"), int(found["port"]))
+
+
 def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:
     """Return the targets of as many channels as it takes to reach all addresses.
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation
 from gradwire._channel import AsyncLine, AsyncLink
+from gradwire._connecting import explained
 from gradwire._many import Exchange
 from gradwire._many_async import AsyncResults
 from gradwire._many_items import Item
@@ -33,7 +34,7 @@ from gradwire._server_info import OperatorInfo, ServerInfo, read_operators, read
 from gradwire._targets import read_target
 from gradwire._tracing import Context, call_span, method_of
 from gradwire._unary import AsyncMethod, AsyncUnary, Reply, Request, UnaryCall
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, UnavailableError
 from gradwire.retries import RetryPolicy
 from gradwire.timing import Timing
 
@@ -60,6 +61,7 @@ class AsyncClient:
         split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
         token: str | None = None,
         token_file: str | None = None,
+        connect_timeout_s: float | None = None,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -73,6 +75,7 @@ class AsyncClient:
             split_threshold_bytes=split_threshold_bytes,
             token=token,
             token_file=token_file,
+            connect_timeout_s=connect_timeout_s,
         )
         self._links = PerProcess(lambda: AsyncLink(self._options))
         self._target = ",".join(self._options.target)
@@ -286,7 +289,11 @@ class AsyncClient:
     async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._links.closed:
             raise error
-        await asyncio.sleep(recover(error))
+        try:
+            pause_s = recover(error)
+        except UnavailableError as last:
+            raise await asyncio.to_thread(explained, last, self._options) from last.__cause__
+        await asyncio.sleep(pause_s)
 
     async def __aenter__(self) -> Self:
         return self

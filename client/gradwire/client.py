@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation
 from gradwire._channel import Line, Link
+from gradwire._connecting import explained
 from gradwire._many import Exchange
 from gradwire._many_items import Item
 from gradwire._many_results import Results
@@ -32,7 +33,7 @@ from gradwire._targets import read_target
 from gradwire._tracing import method_of
 from gradwire._unary import Method, Reply, Request, Unary, UnaryCall
 from gradwire._watching import try_stream
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, UnavailableError
 from gradwire.retries import RetryPolicy
 from gradwire.timing import Timing
 
@@ -65,6 +66,9 @@ class Client:
     token                   shown with every call, but never to another machine in plain text
     token_file              file with a token, read anew when it changes. Without both, the
                             variable GRADWIRE_TOKEN has one, or GRADWIRE_TOKEN_FILE names a file
+    connect_timeout_s       seconds for which a call is tried again while no connection comes about,
+                            which also bound one attempt to connect; None for as long as retry says,
+                            and 20 s for an attempt. wait_ready() waits as long as it is told to
 
     A server that vanishes without a word, as when its machine does, is noticed within 40 s by the
     calls in flight, which are tried again on a new connection.
@@ -86,6 +90,7 @@ class Client:
         split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
         token: str | None = None,
         token_file: str | None = None,
+        connect_timeout_s: float | None = None,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -99,6 +104,7 @@ class Client:
             split_threshold_bytes=split_threshold_bytes,
             token=token,
             token_file=token_file,
+            connect_timeout_s=connect_timeout_s,
         )
         self._link = PerProcess(lambda: Link(self._options))
         self._target = ",".join(self._options.target)
@@ -283,7 +289,11 @@ class Client:
     def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self._link.closed:
             raise error
-        time.sleep(recover(error))
+        try:
+            pause_s = recover(error)
+        except UnavailableError as last:
+            raise explained(last, self._options) from last.__cause__
+        time.sleep(pause_s)
 
     def __enter__(self) -> Self:
         return self

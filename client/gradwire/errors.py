@@ -181,9 +181,12 @@ class UnavailableError(_RetryLaterError, ConnectionError):
                    otherwise 0
     lasting        whether the server would answer the same however long one waits: it speaks plain
                    text where TLS was asked for, or its certificate is of another authority
+    unreachable    whether no connection came about, such as where it was refused or the name of a
+                   host is not known
     """
 
     lasting = False
+    unreachable = False
 
 
 class EvaluationChangedError(GradwireError):

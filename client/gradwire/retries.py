@@ -25,6 +25,9 @@ call that meets a closing connection, is a retry of rule 1. Nothing is sent twic
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from dataclasses import dataclass
 
 from gradwire.errors import (
@@ -34,6 +37,8 @@ from gradwire.errors import (
     ServerError,
     UnavailableError,
 )
+
+_log = logging.getLogger("gradwire")
 
 # What a refusal counts of a failure.
 _REFUSAL = 0.125
@@ -117,12 +122,20 @@ class RetryBudget:
 class Tries:
     """The tries of one call.
 
-    one_server  whether each try goes to the same server, as far as is known
+    one_server         whether each try goes to the same server, as far as is known
+    connect_timeout_s  how long to go on while no server can be reached; None for no such bound
     """
 
     def __init__(
-        self, policy: RetryPolicy, budget: RetryBudget, *, one_server: bool = False
+        self,
+        policy: RetryPolicy,
+        budget: RetryBudget,
+        *,
+        one_server: bool = False,
+        connect_timeout_s: float | None = None,
     ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._unreachable_since: float | None = None
         self._policy = policy
         self._one_server = one_server
         self._budget = budget
@@ -147,9 +160,22 @@ class Tries:
             pause = max(pause, error.retry_after_s)
         if self._failures >= self._attempts(error) or pause >= left_s:
             raise error
+        if pause >= self._left_to_connect_s(error):
+            raise error
         if not (progressed or self._budget.allows_retry):
             raise error
+        _log.info("trying again in %.1f s: %s", pause, error)
         return pause
+
+    def _left_to_connect_s(self, error: GradwireError) -> float:
+        if not (isinstance(error, UnavailableError) and error.unreachable):
+            self._unreachable_since = None
+        elif self._connect_timeout_s is not None:
+            now = time.monotonic()
+            if self._unreachable_since is None:
+                self._unreachable_since = now
+            return self._unreachable_since + self._connect_timeout_s - now
+        return math.inf
 
     def _attempts(self, error: GradwireError) -> int:
         most = self._policy.max_attempts

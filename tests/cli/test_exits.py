@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -9,7 +11,7 @@ from importlib.metadata import version
 
 import pytest
 
-from command_line import run_here
+from command_line import GRADWIRE, run, run_here
 from gradwire import errors
 from gradwire._variables import SERVER_VARIABLES
 from gradwire.cli import exits
@@ -138,3 +140,32 @@ def test_a_reader_who_leaves_is_met_with_silence() -> None:
         ["/bin/bash", "-c", command], capture_output=True, text=True, check=True
     )
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("command", ["info", "operators", "health"])
+def test_where_nobody_listens_the_program_says_how_to_start_a_server(
+    free_target: str, command: str
+) -> None:
+    done = run(command, "--target", free_target)
+    assert done.code == 7
+    assert done.stderr == (
+        f"gradwire: error: no server at {free_target}; start one with `gradwire-server`\n"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_terminal_sees_that_the_program_goes_on_trying(free_target: str) -> None:
+    near, far = os.openpty()
+    command = [*GRADWIRE, "info", "--target", free_target]
+    with subprocess.Popen(command, stderr=far, stdout=subprocess.DEVNULL) as program:  # noqa: S603
+        os.close(far)
+        shown = b""
+        # Linux says that the other end is closed by an error.
+        with contextlib.suppress(OSError):
+            while came := os.read(near, 4096):
+                shown += came
+    os.close(near)
+    assert program.returncode == 7
+    waiting, end = shown.decode().splitlines()
+    assert waiting.startswith("gradwire: trying again in 0.1 s: ")
+    assert end.startswith("gradwire: error: no server at ")

@@ -159,3 +159,22 @@ def test_modules_are_there_without_being_imported(name: str) -> None:
     ask = f"import gradwire; print(gradwire.{name}.__name__)"
     told = subprocess.check_output([sys.executable, "-c", ask], text=True)  # noqa: S603
     assert told.strip() == f"gradwire.{name}"
+
+
+def test_a_client_is_made_with_these_arguments() -> None:
+    target, *others = list(inspect.signature(Client).parameters.values())
+    assert (target.name, target.default) == ("target", None)
+    assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
+    assert [each.name for each in others] == [
+        "credentials",
+        "connections",
+        "timeout_s",
+        "stream_threshold_bytes",
+        "chunk_bytes",
+        "retry",
+        "split",
+        "split_threshold_bytes",
+        "token",
+        "token_file",
+        "connect_timeout_s",
+    ]

@@ -13,8 +13,13 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._tokens import read_bearer
-from gradwire.cli.exits import INVALID, CommandError
+from gradwire.cli.exits import CODES, INVALID, CommandError
 from gradwire.cli.local_server import local_server
+from gradwire.cli.progress import retries_shown
+from gradwire.errors import UnavailableError
+
+# Seconds for which a command goes on trying to connect: whoever types it waits.
+_CONNECT_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +66,14 @@ class Connection:
         split    whether the servers of target share large evaluations
         """
         if self.target is not None:
-            with Client(
+            client = Client(
                 self.target,
                 credentials=self._credentials(),
                 token_file=self._token_file(),
+                connect_timeout_s=_CONNECT_S,
                 split=split,
-            ) as client:
+            )
+            with client, retries_shown(), self._reaching():
                 yield client
             return
         if split:
@@ -82,6 +89,7 @@ class Connection:
             connections=connections,
             retry=retry,
             token_file=self._token_file(),
+            connect_timeout_s=_CONNECT_S,
         )
 
     def headers(self, url: str) -> dict[str, str]:
@@ -113,9 +121,23 @@ class Connection:
 
     def health(self, *, timeout_s: float) -> str:
         """Return the health of the server at target, such as "SERVING"."""
-        return health.health(
-            self.target or "", timeout_s=timeout_s, credentials=self._credentials()
-        )
+        with self._reaching():
+            return health.health(
+                self.target or "", timeout_s=timeout_s, credentials=self._credentials()
+            )
+
+    @contextmanager
+    def _reaching(self) -> Generator[None]:
+        """Say what to do where nobody listens at target."""
+        try:
+            yield
+        except UnavailableError as error:
+            if not (error.unreachable and "Connection refused" in str(error)):
+                raise
+            raise CommandError(
+                f"no server at {self.target}; start one with `gradwire-server`",
+                code=CODES[UnavailableError],
+            ) from error
 
     def _token_file(self) -> str | None:
         return None if self.token_file is None else str(self.token_file)

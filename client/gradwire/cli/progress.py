@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -55,6 +56,33 @@ class Progress:
 
     def _is_due(self) -> bool:
         return sys.stderr.isatty() and time.monotonic() - self._start > PATIENCE_S
+
+
+@contextmanager
+def retries_shown() -> Generator[None]:
+    """Tell on stderr, if a terminal, of the first call in the block that is tried again."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    log, handler = logging.getLogger("gradwire"), _FirstRetry(logging.INFO)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+
+
+class _FirstRetry(logging.Handler):
+    """Prints the first record that comes, as a line cut to the width of the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print it, and no other."""
+        self.setLevel(logging.CRITICAL + 1)
+        text = f"gradwire: {record.getMessage()}"[: shutil.get_terminal_size().columns - 1]
+        click.echo(text, file=sys.stderr)
 
 
 class StatusLine:
