@@ -172,11 +172,12 @@ class _Stream:
         limit = self._workshop.settings.max_chunk_bytes
         needed = wanted if through else range(assembler.position, assembler.stop)
         output = wire.write_descriptor(evaluation.output)
-        await self._send(ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit))
         if needed:
+            # From here on: a caller may be slow to take the answer, too.
             self._admitted.note_wait(for_caller=True)
         else:
             self._admitted.note_data()
+        await self._send(ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit))
         stages = [self._write_results(min(header.max_chunk_bytes or limit, limit))]
         if through:
             stages += [self._pass_on(wanted.start, wanted.stop)]

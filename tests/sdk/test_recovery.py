@@ -20,8 +20,10 @@ from gradwire import (
     ops,
 )
 from gradwire_server.engine import evaluation as server_evaluation
+from raw_calls import RawClient
 from relay import relaying
 from serving import ServerThread, serving, serving_process
+from waiting_streams import WaitingStream
 
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 COPY = ops.DmlResample(interpolation_mode="linear")
@@ -182,6 +184,18 @@ def test_callers_that_outnumber_the_streams_of_a_server_all_get_their_result() -
         ]
         for call in calls:
             np.testing.assert_array_equal(call.result(), DIFF_DST)
+
+
+def test_a_stream_without_data_does_not_keep_a_call_from_its_result() -> None:
+    with (
+        serving(max_streams=1) as server,
+        RawClient(server.address) as raw,
+        Client(server.address) as client,
+    ):
+        waiting = WaitingStream(raw)
+        result = client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+        np.testing.assert_array_equal(result, DIFF_DST)
+        waiting.send()
 
 
 def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:

@@ -147,13 +147,14 @@ def open_streams(
         )
 
 
-def test_streams_without_data_give_way_to_others() -> None:
+@pytest.mark.parametrize("window", [None, 0], ids=["reading", "not reading"])
+def test_streams_without_data_give_way_to_others(window: int | None) -> None:
     request = published_request()
     with (
         serving(max_streams=8) as server,
         RawClient(server.address) as client,
         Held(client, request) as held,
-        RawConnection(server.address, source="127.0.0.2") as connection,
+        RawConnection(server.address, source="127.0.0.2", window=window) as connection,
     ):
         held.hold()
         open_streams(connection, 6, opening(request))

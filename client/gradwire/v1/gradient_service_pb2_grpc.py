@@ -129,6 +129,8 @@ class GradientServiceServicer(object):
         than the descriptor promises.
         * `FAILED_PRECONDITION`: with reason LAYOUT_NOT_STREAMABLE, input and output axis orders differ and the tensor
         is too large to hold whole; with reason TABLE_TOO_LARGE, the weight tables would be too large.
+        * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+        end so before the first byte of its data has come, to make room for another one.
         * `DEADLINE_EXCEEDED`: with reason STALLED, no progress for the stall timeout.
         * `ABORTED`: the evaluation to resume is not the one this server computes; start again at byte 0.
         """
@@ -155,7 +157,8 @@ class GradientServiceServicer(object):
         sent again on another stream.
         * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty, too long or in use.
         * `UNIMPLEMENTED`: a message has a field that is not known to this server.
-        * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+        * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+        end so before its first request has come, to make room for another one.
         * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
         * `UNAVAILABLE`: the server is starting or shutting down.
         * `INTERNAL`: a fault of the server.

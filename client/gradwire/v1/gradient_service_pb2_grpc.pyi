@@ -79,6 +79,8 @@ class GradientServiceStub:
       than the descriptor promises.
     * `FAILED_PRECONDITION`: with reason LAYOUT_NOT_STREAMABLE, input and output axis orders differ and the tensor
       is too large to hold whole; with reason TABLE_TOO_LARGE, the weight tables would be too large.
+    * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+      end so before the first byte of its data has come, to make room for another one.
     * `DEADLINE_EXCEEDED`: with reason STALLED, no progress for the stall timeout.
     * `ABORTED`: the evaluation to resume is not the one this server computes; start again at byte 0.
     """
@@ -101,7 +103,8 @@ class GradientServiceStub:
     sent again on another stream.
     * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty, too long or in use.
     * `UNIMPLEMENTED`: a message has a field that is not known to this server.
-    * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+    * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+      end so before its first request has come, to make room for another one.
     * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
     * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
@@ -169,6 +172,8 @@ class GradientServiceAsyncStub(GradientServiceStub):
       than the descriptor promises.
     * `FAILED_PRECONDITION`: with reason LAYOUT_NOT_STREAMABLE, input and output axis orders differ and the tensor
       is too large to hold whole; with reason TABLE_TOO_LARGE, the weight tables would be too large.
+    * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+      end so before the first byte of its data has come, to make room for another one.
     * `DEADLINE_EXCEEDED`: with reason STALLED, no progress for the stall timeout.
     * `ABORTED`: the evaluation to resume is not the one this server computes; start again at byte 0.
     """
@@ -191,7 +196,8 @@ class GradientServiceAsyncStub(GradientServiceStub):
     sent again on another stream.
     * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty, too long or in use.
     * `UNIMPLEMENTED`: a message has a field that is not known to this server.
-    * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+    * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+      end so before its first request has come, to make room for another one.
     * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
     * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
@@ -268,6 +274,8 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
           than the descriptor promises.
         * `FAILED_PRECONDITION`: with reason LAYOUT_NOT_STREAMABLE, input and output axis orders differ and the tensor
           is too large to hold whole; with reason TABLE_TOO_LARGE, the weight tables would be too large.
+        * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+          end so before the first byte of its data has come, to make room for another one.
         * `DEADLINE_EXCEEDED`: with reason STALLED, no progress for the stall timeout.
         * `ABORTED`: the evaluation to resume is not the one this server computes; start again at byte 0.
         """
@@ -296,7 +304,8 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
         sent again on another stream.
         * `INVALID_ARGUMENT`: a message that is none or holds no evaluation, a request_id that is empty, too long or in use.
         * `UNIMPLEMENTED`: a message has a field that is not known to this server.
-        * `RESOURCE_EXHAUSTED`: too many streams are open (with RetryInfo).
+        * `RESOURCE_EXHAUSTED`: too many streams are open, or too many of this caller (with RetryInfo). A stream may also
+          end so before its first request has come, to make room for another one.
         * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
         * `UNAVAILABLE`: the server is starting or shutting down.
         * `INTERNAL`: a fault of the server.

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import OverloadedError
 
 # What others always find room in: this part of all streams.
 _OTHERS_PART = 4
