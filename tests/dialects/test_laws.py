@@ -14,6 +14,7 @@ from dialect_table import Case, Shape
 from dialect_tables import TABLES
 from gradwire_server import dialects
 from gradwire_server.dialects.dialect import Call
+from gradwire_server.errors import InvalidFieldError
 
 DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 CASES = st.one_of([table.cases for table in TABLES.values()])
@@ -43,6 +44,21 @@ def test_a_gradient_is_the_adjoint_of_its_forward(case: Case, seed: int) -> None
     difference = float(np.sum(case.forward(x) * g) - np.sum(x * case.gradient(g)))
     terms = float(np.sum(case.magnitudes(x) * np.abs(g)))
     assert abs(difference) <= (0 if case.nearest else 1e-13) * terms
+
+
+@laws
+@given(case=CASES)
+def test_inferred_sizes_are_integers_of_python(case: Case) -> None:
+    forward = case.pair.forward
+    infer = dialects.DIALECTS[forward.name].output_shape
+    assume(infer is not None)
+    assert infer is not None
+    try:
+        sizes = infer(forward, case.source)
+    except InvalidFieldError:
+        return  # the attributes do not determine them
+    assert sizes == case.result
+    assert {type(size) for size in sizes} == {int}
 
 
 @laws

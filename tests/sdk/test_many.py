@@ -74,6 +74,18 @@ def test_results_are_those_of_evaluate(
             assert result.flags.writeable
 
 
+@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
+def test_sizes_that_keep_an_aspect_ratio_are_inferred(server: ServerThread, policy: Any) -> None:
+    resize = ops.OnnxResize(
+        mode="linear", axes=(2, 3), sizes=(150, 120), keep_aspect_ratio_policy=policy
+    )
+    array = np.ones((1, 3, 100, 100), np.float32)
+    with Client(server.address) as client:
+        (result,) = client.evaluate_many([(resize, array)])
+    side = 120 if policy == "not_larger" else 150
+    assert result.shape == (1, 3, side, side)
+
+
 @pytest.fixture(scope="module")
 def client(server: ServerThread) -> Iterator[Client]:
     with Client(server.address) as client:

@@ -164,7 +164,7 @@ def _by_sizes(
     for i, length in enumerate(inputs):
         width = _width(scale, length)
         whole = math.floor(width)
-        outputs = whole + (width - whole >= 0.5)  # noqa: PLR2004
+        outputs = whole + bool(width - whole >= 0.5)  # noqa: PLR2004
         if not 1 <= outputs <= LARGEST_INFERRED_SIZE:
             raise InvalidFieldError(
                 f"operator.{operator}.sizes[{i}]",
