@@ -277,5 +277,4 @@ def _workshop(
         active=active,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
-        building=asyncio.Lock(),
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable, Iterable
 from typing import Protocol
 
-from gradwire_server.engine import Claim, Evaluation
+from gradwire_server.engine import Claim, Evaluation, Preparation
 
 
 class Context(Protocol):
@@ -41,6 +41,16 @@ def deadline_of(context: Context) -> float:
     """Return the call's deadline on the monotonic clock; infinite for none."""
     left_s = context.time_remaining()
     return math.inf if left_s is None else time.monotonic() + left_s
+
+
+def claim_of_tables(preparation: Preparation, context: Context) -> Claim:
+    """Return what preparing a request claims."""
+    return Claim(
+        work=preparation.work,
+        peer=caller_of(context),
+        deadline=deadline_of(context),
+        tables=True,
+    )
 
 
 def claim_of_batch(evaluation: Evaluation, context: Context, *, count: int, at_once: bool) -> Claim:

@@ -175,7 +175,7 @@ class _Stream:
         self._call.received_bytes += len(data)
         try:
             wire.read_request_id(name.decode())
-            recipe = await many_items.find_recipe(header, self._workshop)
+            recipe = await many_items.find_recipe(header, self._workshop, self._context)
             many_items.check_length(recipe, data)
             await self._admit(recipe.memory_bytes)
         except (NoMessageError, StartingError):

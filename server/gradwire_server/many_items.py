@@ -12,7 +12,7 @@ from gradwire import v1
 from gradwire._framing import Parts, read_many_request
 from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
-from gradwire_server.callers import claim_of_batch
+from gradwire_server.callers import Context, claim_of_batch
 from gradwire_server.calls import Call
 from gradwire_server.errors import InvalidDataError
 from gradwire_server.recipes import Recipe
@@ -37,7 +37,7 @@ class Item:
         return self.recipe.inline and self.recipe.batch is not None
 
 
-async def find_recipe(header: bytes, workshop: Workshop) -> Recipe:
+async def find_recipe(header: bytes, workshop: Workshop, context: Context) -> Recipe:
     """Return the recipe of a request's header, the fields but its request_id and data.
 
     Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it is
@@ -49,7 +49,7 @@ async def find_recipe(header: bytes, workshop: Workshop) -> Recipe:
         return recipe
     decoded = wire.read_request(encoding.request_header(header))
     workshop.refuse_bulk(decoded, "EvaluateMany")
-    return await workshop.recipe(header, decoded)
+    return await workshop.recipe(header, decoded, context)
 
 
 def read(message: bytes) -> Parts:

@@ -39,7 +39,7 @@ class Recipe:
         return cls(
             evaluation,
             encoding.response_header(output),
-            evaluation.work <= inline_work,
+            evaluation.inline_work <= inline_work,
             memory_bytes(evaluation),
             InMemory(evaluation, backend),
         )

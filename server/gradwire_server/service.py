@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from gradwire import ops, v1
-from gradwire_server import encoding, wire
+from gradwire_server import callers, encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
@@ -30,8 +29,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
-from gradwire_server.plans.interruption import AbandonedError
-from gradwire_server.pool import submit
+from gradwire_server.pool import TurnedWork, submit
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.refusals import QuickRefusals
 from gradwire_server.server_info import server_info
@@ -64,8 +62,6 @@ class Workshop:
     active: ActiveCalls
     ready: asyncio.Event
     draining: asyncio.Event
-    # Long tables take several times their memory while they are built: one at a time.
-    building: asyncio.Lock
     recipes: Recipes = field(default_factory=Recipes)
 
     @property
@@ -73,40 +69,51 @@ class Workshop:
         """Multiplications up to which a call is computed on the event loop."""
         return 0 if self.backend.may_wait else self.settings.inline_work
 
-    async def prepare(self, request: EvaluationRequest) -> Evaluation:
-        """Lower a request, off the event loop where its tables take long to build.
+    async def prepare(self, request: EvaluationRequest, context: callers.Context) -> Evaluation:
+        """Lower a request: here where that is quick, else in a thread, in turn.
 
-        Raises StartingError before the server is ready.
+        Raises StartingError before the server is ready, OverloadedError where it is full.
         """
+        return await self._prepared(request, context, _measured)
+
+    async def recipe(
+        self, header: bytes, request: EvaluationRequest, context: callers.Context
+    ) -> Recipe:
+        """Lower a request likewise, and keep what that gave for others with this header."""
+        recipe = await self._prepared(request, context, self._recipe)
+        self.recipes.keep(header, recipe)
+        return recipe
+
+    def _recipe(self, evaluation: Evaluation) -> Recipe:
+        recipe = Recipe.of(evaluation, self.backend, inline_work=self.inline_work)
+        _measured(evaluation)
+        _ = recipe.batch
+        return recipe
+
+    async def _prepared(
+        self,
+        request: EvaluationRequest,
+        context: callers.Context,
+        finish: Callable[[Evaluation], T],
+    ) -> T:
         if not self.ready.is_set():
             after = self.settings.retry_after_s
             raise StartingError(
                 f"the server is getting ready; retry after {after} s", retry_after_s=after
             )
-        if self.preparer.is_quick(request):
-            return self.preparer.prepare(request)
-        async with self.building:
-            return await self._build(request)
-
-    async def _build(self, request: EvaluationRequest) -> Evaluation:
-        """Have a thread lower a request; it gives up where the call ends before."""
-        ended = threading.Event()
-
-        def check() -> None:
-            if ended.is_set():
-                raise AbandonedError
-
-        try:
-            return await self.off_loop(lambda: self.preparer.prepare(request, check=check))
-        finally:
-            ended.set()
-
-    async def recipe(self, header: bytes, request: EvaluationRequest) -> Recipe:
-        """Lower a request likewise, and keep what that gave for others with this header."""
-        evaluation = await self.prepare(request)
-        recipe = Recipe.of(evaluation, self.backend, inline_work=self.inline_work)
-        self.recipes.keep(header, recipe)
-        return recipe
+        needs = self.preparer.preparation(request)
+        if needs.is_quick:
+            return finish(self.preparer.prepare(request))
+        building = TurnedWork(
+            lambda check: finish(self.preparer.prepare(request, check=check)), turn_s=TURN_S
+        )
+        claim = callers.claim_of_tables(needs, context)
+        admission = self.admission
+        with admission.memory(needs.memory_bytes), admission.turns(claim) as turns, building:
+            # The whole of it is a wait of the call that needs the tables.
+            while await self._in_turn(Phases(), turns, building.turn):
+                pass
+        return building.result()
 
     def refuse_bulk(self, request: EvaluationRequest, method: str) -> None:
         """Raise UseStreamError where a tensor is too large for one message."""
@@ -127,7 +134,7 @@ class Workshop:
 
         left  part of the evaluation that is not done yet
         """
-        if evaluation.passes_through or evaluation.work <= self.inline_work:
+        if evaluation.passes_through or evaluation.inline_work <= self.inline_work:
             yield partial(_at_once, call.phases)
             return
         with self.turns(claim_of(evaluation, call.context, left=left, paced=True), call) as do:
@@ -217,7 +224,7 @@ class GradientService:
             self._workshop.refuse_bulk(decoded, "Evaluate")
             _check_length(length, decoded)
         with call.phases.spending("queue"):
-            recipe = await self._workshop.recipe(header, decoded)
+            recipe = await self._workshop.recipe(header, decoded, call.context)
         if recipe.inline:
             self._small.keep(header, recipe)
         return recipe
@@ -272,6 +279,12 @@ def _check_length(length: int, request: EvaluationRequest) -> None:
 def _timed(work: Callable[[], T]) -> tuple[T, float]:
     began = time.perf_counter()
     return work(), time.perf_counter() - began
+
+
+def _measured(evaluation: Evaluation) -> Evaluation:
+    """Work out what the event loop asks of an evaluation, which takes long where tables are."""
+    _ = evaluation.memory_bytes, evaluation.inline_work, evaluation.step_part
+    return evaluation
 
 
 async def _at_once(phases: Phases, work: Callable[[], T]) -> T:

@@ -118,7 +118,7 @@ class _Stream:
                 request = self._note(header)
                 self._admitted.note_wait(for_caller=False)
                 with self._call.phases.spending("queue"):
-                    evaluation = await workshop.prepare(request)
+                    evaluation = await workshop.prepare(request, self._context)
                 # Beside what steps hold, a chunk each way is on its way through grpc, twice.
                 most = workshop.settings.max_chunk_bytes
                 ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)

@@ -197,6 +197,19 @@ def _tolerated(work: Callable[[], T]) -> T | None:
         return None
 
 
+class _Nobody:
+    """The context of a call that nobody made."""
+
+    def peer(self) -> str:
+        return "nobody:1"
+
+    def peer_identities(self) -> None:
+        return None
+
+    def time_remaining(self) -> None:
+        return None
+
+
 @cache
 def _workshop() -> Workshop:
     settings = Settings(**_LIMITS)
@@ -222,14 +235,13 @@ def _workshop() -> Workshop:
         active=ActiveCalls(),
         ready=ready,
         draining=asyncio.Event(),
-        building=asyncio.Lock(),
     )
 
 
 def _run(parts: Parts) -> bytes:
     _, header, data = parts
     workshop = _workshop()
-    recipe = _at_once(many_items.find_recipe(header, workshop))
+    recipe = _at_once(many_items.find_recipe(header, workshop, _Nobody()))
     many_items.check_length(recipe, data)
     result = np.empty(recipe.evaluation.output.wire_bytes, np.uint8)
     for _ in recipe.in_memory.run(result, np.frombuffer(bytes(data), np.uint8)):
@@ -238,7 +250,7 @@ def _run(parts: Parts) -> bytes:
 
 
 def _opened(header: v1.Open) -> bytes:
-    evaluation = _at_once(_workshop().prepare(wire.read_request(header)))
+    evaluation = _at_once(_workshop().prepare(wire.read_request(header), _Nobody()))
     return evaluation.digest.encode()
 
 

@@ -1,13 +1,19 @@
-"""Tables take long where axes do: who asks for them can stop them."""
+"""Long tables are built in turns, in memory that was admitted, and as long as somebody waits."""
 
 from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from gradwire import Client, DeadlineExceededError, ops
+from gradwire import CallCancelledError, Client, DeadlineExceededError, ops, v1
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Limits, PlanCache, Preparer, TensorSpec
+from gradwire_server.plans.interruption import AbandonedError
+from gradwire_server.pool import TurnedWork
+from raw_calls import PATIENCE_S, RawClient, float32, wait_until
 from serving import serving
 
 LANCZOS = ops.JaxResize(method="lanczos5")
@@ -63,3 +69,99 @@ def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:
         pytest.raises(DeadlineExceededError, match="while tables were built"),
     ):
         client.evaluate(LANCZOS, np.ones(LENGTHS[0]), output_shape=LENGTHS[1:], timeout_s=TIMEOUT_S)
+
+
+def short_message(length: int) -> v1.EvaluateRequest:
+    """Ask in a few bytes for a table of many."""
+    operator = v1.JaxResize(method=v1.JaxResize.METHOD_LANCZOS5)
+    given = v1.TensorDescriptor(
+        data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=[length], strides=[0]
+    )
+    return v1.EvaluateRequest(
+        operator=v1.Operator(jax_resize_grad=operator),
+        input=given,
+        output=float32(16),
+        data=bytes(4),
+    )
+
+
+def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
+    with (
+        serving(compute_threads=1, max_memory_bytes=1 << 26) as server,
+        RawClient(server.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        admission = server.server.workshop.admission
+        first = pool.submit(client.evaluate, short_message(300_000))
+        wait_until(lambda: admission.memory_bytes)
+        refusal = client.evaluate(short_message(300_001)).refusal
+        assert refusal is not None
+        assert refusal.info.reason == "OVERLOADED"
+        assert refusal.info.metadata["limit"] == "max_memory_bytes"
+        assert refusal.retry_after_s is not None
+        assert first.result(timeout=PATIENCE_S).refusal is None
+        wait_until(lambda: not admission.memory_bytes)
+
+
+def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
+    with (
+        serving(compute_threads=1) as server,
+        Client(server.address) as client,
+        Client(server.address) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        array = np.broadcast_to(np.ones(1), LENGTHS[:1])
+        first = pool.submit(client.evaluate, LANCZOS, array, output_shape=LENGTHS[1:])
+        admission = server.server.workshop.admission
+        wait_until(lambda: admission.computing)
+        other.evaluate(LANCZOS, np.ones(16), output_shape=(5_000,))
+        assert not first.done()
+        client.close()
+        with pytest.raises(CallCancelledError):
+            first.result(timeout=PATIENCE_S)
+        wait_until(lambda: not (admission.memory_bytes or admission.computing))
+
+
+def test_work_in_turns_goes_on_where_it_stopped() -> None:
+    reached: list[int] = []
+
+    def work(check: object) -> str:
+        assert callable(check)
+        for step in range(3):
+            reached.append(step)
+            check()
+        return "done"
+
+    with TurnedWork(work, turn_s=0) as turned:
+        for steps in range(1, 4):
+            assert turned.turn()
+            assert reached == list(range(steps))
+        assert not turned.turn()
+    assert turned.result() == "done"
+
+
+def test_work_in_turns_that_is_given_up_ends_its_thread() -> None:
+    ended = threading.Event()
+
+    def work(check: object) -> None:
+        assert callable(check)
+        try:
+            while True:
+                check()
+        except AbandonedError:
+            ended.set()
+            raise
+
+    with TurnedWork(work, turn_s=0) as turned:
+        assert turned.turn()
+    assert ended.wait(PATIENCE_S)
+
+
+def test_an_error_of_work_in_turns_is_raised_with_its_result() -> None:
+    def work(check: object) -> None:
+        raise KeyError(check)
+
+    with TurnedWork(work, turn_s=0) as turned:
+        assert not turned.turn()
+    with pytest.raises(KeyError):
+        turned.result()

@@ -20,7 +20,7 @@ from gradwire_server.dialects import (
     tf_resize,
     torch_interpolate,
 )
-from gradwire_server.dialects.dialect import FLOAT32, Axes, Call, Dialect, Shape
+from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Call, Dialect, Shape
 from gradwire_server.errors import (
     InvalidFieldError,
     LimitExceededError,
@@ -83,6 +83,21 @@ class Forward:
     axes: Axes
     fill: float
 
+    @property
+    def tables(self) -> set[Axis]:
+        """The axes that need a table, those with equal tables once."""
+        return {axis for axis in self.axes if axis is not None}
+
+    @property
+    def work(self) -> int:
+        """Estimate of what building all tables takes, as Axis.work has it."""
+        return sum(axis.work for axis in self.tables)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that building all tables takes."""
+        return sum(axis.memory_bytes for axis in self.tables)
+
 
 def lower(
     name: str,
@@ -111,7 +126,7 @@ def lower(
         max_float32_axis=max_float32_axis,
         max_table_entries=max_table_entries,
     )
-    tables = {axis: axis.build() for axis in set(told.axes) if axis is not None}
+    tables = {axis: axis.build() for axis in told.tables}
     maps = [None if axis is None else tables[axis] for axis in told.axes]
     plan = Plan.build(maps, told.call.source, fill=told.fill)
     if not told.call.gradient:

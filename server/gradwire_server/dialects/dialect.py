@@ -11,11 +11,18 @@ import numpy as np
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.banded_map import BandedMap
 from gradwire_server.plans.interruption import ask
-from gradwire_server.plans.sampling import Taps
+from gradwire_server.plans.sampling import ComputedTaps, Taps
 
 Shape = tuple[int, ...]
 
 FLOAT32: Final[np.dtype[np.floating]] = np.dtype(np.float32)
+
+# Of tables while they are built: measured, and held by tests for every dialect.
+_OUTPUT_WORK: Final = 8
+_OUTPUT_BYTES: Final = 160
+_TAP_BYTES: Final = 18
+_INPUT_BYTES: Final = 64
+_BLOCK_BYTES: Final = 10 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +67,45 @@ class Axis:
     arguments        what it is given; axes that are equal with all of this have one table
     in_float32       whether coordinates are float32 numbers, which bounds the lengths
     padded           length of the inputs with what is put around them, where something is
+    window           elements that are weighed for the sum of an output's weights, beside its taps
+    effort           how much longer one tap takes than one of a few sums and products
     """
 
     inputs: int
     outputs: int
     most_taps: int
-    sample: Callable[..., Taps]
+    sample: Callable[..., Taps | ComputedTaps]
     arguments: tuple[Hashable, ...]
     in_float32: bool = True
     padded: int = 0
+    window: int = 0
+    effort: int = 1
 
     @property
     def most_entries(self) -> int:
-        """Upper bound of the entries of the table: weights and one bound per output and input."""
-        return self.outputs * (self.most_taps + 1) + self.inputs
+        """Upper bound of the entries of the table, and of the weights that are computed for it."""
+        return self.outputs * (max(self.most_taps, self.window) + 1) + self.inputs
+
+    @property
+    def work(self) -> int:
+        """Estimate of what building the table takes, in the time of one plain tap."""
+        computed = self.effort * (self.most_taps + self.window)
+        return self.inputs + self.outputs * (_OUTPUT_WORK + computed)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that building the table takes, its adjoint included."""
+        row = _OUTPUT_BYTES + _TAP_BYTES * self.most_taps
+        return _BLOCK_BYTES + _INPUT_BYTES * self.inputs + row * self.outputs
 
     def build(self) -> BandedMap:
         """Build the forward's table, unless nobody waits for it any more."""
         ask()
         return self.map_of(self.sample(*self.arguments))
 
-    def map_of(self, taps: Taps) -> BandedMap:
+    def map_of(self, taps: Taps | ComputedTaps) -> BandedMap:
         """Build the table of what `sample` gave."""
-        return BandedMap.from_taps(taps.index, taps.weight, inputs=self.inputs)
+        return BandedMap.from_blocks(taps.blocks(), inputs=self.inputs)
 
 
 # An axis that is the identity whatever the data is None: it needs no table and knows no limit.

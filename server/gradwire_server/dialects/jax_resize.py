@@ -25,7 +25,7 @@ import numpy.typing as npt
 from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Call, Dialect, Shape
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling, sines
-from gradwire_server.plans.sampling import Coordinates, Taps
+from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Taps
 from gradwire_server.words import counted
 
 # Sums of weights up to it leave an output without any: `1000. * float(np.finfo(np.float32).eps)`.
@@ -126,7 +126,7 @@ def _most_taps(line: Line, kernel: Kernel, *, antialias: bool) -> int:
     return min(math.ceil(2 * reach) + 3, line.inputs)
 
 
-def _sample(line: Line, method: str, antialias: bool) -> Taps:  # noqa: FBT001 - an Axis's argument
+def _sample(line: Line, method: str, antialias: bool) -> ComputedTaps:  # noqa: FBT001 - an Axis's argument
     """Weigh blocks of outputs: what is computed on the way takes several times the taps' memory."""
     kernel, kind = KERNELS[method], line.compute.type
     taps = _most_taps(line, kernel, antialias=antialias)
@@ -140,21 +140,22 @@ def _sample(line: Line, method: str, antialias: bool) -> Taps:  # noqa: FBT001 -
         low = np.floor(at.astype(np.float64) - reach).astype(np.int64)
         # A band that leaves the axis is moved onto it: it still holds all that has a weight.
         low = np.clip(low, 0, line.inputs - taps)
-        index = low[:, np.newaxis] + np.arange(taps)
-        distance = np.abs(at[:, np.newaxis] - index.astype(kind)) / stretch
-        weight = _normalized(kernel.weigh(distance))
+
+        def weigh(index: npt.NDArray[np.int64]) -> Coordinates:
+            return kernel.weigh(np.abs(at[:, np.newaxis] - index.astype(kind)) / stretch)
+
+        read = sampling.weights_from(weigh, low, taps=taps)
+        weight = _normalized(read.weight)
         outside = (at < kind(-0.5)) | (at > kind(line.inputs - 0.5))
         weight[outside] = 0
-        return Taps(index, weight)
+        return Taps(read.index, weight)
 
     return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
 
 
 def _normalized(weight: Coordinates) -> Coordinates:
     """Divide the weights of each output by their sum, which is taken tap by tap."""
-    total = np.zeros(len(weight), weight.dtype)
-    for tap in weight.T:
-        total = total + tap
+    total = sampling.added(np.zeros(len(weight), weight.dtype), weight)
     some = np.abs(total) > weight.dtype.type(LEAST_SUM)
     divided = weight / np.where(some, total, weight.dtype.type(1))[:, np.newaxis]
     return np.where(some[:, np.newaxis], divided, weight.dtype.type(0))
@@ -175,7 +176,9 @@ def _axis(attributes: Resize, line: Line) -> Axis:
     arguments = (line, attributes.method, attributes.antialias)
     most_taps = _most_taps(line, KERNELS[attributes.method], antialias=attributes.antialias)
     in_float32 = line.compute == FLOAT32
-    return Axis(line.inputs, line.outputs, most_taps, _sample, arguments, in_float32)
+    effort = sines.EFFORT[line.compute] if attributes.method.startswith("lanczos") else 1
+    sides = line.inputs, line.outputs
+    return Axis(*sides, most_taps, _sample, arguments, in_float32, effort=effort)
 
 
 def _check_shape(attributes: Resize, call: Call) -> None:

@@ -18,7 +18,15 @@ import numpy.typing as npt
 
 from gradwire_server.dialects.onnx_filters import Keys, Numbers
 from gradwire_server.dialects.onnx_lines import Flags, Line
-from gradwire_server.plans.sampling import Indices, Taps, in_blocks
+from gradwire_server.plans.sampling import (
+    ComputedTaps,
+    Indices,
+    Taps,
+    added,
+    in_blocks,
+    sum_from,
+    weights_from,
+)
 
 Rows = npt.NDArray[np.intp] | slice
 
@@ -50,7 +58,12 @@ def most_taps(line: Line, radius: int) -> int:
     return min(_window_length(line, radius), line.inputs)
 
 
-def antialiased(line: Line, keys: Keys | None) -> Taps:
+def beyond_axis(line: Line, radius: int) -> int:
+    """Return how many times as many elements as it reads an output may weigh beyond the edges."""
+    return math.ceil(_window_length(line, radius) / most_taps(line, radius))
+
+
+def antialiased(line: Line, keys: Keys | None) -> ComputedTaps:
     """Read a stretched filter: Keys's kernel, or a triangle without one."""
     radius = 1 if keys is None else 2
     taps = most_taps(line, radius)
@@ -135,31 +148,34 @@ def _taps(window: Window, line: Line, taps: int) -> Taps:
     The edge's own weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
     """
     begin = np.clip(window.first, 0, line.inputs - taps)
-    index = begin[:, np.newaxis] + np.arange(taps)
-    weight = window.weights(index, slice(None))
-    total = np.zeros((len(weight), 1), weight.dtype)
+    every = slice(None)
+    read = weights_from(lambda index: window.weights(index, every), begin, taps=taps)
+    weight = read.weight
+    total = np.zeros(len(weight), weight.dtype)
     if line.exclude_outside:
-        total = _sums(total, weight)
+        total = added(total, weight)
     else:
         (low,) = np.nonzero(window.first < 0)
         (high,) = np.nonzero(window.stop > line.inputs)
-        before = window.weights(_outside(low, window.first.min(initial=0), 0), low)
-        after = window.weights(_outside(high, line.inputs, window.stop.max()), high)
-        total[low] = _sums(total[low], before)
-        total = _sums(total, weight)
-        total[high] = _sums(total[high], after)
-        weight[low, :1] = _sums(weight[low, :1], before)
-        weight[high, -1:] = _sums(weight[high, -1:], after)
-    total = np.where(total == 0, weight.dtype.type(1), total)
+        first, stop = int(window.first.min(initial=0)), int(window.stop.max())
+        total[low] = _with_outside(total[low], window, low, (first, 0))
+        total = added(total, weight)
+        total[high] = _with_outside(total[high], window, high, (line.inputs, stop))
+        weight[low, 0] = _with_outside(weight[low, 0], window, low, (first, 0))
+        weight[high, -1] = _with_outside(weight[high, -1], window, high, (line.inputs, stop))
+    total = np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
     weight = weight * (1 / total) if line.in_float32 else weight / total
-    return Taps(index, np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0)))
+    return Taps(read.index, np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0)))
 
 
-def _outside(rows: npt.NDArray[np.intp], first: int, stop: int) -> Indices:
-    return np.broadcast_to(np.arange(first, max(first, stop)), (len(rows), max(stop - first, 0)))
-
-
-def _sums(start: Numbers, weight: Numbers) -> Numbers:
-    """Add the weights of each row to start, [rows, 1], in order, each sum rounded."""
-    sums: Numbers = np.cumsum(np.concatenate([start, weight], axis=1), axis=1)
-    return sums[:, -1:]
+def _with_outside(
+    start: Numbers, window: Window, rows: npt.NDArray[np.intp], elements: tuple[int, int]
+) -> Numbers:
+    """Add to start, [rows], the weights of a range of elements, in order, each sum rounded."""
+    first, stop = elements
+    return sum_from(
+        lambda index: window.weights(index, rows),
+        np.full(len(rows), first, np.int64),
+        taps=max(stop - first, 0),
+        start=start,
+    )

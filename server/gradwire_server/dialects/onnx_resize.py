@@ -22,12 +22,12 @@ import numpy as np
 
 from gradwire_server.dialects import onnx_filters
 from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
-from gradwire_server.dialects.onnx_antialias import antialiased, most_taps
+from gradwire_server.dialects.onnx_antialias import antialiased, beyond_axis, most_taps
 from gradwire_server.dialects.onnx_filters import Keys
 from gradwire_server.dialects.onnx_lines import CROP, WHOLE, Line
 from gradwire_server.dialects.onnx_sizes import Sizing, extents, named_axes
 from gradwire_server.errors import InvalidFieldError
-from gradwire_server.plans.sampling import Taps
+from gradwire_server.plans.sampling import ComputedTaps, Taps
 from gradwire_server.words import counted
 
 ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
@@ -106,9 +106,12 @@ def _stays(line: Line, attributes: Resize) -> bool:
 
 def _axis(line: Line, attributes: Resize) -> Axis:
     keys = Keys(line.kind(attributes.cubic_coeff_a)) if attributes.mode == "cubic" else None
-    filter_: tuple[int, Callable[..., Taps], tuple[Hashable, ...]]
+    filter_: tuple[int, Callable[..., Taps | ComputedTaps], tuple[Hashable, ...]]
+    effort = 1
     if attributes.antialias and (line.scale < 1 or line.in_float32):
-        filter_ = most_taps(line, 1 if keys is None else 2), antialiased, (line, keys)
+        radius = 1 if keys is None else 2
+        filter_ = most_taps(line, radius), antialiased, (line, keys)
+        effort += beyond_axis(line, radius)
     elif keys is not None:
         filter_ = 4, onnx_filters.cubic, (line, keys)
     elif attributes.mode == "linear":
@@ -116,7 +119,15 @@ def _axis(line: Line, attributes: Resize) -> Axis:
     else:
         filter_ = 1, onnx_filters.nearest, (line, attributes.nearest_mode)
     taps, sample, arguments = filter_
-    return Axis(line.inputs, line.outputs, taps, sample, arguments, in_float32=line.in_float32)
+    return Axis(
+        line.inputs,
+        line.outputs,
+        taps,
+        sample,
+        arguments,
+        in_float32=line.in_float32,
+        effort=effort,
+    )
 
 
 def _lines(attributes: Resize, call: Call) -> list[Line | None]:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.plans import sampling
-from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
+from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Rounding, Taps
 
 Numbers = npt.NDArray[np.floating[Any]]
 
@@ -157,55 +157,63 @@ def _keys_outside(x: Numbers, a: np.float32) -> Numbers:
     return ((a * x - five * a) * x + eight * a) * x - four * a
 
 
-def linear_taps(line: Line) -> int:
-    """Return the most taps of linear."""
+def linear_window(line: Line) -> int:
+    """Return how many elements of the padded axis linear weighs at most."""
     return min(2 * math.ceil(2 / line.stretch) + 1 if line.scale <= 1 else 5, line.length)
 
 
-def linear(line: Line) -> Taps:
+def linear(line: Line) -> ComputedTaps:
     """Weigh elements by a triangle, and divide by the sum of those on the padded axis."""
-    coordinates, taps = line.coordinates(), linear_taps(line)
-    reach = taps // 2 if taps < line.length else line.length
+    coordinates, window = line.coordinates(), linear_window(line)
+    reach = window // 2 if window < line.length else line.length
     stretch = np.float32(line.stretch)
 
     def block(outputs: npt.NDArray[np.int64]) -> Taps:
         x = coordinates[outputs]
         near = np.float32(-reach), np.float32(line.length + reach)
         middle = np.clip(sampling.half_away(x), *near).astype(np.int64)
-        index = np.clip(middle - reach, 0, line.length - taps)[:, np.newaxis] + np.arange(taps)
-        distance = stretch * (x[:, np.newaxis] - index.astype(np.float32))
-        weight = stretch * np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
-        return line.placed(index, _divided(weight))
+
+        def weigh(index: npt.NDArray[np.int64]) -> Numbers:
+            distance = stretch * (x[:, np.newaxis] - index.astype(np.float32))
+            return stretch * np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
+
+        low = np.clip(middle - reach, 0, line.length - window)
+        return _divided(line, weigh, low, window=window, total=np.zeros_like(x))
 
     told = line.unpadded(coordinates)
+    taps = min(window, line.inputs)
     return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=told)
 
 
-def pillow_taps(line: Line, *, radius: int) -> int:
-    """Return the most taps of a pillow mode."""
+def pillow_window(line: Line, *, radius: int) -> int:
+    """Return how many elements of the padded axis a pillow mode weighs at most."""
     return min(2 * math.ceil(radius * max(line.length / line.outputs, 1.0)) + 1, line.length)
 
 
-def pillow(line: Line, radius: int) -> Taps:
+def pillow(line: Line, radius: int) -> ComputedTaps:
     """Weigh as Pillow does, in float64: a kernel stretched where the axis shrinks, cut at edges.
 
     The kernel of radius 1 is the triangle, that of radius 2 is Keys' with cube_coeff.
     """
     scale = line.length / line.outputs
-    stretched, taps = max(scale, 1.0), pillow_taps(line, radius=radius)
+    stretched, window = max(scale, 1.0), pillow_window(line, radius=radius)
     support = radius * stretched
 
     def block(outputs: npt.NDArray[np.int64]) -> Taps:
         center = (outputs + 0.5) * scale
         low = np.maximum(np.trunc(center - support + 0.5), 0).astype(np.int64)
         stop = np.minimum(np.trunc(center + support + 0.5).astype(np.int64), line.length)
-        index = low[:, np.newaxis] + np.arange(taps)
-        x = np.abs((index - center[:, np.newaxis] + 0.5) * (1 / stretched))
-        kernel = np.maximum(1 - x, 0) if radius == 1 else _pillow_keys(x, line.cube_coeff)
-        weight = np.where(index < stop[:, np.newaxis], kernel, 0)
-        return line.placed(index, _divided(weight))
+
+        def weigh(index: npt.NDArray[np.int64]) -> Numbers:
+            x = np.abs((index - center[:, np.newaxis] + 0.5) * (1 / stretched))
+            kernel = np.maximum(1 - x, 0) if radius == 1 else _pillow_keys(x, line.cube_coeff)
+            within = (index >= low[:, np.newaxis]) & (index < stop[:, np.newaxis])
+            return np.where(within, kernel, 0)
+
+        return _divided(line, weigh, low, window=window, total=np.zeros_like(center))
 
     told = line.unpadded((np.arange(line.outputs) + 0.5) * scale - 0.5)
+    taps = min(window, line.inputs)
     return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=told)
 
 
@@ -214,12 +222,38 @@ def _pillow_keys(x: Numbers, a: float) -> Numbers:
     return np.where(x < 1, _keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
 
 
-def _divided(weight: Numbers) -> Numbers:
-    """Divide the weights of each output by their sum, taken tap by tap, unless that is 0."""
-    total = np.zeros(len(weight), weight.dtype)
-    for tap in weight.T:
-        total = total + tap
-    return weight / np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
+def extra_window(line: Line, window: int) -> int:
+    """Return how many elements are weighed for the sum alone: none without padding."""
+    return 0 if line.length == line.inputs else window
+
+
+def _divided(
+    line: Line,
+    weigh: Callable[[npt.NDArray[np.int64]], Numbers],
+    low: npt.NDArray[np.int64],
+    *,
+    window: int,
+    total: Numbers,
+) -> Taps:
+    """Divide weights by the sum of their window on the padded axis, unless that is 0.
+
+    Padding has a part in the sum, which is taken tap by tap, but no taps.
+
+    low     first element of each output's window, which holds all that has a weight
+    window  elements of each
+    total   a 0 for each output, in the type of the weights
+    """
+    if line.length == line.inputs:
+        read = sampling.weights_from(weigh, low, taps=window)
+        total = sampling.added(total, read.weight)
+    else:
+        total = sampling.sum_from(weigh, low, taps=window, start=total)
+        taps, first = min(window, line.inputs), line.pads[0]
+        # What is not in the window has no weight.
+        low = np.clip(low, first, first + line.inputs - taps)
+        read = sampling.weights_from(weigh, low, taps=taps)
+    divisor = np.where(total == 0, total.dtype.type(1), total)
+    return line.placed(read.index, read.weight / divisor[:, np.newaxis])
 
 
 def padding(line: Line) -> Taps:
@@ -229,7 +263,7 @@ def padding(line: Line) -> Taps:
     return line.placed(index, np.ones(index.shape, np.float32), x.astype(np.float64))
 
 
-SAMPLES: Final[dict[str, Callable[[Line], Taps]]] = {
+SAMPLES: Final[dict[str, Callable[[Line], Taps | ComputedTaps]]] = {
     "nearest": nearest,
     "linear": linear,
     "linear_onnx": linear_onnx,

@@ -9,7 +9,7 @@ Source: https://docs.openvino.ai, Interpolate-11.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -90,10 +90,21 @@ def _axis(mode: str, line: Line) -> Axis | None:
         return None if line.length == line.inputs else Axis(*sides, 1, filters.padding, (line,))
     if mode in filters.PILLOW:
         radius = filters.PILLOW[mode]
-        most_taps = filters.pillow_taps(line, radius=radius)
-        return Axis(*sides, most_taps, filters.pillow, (line, radius), in_float32=False)
-    most_taps = filters.MOST_TAPS.get(mode) or filters.linear_taps(line)
-    return Axis(*sides, most_taps, filters.SAMPLES[mode], (line,), padded=line.length)
+        window = filters.pillow_window(line, radius=radius)
+        arguments: tuple[Hashable, ...] = line, radius
+        return Axis(
+            *sides,
+            min(window, line.inputs),
+            filters.pillow,
+            arguments,
+            in_float32=False,
+            padded=line.length,
+            window=filters.extra_window(line, window),
+        )
+    window = filters.MOST_TAPS.get(mode) or filters.linear_window(line)
+    taps = window if mode in filters.MOST_TAPS else min(window, line.inputs)
+    extra = 0 if mode in filters.MOST_TAPS else filters.extra_window(line, window)
+    return Axis(*sides, taps, filters.SAMPLES[mode], (line,), padded=line.length, window=extra)
 
 
 def _numbers(attributes: Interpolate, operator: str, *, rank: int) -> tuple[int, ...]:

@@ -17,7 +17,14 @@ from typing import Final
 import numpy as np
 
 from gradwire_server.dialects.torch_lines import Filter, Keys, Line, Numbers
-from gradwire_server.plans.sampling import Indices, Taps, in_blocks
+from gradwire_server.plans.sampling import (
+    ComputedTaps,
+    Indices,
+    Taps,
+    added,
+    in_blocks,
+    weights_from,
+)
 from gradwire_server.plans.sines import Doubles, quick_sin, sin, sinf, unsettled
 
 # With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
@@ -65,39 +72,42 @@ def _most_taps(line: Line, *, radius: int) -> int:
     return min(2 * math.ceil(_support(line, radius)) + 1, line.inputs)
 
 
-def _sample(line: Line, *, weigh: Callable[[Numbers], Numbers], radius: int) -> Taps:
+def _sample(line: Line, *, weigh: Callable[[Numbers], Numbers], radius: int) -> ComputedTaps:
     """Weigh blocks of outputs: what is computed on the way takes several times the taps' memory."""
     kind, taps = line.compute.type, _most_taps(line, radius=radius)
     scale, support = float(line.scale()), kind(_support(line, radius))
     inverse = float(kind(1 / scale)) if scale >= 1 else 1.0
-    tap = np.arange(taps)
 
     def block(x: Indices) -> Taps:
         center = (scale * (x + 0.5)).astype(kind)
         low = np.maximum(np.trunc((center - support).astype(np.float64) + 0.5), 0).astype(np.int64)
         high = np.trunc((center + support).astype(np.float64) + 0.5).astype(np.int64)
         counts = np.minimum(high, line.inputs) - low
-        index = low[:, np.newaxis] + tap
-        distance = (index.astype(kind) - center[:, np.newaxis]).astype(np.float64) + 0.5
-        weight = weigh((distance * inverse).astype(kind))
-        weight = np.where(tap < counts[:, np.newaxis], weight, kind(0))
-        # In order, each sum rounded; cumsum adds so.
-        total = np.cumsum(weight, axis=1, dtype=kind)[:, -1:]
-        weight = np.where(total == 0, weight, weight / np.where(total == 0, kind(1), total))
-        return Taps(np.minimum(index, line.inputs - 1), weight)
+
+        def weights(index: Indices) -> Numbers:
+            distance = (index.astype(kind) - center[:, np.newaxis]).astype(np.float64) + 0.5
+            weight = weigh((distance * inverse).astype(kind))
+            return np.where(index - low[:, np.newaxis] < counts[:, np.newaxis], weight, kind(0))
+
+        read = weights_from(weights, low, taps=taps)
+        total = added(np.zeros(len(low), kind), read.weight)[:, np.newaxis]
+        divided = read.weight / np.where(total == 0, kind(1), total)
+        weight = np.where(total == 0, read.weight, divided)
+        return Taps(np.minimum(read.index, line.inputs - 1), weight)
 
     centers = (scale * (np.arange(line.outputs) + 0.5)).astype(kind)
     coordinates = centers - kind(0.5)
     return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
 
 
-def _filter(weigh: Callable[[Numbers], Numbers], radius: int) -> Filter:
-    return Filter(partial(_sample, weigh=weigh, radius=radius), partial(_most_taps, radius=radius))
+def _filter(weigh: Callable[[Numbers], Numbers], radius: int, *, sines: bool = False) -> Filter:
+    sample = partial(_sample, weigh=weigh, radius=radius)
+    return Filter(sample, partial(_most_taps, radius=radius), sines=sines)
 
 
 # The forward leaves axes alone whose length stays, the backward does not.
 ANTIALIAS: Final = {
     "bilinear": _filter(_triangle, 1),
     "bicubic": _filter(_keys, 2),
-    "lanczos": _filter(_lanczos, 3),
+    "lanczos": _filter(_lanczos, 3, sines=True),
 }

@@ -22,7 +22,7 @@ from gradwire_server.dialects.dialect import FLOAT32
 from gradwire_server.dialects.torch_antialias import ANTIALIAS
 from gradwire_server.dialects.torch_lines import Filter, Keys, Line
 from gradwire_server.plans import sampling
-from gradwire_server.plans.sampling import Coordinates, Indices, Taps
+from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Indices, Taps
 
 __all__ = ["ANTIALIAS", "BACKWARD", "FORWARD", "Filter", "Line"]
 
@@ -99,14 +99,17 @@ def _forward_cubic(line: Line) -> Taps:
     return _cubic(line, Keys(CUBIC_SLOPE, fused=True, last=False))
 
 
-def _bin(line: Line) -> Taps:
+def _bin(line: Line) -> ComputedTaps:
     """Take floor(X * inputs / outputs) up to ceil((X + 1) * inputs / outputs), each with 1 / n."""
-    x = np.arange(line.outputs)
-    first, stop = x * line.inputs // line.outputs, -(-(x + 1) * line.inputs // line.outputs)
-    counts = (stop - first)[:, np.newaxis]
-    tap = np.arange(_most_in_bin(line))
-    weight = np.where(tap < counts, 1 / counts.astype(line.compute), line.compute.type(0))
-    return Taps(np.minimum(first[:, np.newaxis] + tap, line.inputs - 1), weight)
+    tap = np.arange(taps := _most_in_bin(line))
+
+    def block(x: Indices) -> Taps:
+        first, stop = x * line.inputs // line.outputs, -(-(x + 1) * line.inputs // line.outputs)
+        counts = (stop - first)[:, np.newaxis]
+        weight = np.where(tap < counts, 1 / counts.astype(line.compute), line.compute.type(0))
+        return Taps(np.minimum(first[:, np.newaxis] + tap, line.inputs - 1), weight)
+
+    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
 
 
 def _most_in_bin(line: Line) -> int:

@@ -13,7 +13,6 @@ from typing import Final, Protocol, TypeVar
 
 from gradwire_server.dialects.dialect import (
     Axes,
-    Axis,
     Call,
     Dialect,
     Shape,
@@ -98,12 +97,7 @@ def _axes(attributes: Interpolate, call: Call, *, by_backward: bool) -> Axes:
     return (
         None,
         None,
-        *(
-            None
-            if copies or (rule.skips and line.stays)
-            else Axis(line.inputs, line.outputs, rule.most_taps(line), rule.sample, (line,))
-            for line in lines
-        ),
+        *(None if copies or (rule.skips and line.stays) else rule.axis(line) for line in lines),
     )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradwire_server.dialects.dialect import Axis
 from gradwire_server.plans.fused import fma
-from gradwire_server.plans.sampling import Coordinates, Taps
+from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Taps
+from gradwire_server.plans.sines import EFFORT
 
 Numbers = npt.NDArray[np.floating[Any]]
 
@@ -69,11 +71,19 @@ class Filter:
     sample     computes the taps of all outputs
     most_taps  the most any output may have
     skips      whether an axis whose length stays is left alone, whatever its scale_factor
+    sines      whether weights are made of sines
     """
 
-    sample: Callable[[Line], Taps]
+    sample: Callable[[Line], Taps | ComputedTaps]
     most_taps: Callable[[Line], int]
     skips: bool = False
+    sines: bool = False
+
+    def axis(self, line: Line) -> Axis:
+        """Return an axis that is read in this way."""
+        effort = EFFORT[line.compute] if self.sines else 1
+        sides = line.inputs, line.outputs
+        return Axis(*sides, self.most_taps(line), self.sample, (line,), effort=effort)
 
     def skipping(self) -> Filter:
         """Return the filter that leaves axes alone whose length stays."""

@@ -10,6 +10,7 @@ from gradwire_server.engine.evaluation import (
     NUMERICS_VERSION,
     Evaluation,
     EvaluationRequest,
+    Preparation,
     Preparer,
 )
 from gradwire_server.engine.holdings import Holdings
@@ -37,6 +38,7 @@ __all__ = [
     "InputAssembler",
     "Limits",
     "PlanCache",
+    "Preparation",
     "Preparer",
     "Ring",
     "Step",

@@ -35,6 +35,8 @@ from gradwire_server.errors import OverloadedError
 
 # The slot for what is next.
 _NEXT = 1
+# Plain taps of a table, and seconds that they take on a slow machine.
+_TABLE_WORK = 1 << 16, 0.001
 # What takes long may wait this part of that, however short the queue is kept.
 _WAIT_SHARE = 0.25
 
@@ -72,6 +74,9 @@ class Admission:
         self._slots = Slots(threads + _NEXT, clock=clock, refusals=self.refusals)
         self._backlog = Backlog()
         self._pace = WorkPace()
+        self._table_pace = WorkPace()
+        # Long tables are few: the first are not to count as nothing.
+        self._table_pace.note(*_TABLE_WORK)
         self._memory_drain, self._stream_drain = Drain(), Drain()
         self._appointments = Appointments()
         self._numbers = count()
@@ -172,7 +177,8 @@ class Admission:
 
     def turns(self, claim: Claim) -> Turns:
         """Let an evaluation in to compute, or raise OverloadedError."""
-        turns = Turns(claim, self._slots, self._numbers, self._backlog, self._pace)
+        pace = self._table_pace if claim.tables else self._pace
+        turns = Turns(claim, self._slots, self._numbers, self._backlog, pace)
         if not self._slots:
             self._limit.rest(self._clock())
         if not claim.paced and self.has_waiting:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,10 @@ from gradwire_server.recent import Recent
 # Changes whenever any request may give other bits than before.
 NUMERICS_VERSION = "1"
 
-# Elements of all axes together, below which tables build in about a millisecond.
-_SHORT_AXES = 1 << 14
+# Work of tables, in plain taps, up to which they are built in about a millisecond.
+_QUICK_WORK = 1 << 16
+# Of each element of an axis, when the geometry of a plan that is kept is worked out anew.
+_WALK_BYTES = 64
 
 # Evaluations that are kept, and the table entries of all of them.
 _RECENT = 256
@@ -73,6 +75,23 @@ class EvaluationRequest:
         return self, output
 
 
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What preparing a request takes, as far as its descriptors tell.
+
+    work          in the time of one plain tap of a table
+    memory_bytes  upper bound of what is held meanwhile
+    """
+
+    work: int
+    memory_bytes: int
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it takes about a millisecond."""
+        return self.work <= _QUICK_WORK
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """A request that fits the limits, ready to run.
@@ -94,6 +113,11 @@ class Evaluation:
     def work(self) -> int:
         """Multiplications, or elements copied where there are none."""
         return self.plan.work + self.output.elements
+
+    @cached_property
+    def inline_work(self) -> int:
+        """Work of one run and of getting a backend ready for it, whichever is most."""
+        return max(self.work, self.input.elements, self.plan.table_entries)
 
     @cached_property
     def step_part(self) -> float:
@@ -229,7 +253,7 @@ class Preparer:
         While long tables are built, check is called again and again; what it raises ends that.
         """
         request, output = request.resolved()
-        key = (*_key(request, output), request.input.key, output.key)
+        key = _evaluation_key(request, output)
         evaluation = self._recent.get(key)
         if evaluation is None:
             with asking(check):
@@ -237,9 +261,24 @@ class Preparer:
             self._recent.keep(key, evaluation, weight=evaluation.plan.table_entries)
         return evaluation
 
-    def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Evaluation:
+    def preparation(self, request: EvaluationRequest) -> Preparation:
+        """Estimate what prepare() takes; raise what it would raise before a table is built."""
+        request, output = request.resolved()
+        if _evaluation_key(request, output) in self._recent:
+            return Preparation(0, 0)
+        self._check_tensors(request, output)
+        told = dialects.forward(*_called(request, output), **self._bounds(request))
+        if _key(request, output) in self._plans:
+            elements = sum(axis.inputs + axis.outputs for axis in told.tables)
+            return Preparation(elements, elements * _WALK_BYTES)
+        return Preparation(told.work, told.memory_bytes)
+
+    def _check_tensors(self, request: EvaluationRequest, output: TensorSpec) -> None:
         self._limits.check_tensor("input", request.input)
         self._limits.check_tensor("output", output)
+
+    def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Evaluation:
+        self._check_tensors(request, output)
         plan = self._plans.get(_key(request, output), lambda: self._lower(request, output))
         self._limits.check_plan(plan)
         layout = lay_out(request.input, output)
@@ -259,22 +298,19 @@ class Preparer:
         return self._recent.hits, self._recent.misses
 
     def is_quick(self, request: EvaluationRequest) -> bool:
-        """Whether prepare() takes about a millisecond: the plan is kept, or its axes are short."""
-        request, output = request.resolved()
-        short = sum(request.input.sizes) + sum(output.sizes) <= _SHORT_AXES
-        return short or _key(request, output) in self._plans
+        """Whether prepare() takes about a millisecond."""
+        return self.preparation(request).is_quick
 
     def _lower(self, request: EvaluationRequest, output: TensorSpec) -> Plan:
         with default_float_environment():
-            return dialects.lower(
-                request.operator,
-                request.attributes,
-                request.input.sizes,
-                output.sizes,
-                compute=compute_dtype(request.input.dtype),
-                max_float32_axis=self._limits.max_float32_axis,
-                max_table_entries=self._limits.max_table_entries,
-            )
+            return dialects.lower(*_called(request, output), **self._bounds(request))
+
+    def _bounds(self, request: EvaluationRequest) -> Any:
+        return {
+            "compute": compute_dtype(request.input.dtype),
+            "max_float32_axis": self._limits.max_float32_axis,
+            "max_table_entries": self._limits.max_table_entries,
+        }
 
     def _check_memory(self, evaluation: Evaluation) -> None:
         allowed = self._limits.max_request_memory_bytes
@@ -285,6 +321,14 @@ class Preparer:
             came += ", since its input is held whole: its axis order is not the output's"
             raise exceeded(came, "max_request_memory_bytes", allowed, LayoutNotStreamableError)
         raise exceeded(came, "max_request_memory_bytes", allowed)
+
+
+def _called(request: EvaluationRequest, output: TensorSpec) -> tuple[Any, ...]:
+    return request.operator, request.attributes, request.input.sizes, output.sizes
+
+
+def _evaluation_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
+    return (*_key(request, output), request.input.key, output.key)
 
 
 def _key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:

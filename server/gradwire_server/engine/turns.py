@@ -27,6 +27,7 @@ class Claim:
     deadline  on the monotonic clock
     paced     whether the caller sends the input step by step: it is never refused, and one step
               counts as waiting
+    tables    whether tables are built, whose work is told in taps
     """
 
     work: int
@@ -34,6 +35,7 @@ class Claim:
     peer: Hashable = None
     deadline: float = math.inf
     paced: bool = False
+    tables: bool = False
 
 
 class Backlog:

@@ -13,6 +13,7 @@ no coordinate formula is ever inverted: where bands ascend, input j is read by t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,9 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.plans import bands
+from gradwire_server.plans.interruption import ask
 
 Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
+
+# Weights that are transposed at once: their indices fit a core's cache.
+_BLOCK_WEIGHTS = 1 << 15
 
 
 # Not slotted, for what is computed once. Compared by identity: maps can be large.
@@ -65,19 +70,32 @@ class BandedMap:
         without non-zero weights gets an empty band. Bands are then widened with zeros until they
         ascend, or descend where that takes fewer. Memory is O(taps + weights).
         """
-        index, weight = bands.ascending_taps(index, weight)
-        weight = bands.merged_weights(index, weight)
-        span = bands.non_zero_spans(index, weight, inputs=inputs)
+        return cls.from_blocks([(index, weight)], inputs=inputs)
+
+    @classmethod
+    def from_blocks(cls, blocks: Iterable[bands.Block], *, inputs: int) -> BandedMap:
+        """Collect taps likewise, given in blocks of outputs; a block is dropped once it is read.
+
+        Memory is O(outputs + weights) beside the blocks' own.
+        """
+        spans: list[bands.Spans] = []
+        pieces: list[Weights] = []
+        for index, weight in blocks:
+            index, weight = bands.ascending_taps(index, weight)  # noqa: PLW2901
+            weight = bands.merged_weights(index, weight)  # noqa: PLW2901
+            span = bands.non_zero_spans(index, weight, inputs=inputs)
+            spans.append(span)
+            pieces.append(bands.packed_weights(index, weight, span))
+        span = bands.joined(spans)
         band = bands.monotone_spans(span)
         offset = _offsets(counts := band.stop - band.start)
-        placed = bands.placed_weights(index, weight, span=span, band=band, offset=offset)
         return cls._sound(
             inputs,
             start=band.start,
             stop=band.stop,
             counts=counts,
             offset=offset,
-            weight=placed,
+            weight=bands.placed_weights(pieces, span=span, band=band, offset=offset),
         )
 
     @classmethod
@@ -151,12 +169,12 @@ class BandedMap:
         else:
             first, last = self.outputs - begun, self.outputs - ended
         offset = _offsets(counts := last - first)
-        column = self._columns()
-        place = (offset[:-1] - first)[column]
-        del column
-        place += np.arange(self.outputs).repeat(self.counts)
+        shift = offset[:-1] - first
         weight = np.empty_like(self.weight)
-        weight[place] = self.weight
+        for part, output, column in self._weights_in_blocks():
+            place = shift[column]
+            place += output
+            weight[place] = self.weight[part]
         return self._sound(
             self.outputs, start=first, stop=last, counts=counts, offset=offset, weight=weight
         )
@@ -190,14 +208,22 @@ class BandedMap:
     def dense(self) -> Weights:
         """Return the matrix, float64[outputs, inputs]: for tests and for people."""
         matrix = np.zeros((self.outputs, self.inputs))
-        matrix[np.repeat(np.arange(self.outputs), self.counts), self._columns()] = self.weight
+        for part, output, column in self._weights_in_blocks():
+            matrix[output, column] = self.weight[part]
         return matrix
 
-    def _columns(self) -> Indices:
-        """Input that each weight multiplies: int64[nnz]."""
-        column = (self.start - self.offset[:-1]).repeat(self.counts)
-        column += np.arange(self.nnz)
-        return column
+    def _weights_in_blocks(self) -> Iterator[tuple[slice, Indices, Indices]]:
+        """Yield where some weights are, and the output and the input of each of them."""
+        shift = self.start - self.offset[:-1]
+        for low in range(0, self.nnz, _BLOCK_WEIGHTS):
+            ask()
+            high = min(low + _BLOCK_WEIGHTS, self.nnz)
+            first, last = np.searchsorted(self.offset, (low, high - 1), "right") - 1
+            counts = np.diff(np.clip(self.offset[first : last + 2], low, high))
+            output = np.arange(first, last + 1).repeat(counts)
+            column = np.arange(low, high)
+            column += shift[output]
+            yield slice(low, high), output, column
 
     def _check_arrays(self) -> None:
         for name, array, kind, length in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 Taps = npt.NDArray[np.floating[Any]]
+
+# Taps of some outputs: their inputs and their weights.
+Block = tuple[Indices, Taps]
 
 
 class Spans(NamedTuple):
@@ -93,22 +97,50 @@ def _total(spans: Spans) -> int:
     return int(np.sum(spans.stop - spans.start))
 
 
-def placed_weights(
-    index: Indices, weight: Taps, *, span: Spans, band: Spans, offset: Indices
-) -> Weights:
-    """Lay merged taps out as float64[offset[-1]], output by output, zeros where a band has no tap.
+def joined(spans: Sequence[Spans]) -> Spans:
+    """Return the spans of all blocks, one after the other."""
+    if len(spans) == 1:
+        return spans[0]
+    return Spans(*(np.concatenate(sides) for sides in zip(*spans, strict=True)))
 
-    span    non-zero spans of the taps, those outside are left out
+
+def packed_weights(index: Indices, weight: Taps, span: Spans) -> Weights:
+    """Return the merged taps within their spans, output by output, zeros where there is no tap."""
+    counts = np.maximum(span.stop - span.start, 0)
+    some = weight != 0
+    total = int(counts.sum())
+    if np.count_nonzero(some) == total:
+        packed: Weights = weight[some].astype(np.float64)
+        return packed  # no zero is inside a span
+    inside = (index >= span.start[:, np.newaxis]) & (index < span.stop[:, np.newaxis])
+    inside[:, :-1] &= index[:, :-1] != index[:, 1:]
+    place = index + (np.cumsum(counts) - counts - span.start)[:, np.newaxis]
+    result = np.zeros(total)
+    result[place[inside]] = weight[inside]
+    return result
+
+
+def placed_weights(
+    pieces: Sequence[Weights], *, span: Spans, band: Spans, offset: Indices
+) -> Weights:
+    """Lay weights out as float64[offset[-1]], output by output, zeros where a band is wider.
+
+    pieces  the weights of all spans, in blocks of whole outputs; [] where there are no outputs
     band    the bands, each holding its span
     offset  int64[outputs + 1], where each band's weights begin
     """
-    some = weight != 0
-    if np.count_nonzero(some) == offset[-1]:
-        placed: Weights = weight[some].astype(np.float64)
-        return placed  # no zero is inside a band
-    inside = (index >= span.start[:, np.newaxis]) & (index < span.stop[:, np.newaxis])
-    inside[:, :-1] &= index[:, :-1] != index[:, 1:]
-    place = index + (offset[:-1] - band.start)[:, np.newaxis]
+    if sum(map(len, pieces)) == offset[-1]:
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    counts = np.maximum(span.stop - span.start, 0)
+    ends = np.cumsum(counts)
+    shift = offset[:-1] + span.start - band.start - (ends - counts)
     result = np.zeros(offset[-1])
-    result[place[inside]] = weight[inside]
+    low = 0
+    for piece in pieces:
+        high = low + len(piece)
+        first, last = np.searchsorted(ends, (low, high), "right")
+        rows = slice(first, last + 1)
+        within = np.diff(np.clip(ends[rows], low, high), prepend=low)
+        result[np.arange(low, high) + shift[rows].repeat(within)] = piece
+        low = high
     return result

@@ -6,13 +6,14 @@ dialect's arithmetic is the type of the coordinates it passes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradwire_server.plans.bands import Block
 from gradwire_server.plans.interruption import ask
 
 Coordinates = npt.NDArray[np.floating[Any]]
@@ -36,6 +37,35 @@ class Taps:
     index: Indices
     weight: Coordinates
     coordinates: Coordinates | None = None
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the taps of some outputs at a time."""
+        rows = max(_BLOCK_TAPS // max(self.index.shape[1], 1), 1)
+        for first in range(0, len(self.index), rows):
+            ask()
+            yield self.index[first : first + rows], self.weight[first : first + rows]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedTaps:
+    """What each output reads, computed as it is asked for: some outputs at a time.
+
+    block        takes outputs, int64[some], and returns their taps, [some, taps]
+    coordinates  of all outputs, as Taps has them
+    """
+
+    block: Callable[[Indices], Taps]
+    outputs: int
+    taps: int
+    coordinates: Coordinates | None = None
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the taps of some outputs at a time; between two blocks, ask whether to go on."""
+        rows = max(_BLOCK_TAPS // self.taps, 1)
+        for first in range(0, self.outputs, rows):
+            ask()
+            part = self.block(np.arange(first, min(first + rows, self.outputs)))
+            yield part.index, part.weight
 
 
 def half_down(x: Coordinates) -> Coordinates:
@@ -102,24 +132,64 @@ def in_blocks(
     outputs: int,
     taps: int,
     coordinates: Coordinates | None = None,
-) -> Taps:
+) -> ComputedTaps:
     """Compute the taps of some outputs at a time, so that what this takes on the way stays small.
-
-    Between two blocks it asks whether to go on.
 
     block        takes outputs, int64[some], and returns their taps, [some, taps]
     coordinates  of all outputs; those that a block returns are dropped
     """
-    some = max(_BLOCK_TAPS // taps, 1)
-    if outputs <= some:
-        return replace(block(np.arange(outputs)), coordinates=coordinates)
-    index = np.empty((outputs, taps), np.int64)
+    return ComputedTaps(block, outputs, taps, coordinates)
+
+
+def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int) -> Taps:
+    """Weigh elements low .. low + taps - 1 of each output, some columns at a time.
+
+    low    int64[outputs], first element of each
+    weigh  takes elements, int64[outputs, some], and returns their weights
+    """
+    index = low[:, np.newaxis] + np.arange(taps)
+    step = _columns(low)
+    if taps <= step:
+        return Taps(index, weigh(index))
     weight: Coordinates | None = None
-    for first in range(0, outputs, some):
+    for first in range(0, taps, step):
         ask()
-        part = block(np.arange(first, min(first + some, outputs)))
+        part = weigh(index[:, first : first + step])
         if weight is None:
-            weight = np.empty((outputs, taps), part.weight.dtype)
-        index[first : first + some], weight[first : first + some] = part.index, part.weight
-    assert weight is not None  # noqa: S101 - there are outputs
-    return Taps(index, weight, coordinates)
+            weight = np.empty(index.shape, part.dtype)
+        weight[:, first : first + step] = part
+    assert weight is not None  # noqa: S101 - there are taps
+    return Taps(index, weight)
+
+
+def sum_from(
+    weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int, start: Coordinates
+) -> Coordinates:
+    """Add the weights of elements low .. low + taps - 1 to start as `added` does; keep none."""
+    step = _columns(low)
+    total = start
+    for first in range(0, taps, step):
+        ask()
+        total = added(total, weigh(low[:, np.newaxis] + np.arange(first, min(first + step, taps))))
+    return total
+
+
+def added(start: Coordinates, weight: Coordinates) -> Coordinates:
+    """Add weights, [outputs, taps], to start, [outputs], in ascending order, each sum rounded."""
+    outputs, taps = weight.shape
+    if taps <= outputs:
+        total = start
+        for tap in weight.T:
+            total = total + tap
+        return total
+    total = start.copy()
+    step = max(_BLOCK_TAPS // max(outputs, 1), 1)
+    for first in range(0, taps, step):
+        # cumsum adds one after the other; a sum would add halves.
+        part = np.concatenate([total[:, np.newaxis], weight[:, first : first + step]], axis=1)
+        total = np.cumsum(part, axis=1, dtype=weight.dtype)[:, -1]
+    return total
+
+
+def _columns(low: Indices) -> int:
+    return max(_BLOCK_TAPS // max(len(low), 1), 1)

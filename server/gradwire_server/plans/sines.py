@@ -24,6 +24,10 @@ Singles = npt.NDArray[np.float32]
 _SumOf = Callable[[Doubles, Doubles, Doubles], Doubles]
 
 
+# How much longer a product of two sines takes than a few sums, in arithmetic of each type.
+EFFORT: Final = {np.dtype(np.float32): 6, np.dtype(np.float64): 80}
+
+
 class _Double(NamedTuple):
     """A sum of two float64, the second below half the last place of the first."""
 
@@ -58,7 +62,7 @@ def _sine_in_parts(x: Doubles, *, long_factors: int) -> _Double:
 
 
 def quick_sin(x: Doubles) -> Doubles:
-    """Return the sine of numbers up to 1000 with a relative error below 2**-40."""
+    """Return the sine of floats up to 1000 with a relative error below 2**-47."""
     turns = np.rint(x * (1 / np.pi))
     rest = ((x - turns * _PI[0]) - turns * _PI[1]) - turns * _PI[2]
     square = rest * rest
@@ -73,7 +77,7 @@ def quick_sin(x: Doubles) -> Doubles:
 
 
 def unsettled(x: Doubles) -> npt.NDArray[np.bool_]:
-    """Tell which numbers' relative error of 2**-38 may reach another float32."""
+    """Tell which numbers' relative error of 2**-46 may reach another float32."""
     low, high = (x * (1 + error) for error in (-_QUICK_ERROR, _QUICK_ERROR))
     differ: npt.NDArray[np.bool_] = low.astype(np.float32) != high.astype(np.float32)
     return differ
@@ -84,7 +88,8 @@ def sin_as_float32(x: Doubles) -> Singles:
     quick = quick_sin(x)
     (doubtful,) = unsettled(quick.ravel()).nonzero()
     result = quick.astype(np.float32)
-    result.reshape(-1)[doubtful] = sin(x.reshape(-1)[doubtful])
+    if len(doubtful):
+        result.reshape(-1)[doubtful] = sin(x.reshape(-1)[doubtful])
     return result
 
 
@@ -98,7 +103,8 @@ def sinf(x: Singles) -> Singles:
     wide = x.astype(np.float64)
     value = _polynomial(wide, _rounded)
     (doubtful,) = unsettled(value.ravel()).nonzero()
-    value.reshape(-1)[doubtful] = _polynomial(wide.reshape(-1)[doubtful], fma)
+    if len(doubtful):
+        value.reshape(-1)[doubtful] = _polynomial(wide.reshape(-1)[doubtful], fma)
     return np.where(np.abs(x) < 2.0**-12, x, value.astype(np.float32))
 
 
@@ -158,9 +164,9 @@ _HALF_PI: Final = tuple(
 
 
 _PI: Final = tuple(2 * part for part in _HALF_PI)
-_QUICK_ERROR: Final = 2.0**-38
-# Taylor's, up to x**17; at pi / 2 the next term is below 2**-44.
-_TAYLOR: Final = tuple((-1) ** (power // 2) / factorial(power) for power in range(3, 18, 2))
+_QUICK_ERROR: Final = 2.0**-46
+# Taylor's, up to x**19; at pi / 2 the next term is below 2**-51.
+_TAYLOR: Final = tuple((-1) ** (power // 2) / factorial(power) for power in range(3, 20, 2))
 
 
 def _less(x: Doubles, turns: Doubles) -> _Double:

@@ -1,0 +1,118 @@
+"""What tables take is told by shapes and attributes, for every operator."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections.abc import Callable
+from random import Random
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gradwire import ops
+from gradwire_server import dialects
+from gradwire_server.backends import NumpyCpu, compute_dtype
+from gradwire_server.engine import EvaluationRequest, Limits, PlanCache, Preparer, TensorSpec
+from gradwire_server.errors import LimitExceededError
+from random_calls import RandomCall, random_call
+
+# Elements that are written in a millisecond, and those that a line of Python is worth.
+_BUDGET = 1 << 20
+_LINE = 64
+_INLINE_WORK = 1 << 17
+laws = settings(deadline=None, max_examples=200)
+
+
+def elements_written(work: Callable[[], object]) -> int:
+    """Count the elements of all arrays that work makes, and its lines, by what those are worth."""
+    written = 0
+
+    def on_line(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal written
+        if event == "line":
+            now, peak = tracemalloc.get_traced_memory()
+            written += _LINE + (peak - now) // 8
+            tracemalloc.reset_peak()
+        return on_line
+
+    tracemalloc.start()
+    before = sys.gettrace()
+    sys.settrace(on_line)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+        tracemalloc.stop()
+    return written
+
+
+def prepared(call: RandomCall) -> tuple[Preparer, EvaluationRequest]:
+    return Preparer(Limits(), PlanCache(max_entries=1 << 20)), call.request()
+
+
+@laws
+@given(chance=st.randoms(use_true_random=False))
+def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
+    preparer, request = prepared(random_call(chance, longest=1 << 22))
+    try:
+        assume(preparer.is_quick(request))
+    except LimitExceededError:
+        return
+    assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
+    evaluation = preparer.prepare(request)
+    if evaluation.inline_work > _INLINE_WORK:
+        return
+    data = np.ones(1, evaluation.input.dtype).view(np.uint8)
+    assert elements_written(lambda: evaluation.run_whole(data, NumpyCpu())) < 2 * _BUDGET
+
+
+@laws
+@given(chance=st.randoms(use_true_random=False))
+def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
+    call = random_call(chance, longest=1 << 18)
+    shapes = call.operator.name, call.operator, call.source, call.result
+    kind = {"compute": compute_dtype(call.dtype)}
+    try:
+        told = dialects.forward(*shapes, **kind)
+    except LimitExceededError:
+        return
+    assume(told.tables and told.work < 1 << 24)
+    tracemalloc.start()
+    try:
+        dialects.lower(*shapes, **kind)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= told.memory_bytes
+
+
+@pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow", "linear"])
+@pytest.mark.parametrize("side", ["pads_begin", "pads_end"])
+def test_padding_takes_work_but_no_memory(mode: Any, side: str) -> None:
+    pads: dict[str, Any] = {side: (1 << 21,)}
+    operator = ops.OpenvinoInterpolate(mode=mode, sizes=(1, 1), axes=(0, 1), antialias=True, **pads)
+    one = TensorSpec.packed(np.dtype(np.float32), (1, 1))
+    request = EvaluationRequest(operator.name, operator, one, one)
+    preparer = Preparer(Limits(), PlanCache(max_entries=1))
+    assert not preparer.is_quick(request)
+    tracemalloc.start()
+    try:
+        evaluation = preparer.prepare(request)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert evaluation.plan.table_entries <= 3
+    assert peak < 1 << 23
+
+
+def test_a_window_of_padding_is_bounded_like_a_table() -> None:
+    operator = ops.OpenvinoInterpolate(
+        mode="bilinear_pillow", sizes=(1, 1), axes=(0, 1), pads_begin=(1 << 30,)
+    )
+    with pytest.raises(LimitExceededError, match="max-table-entries"):
+        dialects.forward(operator.name, operator, (1, 1), (1, 1))
