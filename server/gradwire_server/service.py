@@ -25,11 +25,12 @@ from gradwire_server.engine import (
     Evaluation,
     EvaluationRequest,
     Preparer,
+    TurnedWork,
     Turns,
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
-from gradwire_server.pool import TurnedWork, submit
+from gradwire_server.pool import submit
 from gradwire_server.recipes import Recipe, Recipes
 from gradwire_server.refusals import QuickRefusals
 from gradwire_server.server_info import server_info

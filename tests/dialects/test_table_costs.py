@@ -76,15 +76,15 @@ def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
 def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
     call = random_call(chance, longest=1 << 18)
     shapes = call.operator.name, call.operator, call.source, call.result
-    kind = {"compute": compute_dtype(call.dtype)}
+    compute = compute_dtype(call.dtype)
     try:
-        told = dialects.forward(*shapes, **kind)
+        told = dialects.forward(*shapes, compute=compute)
     except LimitExceededError:
         return
     assume(told.tables and told.work < 1 << 24)
     tracemalloc.start()
     try:
-        dialects.lower(*shapes, **kind)
+        dialects.lower(*shapes, compute=compute)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

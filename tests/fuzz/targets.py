@@ -32,6 +32,7 @@ from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, Limits, PlanCache, Preparer
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
+from nobody import Nobody
 
 T = TypeVar("T")
 Outcome = bytes | tuple[str, str]
@@ -197,19 +198,6 @@ def _tolerated(work: Callable[[], T]) -> T | None:
         return None
 
 
-class _Nobody:
-    """The context of a call that nobody made."""
-
-    def peer(self) -> str:
-        return "nobody:1"
-
-    def peer_identities(self) -> None:
-        return None
-
-    def time_remaining(self) -> None:
-        return None
-
-
 @cache
 def _workshop() -> Workshop:
     settings = Settings(**_LIMITS)
@@ -241,7 +229,7 @@ def _workshop() -> Workshop:
 def _run(parts: Parts) -> bytes:
     _, header, data = parts
     workshop = _workshop()
-    recipe = _at_once(many_items.find_recipe(header, workshop, _Nobody()))
+    recipe = _at_once(many_items.find_recipe(header, workshop, Nobody()))
     many_items.check_length(recipe, data)
     result = np.empty(recipe.evaluation.output.wire_bytes, np.uint8)
     for _ in recipe.in_memory.run(result, np.frombuffer(bytes(data), np.uint8)):
@@ -250,7 +238,7 @@ def _run(parts: Parts) -> bytes:
 
 
 def _opened(header: v1.Open) -> bytes:
-    evaluation = _at_once(_workshop().prepare(wire.read_request(header), _Nobody()))
+    evaluation = _at_once(_workshop().prepare(wire.read_request(header), Nobody()))
     return evaluation.digest.encode()
 
 

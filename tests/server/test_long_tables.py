@@ -10,9 +10,15 @@ import pytest
 
 from gradwire import CallCancelledError, Client, DeadlineExceededError, ops, v1
 from gradwire_server import LocalClient
-from gradwire_server.engine import EvaluationRequest, Limits, PlanCache, Preparer, TensorSpec
-from gradwire_server.plans.interruption import AbandonedError
-from gradwire_server.pool import TurnedWork
+from gradwire_server.engine import (
+    EvaluationRequest,
+    Limits,
+    PlanCache,
+    Preparer,
+    TensorSpec,
+    TurnedWork,
+)
+from gradwire_server.plans.interruption import AbandonedError, Check
 from raw_calls import PATIENCE_S, RawClient, float32, wait_until
 from serving import serving
 
@@ -125,8 +131,7 @@ def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
 def test_work_in_turns_goes_on_where_it_stopped() -> None:
     reached: list[int] = []
 
-    def work(check: object) -> str:
-        assert callable(check)
+    def work(check: Check) -> str:
         for step in range(3):
             reached.append(step)
             check()
@@ -143,8 +148,7 @@ def test_work_in_turns_goes_on_where_it_stopped() -> None:
 def test_work_in_turns_that_is_given_up_ends_its_thread() -> None:
     ended = threading.Event()
 
-    def work(check: object) -> None:
-        assert callable(check)
+    def work(check: Check) -> None:
         try:
             while True:
                 check()
@@ -158,7 +162,7 @@ def test_work_in_turns_that_is_given_up_ends_its_thread() -> None:
 
 
 def test_an_error_of_work_in_turns_is_raised_with_its_result() -> None:
-    def work(check: object) -> None:
+    def work(check: Check) -> None:
         raise KeyError(check)
 
     with TurnedWork(work, turn_s=0) as turned:

@@ -16,6 +16,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.many_items import find_recipe
 from gradwire_server.plans import Plan
 from many_calls import ManyCall, named, rows
+from nobody import Nobody
 from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
@@ -276,7 +277,7 @@ def test_what_was_made_of_a_header_is_kept_unless_that_is_long(length: int, *, k
     header = v1.EvaluateRequest(operator=before).SerializeToString() + request.SerializeToString()
     with serving() as server:
         workshop = server.server.workshop
-        first, second = (asyncio.run(find_recipe(header, workshop)) for _ in range(2))
+        first, second = (asyncio.run(find_recipe(header, workshop, Nobody())) for _ in range(2))
         # One memory serves Evaluate too.
         assert (workshop.recipes.get(header) is second) == kept
     assert (first is second) == kept

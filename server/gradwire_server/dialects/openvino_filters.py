@@ -175,7 +175,9 @@ def linear(line: Line) -> ComputedTaps:
 
         def weigh(index: npt.NDArray[np.int64]) -> Numbers:
             distance = stretch * (x[:, np.newaxis] - index.astype(np.float32))
-            return stretch * np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
+            triangle = np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
+            weight: Numbers = stretch * triangle
+            return weight
 
         low = np.clip(middle - reach, 0, line.length - window)
         return _divided(line, weigh, low, window=window, total=np.zeros_like(x))

@@ -21,6 +21,7 @@ from gradwire_server.engine.plan_cache import PlanCache
 from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
+from gradwire_server.engine.turned_work import TurnedWork
 from gradwire_server.engine.turns import TURN_S, Claim, Turns
 from gradwire_server.engine.whole import WholeRun
 
@@ -44,6 +45,7 @@ __all__ = [
     "Step",
     "StepRunner",
     "TensorSpec",
+    "TurnedWork",
     "Turns",
     "WholeRun",
 ]

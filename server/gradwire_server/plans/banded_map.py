@@ -219,8 +219,9 @@ class BandedMap:
             ask()
             high = min(low + _BLOCK_WEIGHTS, self.nnz)
             first, last = np.searchsorted(self.offset, (low, high - 1), "right") - 1
-            counts = np.diff(np.clip(self.offset[first : last + 2], low, high))
-            output = np.arange(first, last + 1).repeat(counts)
+            ends = np.clip(self.offset[first : last + 2], low, high)
+            counts: Indices = ends[1:] - ends[:-1]
+            output: Indices = np.repeat(np.arange(first, last + 1), counts)
             column = np.arange(low, high)
             column += shift[output]
             yield slice(low, high), output, column
