@@ -175,11 +175,11 @@ def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
         assert (error <= 1e-14 * oracles.dense_apply(matrix, np.abs(source))).all()
 
 
-def test_nothing_to_do_gives_every_bit_back(backend: Backend) -> None:
+def test_nothing_to_do_gives_every_number_back(backend: Backend) -> None:
     for dtype in oracles.STORAGE_TYPES:
         x = np.array(oracles.VALUES).astype(dtype)
         result = applied(backend, Plan.build([None], x.shape), x, dtype)
-        assert result.tobytes() == x.tobytes()
+        oracles.same_bits(result, x)
 
 
 @pytest.mark.parametrize("channels", [0, 1, 3, 20])

@@ -37,7 +37,13 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     """IEEE 754 binary64, 8 bytes; computed in float64."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
-    """Names an element type."""
+    """Names an element type.
+
+    The sign, the quiet bit and the payload of a NaN in a result are unspecified on every path, also where a
+    result is a copy of its input, and may differ between equal requests. A comparison of results MUST take all
+    NaNs of a type for equal, for example by replacing each with one quiet NaN before bits are compared or
+    hashed.
+    """
 
 DATA_TYPE_UNSPECIFIED: DataType.ValueType  # 0
 """Never valid in a request."""
