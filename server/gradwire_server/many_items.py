@@ -18,6 +18,9 @@ from gradwire_server.errors import InvalidDataError
 from gradwire_server.recipes import Recipe
 from gradwire_server.service import Workshop, take_turn
 
+# Work of all that is computed at once on the event loop: about a millisecond.
+_MOST_AT_ONCE = 1 << 21
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
@@ -34,7 +37,10 @@ class Item:
     @property
     def inline(self) -> bool:
         """Whether it is computed at once, with those like it; other ones are left to threads."""
-        return self.recipe.inline and self.recipe.batch is not None
+        recipe = self.recipe
+        if not recipe.inline or recipe.batch is None:
+            return False
+        return recipe.batch.most * recipe.evaluation.inline_work <= _MOST_AT_ONCE
 
 
 async def find_recipe(header: bytes, workshop: Workshop, context: Context) -> Recipe:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gradwire import ops, v1
 from gradwire_server import callers, encoding, wire
-from gradwire_server.backends import Backend
+from gradwire_server.backends import Backend, inline_work_of
 from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
 from gradwire_server.engine import (
@@ -68,7 +68,10 @@ class Workshop:
     @property
     def inline_work(self) -> int:
         """Multiplications up to which a call is computed on the event loop."""
-        return 0 if self.backend.may_wait else self.settings.inline_work
+        if self.backend.may_wait:
+            return 0
+        given = self.settings.inline_work
+        return given if given >= 0 else inline_work_of(self.backend)
 
     async def prepare(self, request: EvaluationRequest, context: callers.Context) -> Evaluation:
         """Lower a request: here where that is quick, else in a thread, in turn.

@@ -90,7 +90,9 @@ class Settings:
         "four calls at once; a call that needs more than that has memory of its own.",
     )
     inline_work: int = _setting(
-        1 << 15, "Multiplications up to which a call is computed without a hop to a thread."
+        -1,
+        "Multiplications up to which a call is computed without a hop to a thread; -1 means what "
+        "the backend does in about 100 microseconds.",
     )
     slab_bytes: int = _setting(_LIMITS.slab_bytes, "Bytes one step of a computation works on.")
     plan_cache_entries: int = _setting(1 << 22, "Table entries of recent requests to keep.")
