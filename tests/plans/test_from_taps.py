@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -18,6 +19,23 @@ from gradwire_server.plans import BandedMap
 def test_bands_hold_exactly_what_the_taps_add_up_to(table: oracles.TapTable) -> None:
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(table.map().dense(), table.dense())
+
+
+@settings(max_examples=300, deadline=None)
+@given(table=oracles.tap_tables(), data=st.data())
+def test_blocks_of_outputs_give_the_map_of_all_of_them(
+    table: oracles.TapTable, data: st.DataObject
+) -> None:
+    outputs = len(table.index)
+    cuts = sorted(data.draw(st.lists(st.integers(0, outputs), max_size=4)))
+    blocks = [
+        (table.index[low:high], table.weight[low:high])
+        for low, high in itertools.pairwise([0, *cuts, outputs])
+    ]
+    with np.errstate(all="ignore"):
+        whole = table.map()
+        parts = BandedMap.from_blocks(blocks, inputs=table.inputs)
+    oracles.assert_same_map(parts, whole)
 
 
 def test_taps_on_one_input_are_added_in_their_order_in_their_own_type() -> None:
