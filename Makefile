@@ -36,7 +36,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema breaking check generate \
-	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute conformance full image install \
+	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
 	constraints shape clean
 
 help:  ## List the targets
@@ -156,6 +156,10 @@ bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; 
 	$(BIN)/python -m benchmarks wire local --json out/local.json
 	$(BIN)/python -m benchmarks compute-plot out/compute.json out/scaling.json out/compute.png
 	-$(BIN)/python -m benchmarks compute-targets out/compute.json
+
+peers: $(VENV)/.installed  ## Compare with Triton, a bare grpc.aio server and PyTorch; large downloads (ARGS="--rows small")
+	mkdir -p out
+	$(BIN)/python -m benchmarks peers --json out/peers.json $(ARGS)
 
 conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
 	mkdir -p out

@@ -1,0 +1,96 @@
+"""Rounds of contestants in turn, and rows of medians and of ratios within rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.peers.environments import MissingPeerError, say
+from benchmarks.peers.loops import CallSample
+from benchmarks.peers.processes import wait_idle
+
+# A round waits until the machine has been idle for so long, at most up to the limit.
+IDLE_S: Final = 3
+IDLE_LIMIT_S: Final = 60
+# Cores that other processes may keep busy during a sample; it is taken again otherwise.
+OTHERS_LIMIT: Final = 0.25
+_TRIES: Final = 3
+
+Take = Callable[[int], CallSample]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server with a client; `take` measures it with so many calls in flight."""
+
+    name: str
+    take: Take
+
+
+def compare(
+    contestants: Sequence[Peer], *, in_flight: Sequence[int], rounds: int
+) -> list[dict[str, Any]]:
+    """Return a row for each number of calls in flight and contestant; the first is the base.
+
+    Rounds reverse the order in turn. A contestant that fails is told of and left out from there.
+    """
+    samples: dict[tuple[int, str, int], CallSample] = {}
+    failed: set[str] = set()
+    for one in range(rounds):
+        for calls in in_flight:
+            wait_idle(IDLE_S, IDLE_LIMIT_S)
+            for contestant in contestants if one % 2 == 0 else reversed(contestants):
+                if contestant.name in failed:
+                    continue
+                try:
+                    sample = _clean(contestant, calls)
+                except MissingPeerError as error:
+                    say(f"{contestant.name}: left out: {error}")
+                    failed.add(contestant.name)
+                    continue
+                if sample is not None:
+                    samples[calls, contestant.name, one] = sample
+        say(f"round {one + 1} of {rounds}")
+    return [
+        row
+        for calls in in_flight
+        for contestant in contestants
+        if (row := _row(samples, calls, contestant.name, contestants[0].name, rounds))
+    ]
+
+
+def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> list[float] | None:
+    """Return the median, least and largest of the ratios of the pairs that have both."""
+    found = [one / other for one, other in pairs if one is not None and other is not None]
+    return [statistics.median(found), min(found), max(found)] if found else None
+
+
+def _clean(contestant: Peer, calls: int) -> CallSample | None:
+    """Return a sample without other processes; None where each try had some."""
+    for _ in range(_TRIES):
+        sample = contestant.take(calls)
+        if sample.others < OTHERS_LIMIT:
+            return sample
+    return None
+
+
+def _row(
+    samples: dict[tuple[int, str, int], CallSample], calls: int, name: str, base: str, rounds: int
+) -> dict[str, Any]:
+    found = [samples[calls, name, one] for one in range(rounds) if (calls, name, one) in samples]
+    if not found:
+        return {}
+
+    def against(field: str) -> list[float] | None:
+        def value(whose: str, one: int) -> float | None:
+            sample = samples.get((calls, whose, one))
+            return None if sample is None else getattr(sample, field)
+
+        return ratio((value(name, one), value(base, one)) for one in range(rounds))
+
+    row: dict[str, Any] = {"in_flight": calls, "contestant": name, "samples": len(found)}
+    for field in ("rate", "p50_ms", "p99_ms", "server_ms", "client_ms", "others"):
+        row[field] = statistics.median(getattr(sample, field) for sample in found)
+    return {**row, **{f"{field}_ratio": against(field) for field in ("rate", "p50_ms")}}
