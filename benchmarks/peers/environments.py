@@ -36,7 +36,7 @@ print(json.dumps(["%d.%d" % sys.version_info[:2], found[0] if found else ""]))
 
 
 class MissingPeerError(Exception):
-    """A package or program cannot be had here; contestants that need it are left out."""
+    """A peer cannot be had here, or fails; it is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _new_environment(folder: Path) -> Path:
     try:
         python = _python()[0]
     except MissingPeerError:
-        # Whatever needs no stub can run on this Python.
+        # tritonclient and local rows need no stub.
         python = Path(sys.executable)
     _checked(python, "-m", "venv", str(folder))
     return folder / "bin" / "python"

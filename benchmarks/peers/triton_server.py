@@ -44,7 +44,7 @@ def started(triton: TritonFiles, client: Path) -> Generator[Server]:
         with (
             log.open("wb") as output,
             subprocess.Popen(
-                _command(triton, folder / "models", address),
+                _command(triton, folder, address),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=_environment(triton),
@@ -56,6 +56,9 @@ def started(triton: TritonFiles, client: Path) -> Generator[Server]:
                 yield Server(address, process.pid)
             finally:
                 _stop(process)
+                # Of a stub that was killed.
+                for region in Path("/dev/shm").glob(f"{folder.name}*"):  # noqa: S108 - POSIX shared memory
+                    region.unlink()
 
 
 def _write_models(folder: Path) -> None:
@@ -65,14 +68,15 @@ def _write_models(folder: Path) -> None:
         shutil.copy(Path(__file__).parent / "triton_model.py", folder / name / "1" / "model.py")
 
 
-def _command(triton: TritonFiles, models: Path, address: str) -> list[str]:
+def _command(triton: TritonFiles, folder: Path, address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     return [
-        *(str(triton.program), f"--model-repository={models}"),
+        *(str(triton.program), f"--model-repository={folder / 'models'}"),
         *(f"--backend-directory={triton.backends}", f"--exit-timeout-secs={_EXIT_S}"),
         *(f"--grpc-address={host}", f"--grpc-port={port}"),
         *("--allow-http=false", "--allow-metrics=false"),
         f"--backend-config=python,shm-default-byte-size={_SHARED_BYTES}",
+        f"--backend-config=python,shm-region-prefix-name={folder.name}",
     ]
 
 
