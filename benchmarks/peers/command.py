@@ -51,10 +51,13 @@ Rows = list[dict[str, Any]]
 class Comparisons:
     """The servers of one run, started when they are first wanted."""
 
-    def __init__(self, environments: Environments, stack: ExitStack, *, rounds: int) -> None:
+    def __init__(
+        self, environments: Environments, stack: ExitStack, *, rounds: int, limit_s: float
+    ) -> None:
         self._environments = environments
         self._stack = stack
         self._rounds = rounds
+        self._limit_s = limit_s
         self._triton: Server | MissingPeerError | None = None
         self._folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-peers-"))
@@ -94,7 +97,7 @@ class Comparisons:
                 sent = self._folder / model
                 _output(client, "triton_client", "body", model, str(sent))
                 peers.append(peer(f"Triton, {model}", triton, _INFER, sent))
-        return compare(peers, in_flight=(1, 4, 16), rounds=self._rounds)
+        return compare(peers, in_flight=(1, 4, 16), rounds=self._rounds, limit_s=self._limit_s)
 
     def large(self) -> Rows:
         """Compare large calls."""
@@ -106,7 +109,7 @@ class Comparisons:
                 ("Triton, tritonclient", "triton_client", "sdk"),
             ),
         ]
-        return compare(peers, in_flight=(1, 4), rounds=self._rounds)
+        return compare(peers, in_flight=(1, 4), rounds=self._rounds, limit_s=self._limit_s)
 
     def shared(self) -> Rows:
         """Compare large calls from the same host."""
@@ -119,7 +122,7 @@ class Comparisons:
             self._large("gradwire, unix socket", "gradwire_client", "sdk", server=on_socket),
             *self._of_triton(("Triton, shared memory", "triton_client", "shared")),
         ]
-        return compare(peers, in_flight=(1, 4), rounds=self._rounds)
+        return compare(peers, in_flight=(1, 4), rounds=self._rounds, limit_s=self._limit_s)
 
     def local(self) -> Rows:
         """Compare with PyTorch in the client's process."""
@@ -250,6 +253,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--rows", default=",".join(_ROWS), help="some of these (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds of each of the rows but local"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--environments", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--set-up", action="store_true", help="make environments, measure nothing")
@@ -268,7 +274,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in names:
         print(f"\n{name}\n", flush=True)
         with ExitStack() as stack, _told(name):
-            comparisons = Comparisons(environments, stack, rounds=arguments.rounds)
+            comparisons = Comparisons(
+                environments, stack, rounds=arguments.rounds, limit_s=arguments.limit
+            )
             measure: Callable[[], Rows] = getattr(comparisons, name)
             found[name] = measure()
             (_print_local if name == "local" else _print_calls)(found[name])

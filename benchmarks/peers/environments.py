@@ -114,7 +114,7 @@ class Environments:
         contents = json.dumps(list(wanted))
         if stamp.exists() and stamp.read_text(encoding="utf-8") == contents:
             return
-        say(f"set-up: {folder} with {wanted[-1]}")
+        say(f"set-up: {folder}: {' '.join(wanted)}")
         shutil.rmtree(folder, ignore_errors=True)
         started = time.monotonic()
         try:

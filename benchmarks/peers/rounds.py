@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +14,7 @@ from benchmarks.peers.processes import wait_idle
 
 # A round waits until the machine has been idle for so long, at most up to the limit.
 IDLE_S: Final = 3
-IDLE_LIMIT_S: Final = 60
+IDLE_LIMIT_S: Final = 15
 # Cores that other processes may keep busy during a sample; it is taken again otherwise.
 OTHERS_LIMIT: Final = 0.25
 _TRIES: Final = 3
@@ -30,19 +31,22 @@ class Peer:
 
 
 def compare(
-    contestants: Sequence[Peer], *, in_flight: Sequence[int], rounds: int
+    contestants: Sequence[Peer], *, in_flight: Sequence[int], rounds: int, limit_s: float
 ) -> list[dict[str, Any]]:
     """Return a row for each number of calls in flight and contestant; the first is the base.
 
-    Rounds reverse the order in turn. A contestant that fails is told of and left out from there.
+    Rounds reverse the order in turn. A contestant that fails is reported and left out from there.
+    No sample starts after limit_s.
     """
+    until = time.monotonic() + limit_s
     samples: dict[tuple[int, str, int], CallSample] = {}
     failed: set[str] = set()
     for one in range(rounds):
         for calls in in_flight:
-            wait_idle(IDLE_S, IDLE_LIMIT_S)
+            if time.monotonic() < until:
+                wait_idle(IDLE_S, IDLE_LIMIT_S)
             for contestant in contestants if one % 2 == 0 else reversed(contestants):
-                if contestant.name in failed:
+                if contestant.name in failed or time.monotonic() > until:
                     continue
                 try:
                     sample = _clean(contestant, calls)
@@ -73,6 +77,7 @@ def _clean(contestant: Peer, calls: int) -> CallSample | None:
         sample = contestant.take(calls)
         if sample.others < OTHERS_LIMIT:
             return sample
+        wait_idle(IDLE_S, IDLE_LIMIT_S)
     return None
 
 
