@@ -133,7 +133,7 @@ class Template:
     def check_result(self, output: v1.TensorDescriptor) -> None:
         """Raise ServerError where the server announces another result than was asked for."""
         wanted = self.output or output
-        sound = len(output.strides) in {0, len(output.sizes)} and min(output.sizes, default=0) >= 1
+        sound = len(output.strides) in {0, len(output.sizes)} and min(output.sizes, default=-1) >= 0
         if not sound or output.data_type != self.input.data_type or not _alike(output, wanted):
             raise ServerError(
                 f"the server announced the result as {_words(output)}; "

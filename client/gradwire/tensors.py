@@ -131,12 +131,12 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
         )
     for axis, size in enumerate(sizes):
         try:
-            number = 0 if isinstance(size, bool) else operator.index(size)
+            number = -1 if isinstance(size, bool) else operator.index(size)
         except TypeError:
-            number = 0
-        if not 1 <= number < 2**63:
+            number = -1
+        if not 0 <= number < 2**63:
             raise InvalidRequestError.of(
-                f"{name}.sizes[{axis}]", f"is {size!r}; give an integer from 1 to 2**63 - 1"
+                f"{name}.sizes[{axis}]", f"is {size!r}; give an integer from 0 to 2**63 - 1"
             )
     return tuple(operator.index(size) for size in sizes)
 
@@ -147,9 +147,9 @@ def strides_of(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
 
 
 def wire_axes(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
-    """Return the axes that the wire carries, slowest first: longer than 1 and not broadcast."""
+    """Return the axes that the wire carries, slowest first: not of length 1 and not broadcast."""
     strides = strides_of(descriptor)
-    carried = [a for a, size in enumerate(descriptor.sizes) if size > 1 and strides[a] > 0]
+    carried = [a for a, size in enumerate(descriptor.sizes) if size != 1 and strides[a] > 0]
     return tuple(sorted(carried, key=lambda axis: -strides[axis]))
 
 
@@ -160,6 +160,8 @@ def element_count(descriptor: v1.TensorDescriptor) -> int:
 
 def wire_bytes(descriptor: v1.TensorDescriptor) -> int:
     """Return the number of bytes on the wire."""
+    if 0 in descriptor.sizes:
+        return 0
     carried = math.prod(descriptor.sizes[axis] for axis in wire_axes(descriptor))
     return carried * DTYPES[descriptor.data_type].itemsize
 
@@ -174,6 +176,8 @@ def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
     """
     data_type = data_type_of(array.dtype)
     check_sizes("input", array.shape)
+    if not array.size:
+        return v1.TensorDescriptor(data_type=data_type, sizes=array.shape)
     order = nested_axes(array)
     broadcast = [a for a, n in enumerate(array.shape) if n > 1 and array.strides[a] == 0]
     if order is None:
@@ -188,6 +192,8 @@ def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.T
     take the place that row-major order gives them.
     """
     sizes = check_sizes("output", sizes)
+    if 0 in sizes:
+        return v1.TensorDescriptor(data_type=source.data_type, sizes=sizes)
     order: list[int] = [axis for axis in wire_axes(source) if axis < len(sizes)]
     for axis in range(len(sizes)):
         if axis not in order:
@@ -226,7 +232,7 @@ def check_out(
     repeats = any(
         n > 1 and stride == 0 for n, stride in zip(array.shape, array.strides, strict=True)
     )
-    if repeats or nested_axes(array) is None:
+    if array.size and (repeats or nested_axes(array) is None):
         raise InvalidRequestError.of(
             "out", f"has strides {array.strides} that overlap or interleave; give a plain array"
         )
@@ -251,10 +257,13 @@ def _descriptor(
 def _packed(
     sizes: Sequence[int], order: Sequence[int], broadcast: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """Return strides of a packed array whose axes nest in this order, slowest first."""
+    """Return strides of a packed array whose axes nest in this order, slowest first.
+
+    Those of an empty array are those of one whose axes have a length of 1 instead of 0.
+    """
     strides = [0 if axis in broadcast else 1 for axis in range(len(sizes))]
     step = 1
     for axis in reversed(order):
         strides[axis] = step
-        step *= sizes[axis]
+        step *= max(1, sizes[axis])
     return tuple(strides)

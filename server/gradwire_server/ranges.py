@@ -15,6 +15,8 @@ def wanted_bytes(header: v1.Open, evaluation: Evaluation, digest: str) -> range:
     """
     total = evaluation.output.wire_bytes
     first, stop = header.resume_from, header.stop_before or total
+    if total == first == stop == 0:
+        return _same_evaluation(header, digest, range(0))
     if not 0 <= first < total:
         raise InvalidFieldError(
             "open.resume_from", f"{first}; the result has bytes 0 to {total - 1}"
@@ -25,13 +27,17 @@ def wanted_bytes(header: v1.Open, evaluation: Evaluation, digest: str) -> range:
             f"{stop}; a result of {total} bytes that is wanted from byte {first} on ends before "
             f"byte {first + 1} to {total}, or 0 for all",
         )
+    return _same_evaluation(header, digest, range(first, stop))
+
+
+def _same_evaluation(header: v1.Open, digest: str, wanted: range) -> range:
     if header.evaluation_digest not in {"", digest}:
         raise EvaluationChangedError(
             f"open.evaluation_digest is {header.evaluation_digest:.64}; this server computes "
             f"{digest}: start again at byte 0 without a digest",
             digest=digest,
         )
-    return range(first, stop)
+    return wanted
 
 
 def opened(

@@ -94,9 +94,13 @@ def read_descriptor(message: v1.TensorDescriptor, path: str) -> TensorSpec:
         )
     sizes = _read_sizes(tuple(message.sizes), path)
     packed = TensorSpec.packed(dtype, sizes)
-    if packed.elements * dtype.itemsize > MAX_BYTES:
+    if packed.filled.elements * dtype.itemsize > MAX_BYTES:
         raise InvalidFieldError(f"{path}.sizes", f"{sizes} is 2**63 bytes or more")
     strides = tuple(message.strides)
+    if strides and not packed.elements:
+        # No element has an address: they only have to be strides.
+        _read_strides(strides, (1,) * len(sizes), path)
+        return packed
     return TensorSpec(dtype, sizes, _read_strides(strides, sizes, path)) if strides else packed
 
 
@@ -106,8 +110,8 @@ def _read_sizes(sizes: tuple[int, ...], path: str) -> tuple[int, ...]:
             f"{path}.sizes", f"{counted(len(sizes), 'axis')}; 1 to {MAX_RANK} are taken"
         )
     for axis, size in enumerate(sizes):
-        if size < 1:
-            raise InvalidFieldError(f"{path}.sizes[{axis}]", f"{size}; at least 1 is needed")
+        if size < 0:
+            raise InvalidFieldError(f"{path}.sizes[{axis}]", f"{size}; at least 0 is needed")
     return sizes
 
 

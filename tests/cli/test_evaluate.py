@@ -137,7 +137,7 @@ MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
         (("--op", "resample", "--output-shape", "2,2"), "--op: 'resample' is not an operator"),
         (("--op", "dml-resample-grad"), "did you mean dml_resample_grad?"),
         (PUBLISHED, "--output-shape is missing"),
-        ((*PUBLISHED, "--output-shape", "2,0"), "'2,0' is not a shape"),
+        ((*PUBLISHED, "--output-shape", "2,-1"), "'2,-1' is not a shape"),
         ((*PUBLISHED, "--output-shape", "2,99999999999999999999"), "larger than files can be"),
         ((*PUBLISHED, "--output-shape", f"2,{2**60}"), "larger than files can be"),
         ((*PUBLISHED, "--output-shape", "2,2", "--timeout", "nan"), "'nan' is no number"),

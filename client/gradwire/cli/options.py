@@ -53,7 +53,7 @@ def read_shape(
         lengths = tuple(int(item) for item in value.split(","))
     except ValueError:
         lengths = ()
-    if not lengths or min(lengths) < 1:
+    if not lengths or min(lengths) < 0:
         message = f"{value!r} is not a shape; give lengths such as 8,64,56,56"
         raise click.BadParameter(message, context, parameter)
     return lengths

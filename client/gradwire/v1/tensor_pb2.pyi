@@ -75,7 +75,12 @@ class TensorDescriptor(_message.Message):
     """Type of every element. Required."""
     @_builtins.property
     def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Length of each axis in logical order, in elements: 1 to 8 axes, each length at least 1. Required."""
+        """Length of each axis in logical order, in elements: 1 to 8 axes, each length at least 0. Required.
+
+        A tensor with an axis of length 0, such as an empty batch, is empty: it has no bytes, and its strides
+        mean nothing. The result has length 0 on the same axes; an operator that resizes one of them is refused
+        with INVALID_ARGUMENT.
+        """
 
     @_builtins.property
     def strides(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -46,6 +46,8 @@ class Batch:
         plans = walk.step_plans
         if plans is None or walk.layout.held or walk.mode == "running":
             return None
+        if not evaluation.output.elements:
+            return None
         if len(list(islice(evaluation.steps(), 2))) > 1:
             return None
         cost = walk.outer * (walk.in_rows * walk.in_row + walk.out_rows * walk.out_row)

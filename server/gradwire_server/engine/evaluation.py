@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gradwire_server import dialects
 from gradwire_server.backends import Backend, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
-from gradwire_server.engine.layout import TensorSpec, lay_out
+from gradwire_server.engine.layout import FILLED, TensorSpec, lay_out
 from gradwire_server.engine.limits import Limits, exceeded
 from gradwire_server.engine.plan_cache import PlanCache
 from gradwire_server.engine.running import StepRunner
@@ -59,13 +59,16 @@ class EvaluationRequest:
         """Infer an absent output, packed row-major in the input's type."""
         output = self.output
         if output is None:
-            sizes = dialects.output_shape(self.operator, self.attributes, self.input.sizes)
+            filled = self.input.filled.sizes
+            sizes = dialects.output_shape(self.operator, self.attributes, filled)
             if sizes is None:
                 raise InvalidFieldError(
                     "output",
                     f"absent; the attributes of {self.operator} do not determine "
                     "its sizes: give it (output_shape in the SDK)",
                 )
+            zeros = zip(self.input.sizes, sizes, strict=True)
+            sizes = tuple(0 if size == 0 and out == FILLED else out for size, out in zeros)
             output = TensorSpec.packed(self.input.dtype, sizes)
             return replace(self, output=output), output
         if output.dtype != self.input.dtype:
@@ -112,6 +115,8 @@ class Evaluation:
     @cached_property
     def work(self) -> int:
         """Multiplications, or elements copied where there are none."""
+        if not self.output.elements:
+            return 0
         return self.plan.work + self.output.elements
 
     @cached_property
@@ -122,7 +127,7 @@ class Evaluation:
     @cached_property
     def step_part(self) -> float:
         """Estimate of the part of the work that one step does."""
-        elements = self.input.elements + self.output.elements
+        elements = self.input.elements + self.output.elements or 1
         return min(1.0, self.walk.largest_step / elements)
 
     @cached_property
@@ -153,15 +158,21 @@ class Evaluation:
 
     @property
     def passes_through(self) -> bool:
-        """Whether the result's bytes are the input's."""
-        return not self.plan.passes and not self.input.broadcast and not self.walk.layout.held
+        """Whether the result's bytes are the input's; so it is where there are none."""
+        return not self.output.elements or (
+            not self.plan.passes and not self.input.broadcast and not self.walk.layout.held
+        )
 
     def steps(self, resume_from: int = 0, stop_before: int | None = None) -> Iterator[Step]:
         """Yield the steps that give the result from byte resume_from to stop_before or the end."""
+        if not self.output.elements:
+            return iter(())
         return self.walk.steps(resume_from // self._out_row_bytes, self._stop_row(stop_before))
 
     def input_stop(self, stop_before: int) -> int:
         """End of the input's wire bytes that the result's bytes before stop_before need."""
+        if not self.output.elements:
+            return 0
         stop_row = self._stop_row(stop_before)
         if stop_row is None or stop_before == self.output.wire_bytes:
             return self.input.wire_bytes
@@ -231,6 +242,8 @@ class Evaluation:
         plans, layout = walk.step_plans, walk.layout
         if plans is None or walk.mode == "running" or layout.held or self.input.broadcast:
             return None
+        if not self.output.elements:
+            return None
         if len(list(islice(self.steps(), 2))) > 1:
             return None
         return plans.window(walk.outer, (0, walk.in_rows), (0, walk.out_rows))
@@ -266,22 +279,31 @@ class Preparer:
         request, output = request.resolved()
         if _evaluation_key(request, output) in self._recent:
             return Preparation(0, 0)
-        self._check_tensors(request, output)
-        told = dialects.forward(*_called(request, output), **self._bounds(request))
-        if _key(request, output) in self._plans:
+        filled, filled_output = self._check_tensors(request, output)
+        told = dialects.forward(*_called(filled, filled_output), **self._bounds(request))
+        if _key(filled, filled_output) in self._plans:
             elements = sum(axis.inputs + axis.outputs for axis in told.tables)
             return Preparation(elements, elements * _WALK_BYTES)
         return Preparation(told.work, told.memory_bytes)
 
-    def _check_tensors(self, request: EvaluationRequest, output: TensorSpec) -> None:
+    def _check_tensors(
+        self, request: EvaluationRequest, output: TensorSpec
+    ) -> tuple[EvaluationRequest, TensorSpec]:
+        """Hold both tensors to their limits; return what is lowered for them, which is not empty."""
         self._limits.check_tensor("input", request.input)
         self._limits.check_tensor("output", output)
+        filled, filled_output = replace(request, input=request.input.filled), output.filled
+        if not request.input.elements or not output.elements:
+            self._check_empty(request, filled, output)
+        return filled, filled_output
 
     def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Evaluation:
-        self._check_tensors(request, output)
-        plan = self._plans.get(_key(request, output), lambda: self._lower(request, output))
+        filled, filled_output = self._check_tensors(request, output)
+        plan = self._plans.get(
+            _key(filled, filled_output), lambda: self._lower(filled, filled_output)
+        )
         self._limits.check_plan(plan)
-        layout = lay_out(request.input, output)
+        layout = lay_out(filled.input, filled_output)
         slab = self._limits.slab_bytes // compute_dtype(request.input.dtype).itemsize
         evaluation = Evaluation(request, output, plan, walk_over(layout, plan, slab))
         self._check_memory(evaluation)
@@ -312,6 +334,24 @@ class Preparer:
             "max_table_entries": self._limits.max_table_entries,
         }
 
+    def _check_empty(
+        self, request: EvaluationRequest, filled: EvaluationRequest, output: TensorSpec
+    ) -> None:
+        """Refuse a length of 0, unless the operator copies its axis: an empty batch is fine."""
+        _check_both_empty(request.input, output)
+        empty = [axis for axis, size in enumerate(request.input.sizes) if not size]
+        try:
+            axes = dialects.forward(*_called(filled, output.filled), **self._bounds(request)).axes
+        except InvalidFieldError as error:
+            for axis in empty:
+                if error.field in {f"input.sizes[{axis}]", f"output.sizes[{axis}]"}:
+                    # It tells of the length that stands for 0.
+                    raise _not_empty(request, axis) from error
+            raise
+        for axis in empty:
+            if axes[axis] is not None:
+                raise _not_empty(request, axis)
+
     def _check_memory(self, evaluation: Evaluation) -> None:
         allowed = self._limits.max_request_memory_bytes
         if evaluation.memory_bytes <= allowed:
@@ -329,6 +369,24 @@ def _called(request: EvaluationRequest, output: TensorSpec) -> tuple[Any, ...]:
 
 def _evaluation_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
     return (*_key(request, output), request.input.key, output.key)
+
+
+def _check_both_empty(source: TensorSpec, result: TensorSpec) -> None:
+    """Refuse a length of 0 of one side only; other ranks are for the dialect to refuse."""
+    for axis, (size, out) in enumerate(zip(source.sizes, result.sizes, strict=False)):
+        if bool(size) != bool(out):
+            side, other = ("output", "input") if size else ("input", "output")
+            raise InvalidFieldError(
+                f"{side}.sizes[{axis}]",
+                f"0, and {other}.sizes[{axis}] is {size or out}; at least 1 is needed there",
+            )
+
+
+def _not_empty(request: EvaluationRequest, axis: int) -> InvalidFieldError:
+    return InvalidFieldError(
+        f"input.sizes[{axis}]",
+        f"0; {request.operator} resizes this axis: at least 1 is needed there",
+    )
 
 
 def _key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:

@@ -49,7 +49,7 @@ class InMemory:
         self._evaluation = evaluation
         self._backend = backend
         self._dtype: np.dtype[Any] = evaluation.input.dtype
-        walk = _large(evaluation, backend)
+        walk = _large(evaluation, backend) if evaluation.output.elements else None
         steps = [] if walk is None else list(islice(walk.steps(), _MOST_STEPS + 1))
         if walk is None or len(steps) > _MOST_STEPS:
             self._ready: list[_Ready] = []

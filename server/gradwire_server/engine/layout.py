@@ -16,13 +16,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+# What stands for an axis of length 0 while its operator is lowered.
+FILLED = 2
+
 
 @dataclass(frozen=True)
 class TensorSpec:
     """A validated tensor descriptor.
 
     dtype    storage type: float32, float16, bfloat16 or float64
-    sizes    elements along each logical axis, each at least 1
+    sizes    elements along each logical axis; a tensor with a 0 among them is empty
     strides  elements between neighbors along each axis, 0 where broadcast; as many as sizes
     """
 
@@ -33,8 +36,16 @@ class TensorSpec:
     @classmethod
     def packed(cls, dtype: np.dtype[np.generic], sizes: tuple[int, ...]) -> TensorSpec:
         """Describe a row-major tensor without gaps."""
-        strides = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
+        longer = [max(1, size) for size in sizes]
+        strides = tuple(math.prod(longer[axis + 1 :]) for axis in range(len(sizes)))
         return cls(dtype, sizes, strides)
+
+    @property
+    def filled(self) -> TensorSpec:
+        """The tensor itself, or where it is empty one that is not: what its operator does to it."""
+        if self.elements:
+            return self
+        return TensorSpec.packed(self.dtype, tuple(size or FILLED for size in self.sizes))
 
     @cached_property
     def chain(self) -> tuple[int, ...]:
@@ -60,6 +71,8 @@ class TensorSpec:
     @cached_property
     def wire_bytes(self) -> int:
         """Bytes on the wire."""
+        if not self.elements:
+            return 0
         return math.prod(self.sizes[axis] for axis in self.chain) * self.dtype.itemsize
 
 

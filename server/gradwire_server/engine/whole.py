@@ -39,6 +39,8 @@ class WholeRun:
         None where one step does not do, or an array would have to be copied for it. Results of two
         passes that fit in the spare bytes make one step of several.
         """
+        if not evaluation.output.elements:
+            return None
         walk, dtype = evaluation.walk, evaluation.input.dtype
         plans, order = walk.step_plans, walk.layout.order
         between = 2 * evaluation.plan.largest_intermediate * compute_dtype(dtype).itemsize

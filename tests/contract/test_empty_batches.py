@@ -1,0 +1,140 @@
+"""An empty batch has an empty result, however it travels; an axis that is resized has elements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from command_line import run_here
+from gradwire import AsyncClient, Client, InvalidRequestError, ops, v1
+from gradwire_server import LocalClient
+from raw_calls import RawClient
+from serving import ServerThread, serving
+
+TORCH = ops.TorchUpsampleBackward(mode="bilinear", align_corners=False, size=(8, 8))
+FORWARD = ops.TorchInterpolate(mode="bicubic", align_corners=False, scale_factor=(2.0, 2.0))
+ONEDNN = ops.InterpolateBackward(mode="bilinear", data_format="NXC")
+DML = ops.DmlResampleGrad(interpolation_mode="linear")
+Evaluate = Callable[..., NDArray[Any]]
+
+CASES: dict[str, tuple[ops.Operator, tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]] = {
+    "batch": (TORCH, (0, 3, 8, 8), (0, 3, 4, 4), (0, 3, 4, 4)),
+    "channels": (TORCH, (2, 0, 8, 8), (2, 0, 4, 4), (2, 0, 4, 4)),
+    "both": (TORCH, (0, 0, 8, 8), (0, 0, 4, 4), (0, 0, 4, 4)),
+    "inferred": (FORWARD, (0, 3, 4, 4), None, (0, 3, 8, 8)),
+    "channels last": (ONEDNN, (0, 8, 8, 3), (0, 4, 4, 3), (0, 4, 4, 3)),
+    "copied": (DML, (0, 1, 8, 8), (0, 1, 8, 8), (0, 1, 8, 8)),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(params=["client", "many", "async", "local", "local many"])
+def evaluate(request: pytest.FixtureRequest, server: ServerThread) -> Iterator[Evaluate]:
+    def one_of_many(client: Any) -> Evaluate:
+        def evaluate(op: ops.Operator, array: object, **options: Any) -> NDArray[Any]:
+            shape, out = options.get("output_shape"), options.get("out")
+            (result,) = client.evaluate_many([(op, array, shape, out)])
+            return result  # type: ignore[no-any-return]
+
+        return evaluate
+
+    def awaited(op: ops.Operator, array: object, **options: Any) -> NDArray[Any]:
+        async def run() -> NDArray[Any]:
+            async with AsyncClient(server.address) as client:
+                return await client.evaluate(op, array, **options)
+
+        return asyncio.run(run())
+
+    if request.param == "async":
+        yield awaited
+    elif request.param.startswith("local"):
+        with LocalClient("numpy_cpu") as local:
+            yield local.evaluate if request.param == "local" else one_of_many(local)
+    else:
+        with Client(server.address) as client:
+            yield one_of_many(client) if request.param == "many" else client.evaluate
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_empty_batch_has_an_empty_result(evaluate: Evaluate, name: str, dtype: Any) -> None:
+    op, shape, output_shape, expected = CASES[name]
+    for _ in range(2):  # the second one finds what is kept of the first
+        result = evaluate(op, np.empty(shape, dtype), output_shape=output_shape)
+        assert (result.shape, result.dtype) == (expected, dtype)
+    out = np.empty(expected, dtype)
+    assert evaluate(op, np.empty(shape, dtype, order="F"), out=out) is out
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "output_shape", "field"),
+    [
+        (TORCH, (1, 3, 0, 8), (1, 3, 4, 4), "input.sizes[2]"),
+        (TORCH, (1, 3, 8, 8), (1, 3, 0, 4), "output.sizes[2]"),
+        (TORCH, (0, 3, 8, 8), (1, 3, 4, 4), "input.sizes[0]"),
+        (TORCH, (1, 3, 8, 8), (0, 3, 4, 4), "output.sizes[0]"),
+        (FORWARD, (1, 3, 0, 4), None, "input.sizes[2]"),
+        (FORWARD, (1, 3, 0, 4), (1, 3, 0, 8), "input.sizes[2]"),
+    ],
+)
+def test_an_axis_that_is_resized_has_elements(
+    evaluate: Evaluate,
+    op: ops.Operator,
+    shape: tuple[int, ...],
+    output_shape: tuple[int, ...] | None,
+    field: str,
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        evaluate(op, np.empty(shape, np.float32), output_shape=output_shape)
+    assert caught.value.field == field
+    assert "at least 1 is needed" in str(caught.value)
+
+
+def test_an_empty_batch_is_checked_in_every_other_respect(evaluate: Evaluate) -> None:
+    with pytest.raises(InvalidRequestError):
+        evaluate(TORCH, np.empty((0, 3, 8), np.float32), output_shape=(0, 3, 4))
+
+
+def descriptor(*sizes: int, strides: tuple[int, ...] = ()) -> v1.TensorDescriptor:
+    return v1.TensorDescriptor(
+        data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=sizes, strides=strides
+    )
+
+
+@pytest.mark.parametrize("strides", [(), (192, 64, 8, 1), (0, 0, 0, 0)], ids=str)
+def test_a_stock_client_gets_one_too(server: ServerThread, strides: tuple[int, ...]) -> None:
+    operator = ops.to_message(TORCH)
+    tensors: Any = {
+        "input": descriptor(0, 3, 8, 8, strides=strides),
+        "output": descriptor(0, 3, 4, 4),
+    }
+    with RawClient(server.address) as client:
+        reply = client.stub.Evaluate(v1.EvaluateRequest(operator=operator, **tensors))
+        assert (list(reply.output.sizes), reply.data) == ([0, 3, 4, 4], b"")
+        opening = v1.EvaluateStreamRequest(open=v1.Open(operator=operator, **tensors))
+        (opened,) = client.stub.EvaluateStream(iter([opening]))
+        assert list(opened.opened.output.sizes) == [0, 3, 4, 4]
+        assert (opened.opened.read_from_byte, opened.opened.read_before_byte) == (0, 0)
+
+
+def test_the_command_line_writes_one(server: ServerThread, tmp_path: Path) -> None:
+    given, made = tmp_path / "given.npy", tmp_path / "made.npy"
+    np.save(given, np.empty((0, 3, 8, 8), np.float32))
+    done = run_here(
+        "evaluate", given, made, "--op", "torch_upsample_backward", "--attr", "mode=bilinear",
+        "--attr", "size=8,8", "--attr", "align_corners=false", "--output-shape", "0,3,4,4",
+        "--target", server.address,
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert np.load(made).shape == (0, 3, 4, 4)
