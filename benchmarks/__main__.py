@@ -10,6 +10,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "compare": ("compare.command", "this tree against the baseline commit, row by row"),
     "wire": ("wire.stages", "small calls, large calls and streams beside bare gRPC servers"),
     "many": ("many", "evaluate_many of tiny tensors against calls of evaluate"),
+    "async-lag": ("async_lag", "lag of an event loop while AsyncClient streams"),
     "overload": ("overload.run", "three times the peak load: goodput, latencies, refusals"),
     "memory": ("memory", "memory of server and client while 2 GiB stream"),
     "start": ("start", "time to readiness, and the first request of a fresh server"),
@@ -26,7 +27,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "scale": ("scale.split", "one evaluation by 1, 2 and 4 servers"),
     "scale-model": ("scale.model", "the model of docs/scaling-out.md, formula and simulation"),
     "scale-ray": ("scale.replicas", "a replica on Ray against a plain server; needs root"),
-    "peers": ("peers", "other servers under the same load"),
+    "peers": ("peers", "Triton, a bare grpc.aio server and PyTorch under the same load"),
 }
 
 

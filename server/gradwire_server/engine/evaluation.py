@@ -289,7 +289,7 @@ class Preparer:
     def _check_tensors(
         self, request: EvaluationRequest, output: TensorSpec
     ) -> tuple[EvaluationRequest, TensorSpec]:
-        """Hold both tensors to their limits; return what is lowered for them, which is not empty."""
+        """Hold both tensors to their limits; return nonempty ones that are lowered for them."""
         self._limits.check_tensor("input", request.input)
         self._limits.check_tensor("output", output)
         filled, filled_output = replace(request, input=request.input.filled), output.filled
