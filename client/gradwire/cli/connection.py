@@ -89,7 +89,6 @@ class Connection:
             connections=connections,
             retry=retry,
             token_file=self._token_file(),
-            connect_timeout_s=_CONNECT_S,
         )
 
     def headers(self, url: str) -> dict[str, str]:
