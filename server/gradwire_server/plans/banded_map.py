@@ -218,9 +218,11 @@ class BandedMap:
         for low in range(0, self.nnz, _BLOCK_WEIGHTS):
             ask()
             high = min(low + _BLOCK_WEIGHTS, self.nnz)
-            first, last = np.searchsorted(self.offset, (low, high - 1), "right") - 1
-            ends = np.clip(self.offset[first : last + 2], low, high)
-            counts: Indices = ends[1:] - ends[:-1]
+            ends = np.array([low, high - 1])
+            rows: Indices = np.searchsorted(self.offset, ends, "right") - 1
+            first, last = int(rows[0]), int(rows[1])
+            bounds = np.clip(self.offset[first : last + 2], low, high)
+            counts: Indices = bounds[1:] - bounds[:-1]
             output: Indices = np.repeat(np.arange(first, last + 1), counts)
             column = np.arange(low, high)
             column += shift[output]
