@@ -203,10 +203,12 @@ def _output(python: str | Path, module: str, *arguments: str) -> str:
 
 
 def _range(found: Sequence[float] | None) -> str:
-    """Return a median and the range it is from."""
+    """Return a median, and the range it is from where there are several."""
     if found is None:
         return "-"
     middle, least, largest = found
+    if least == largest:
+        return f"{middle:.2f}"
     return f"{middle:.2f} ({least:.2f} to {largest:.2f})"
 
 

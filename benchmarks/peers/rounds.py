@@ -54,8 +54,13 @@ def compare(
                     say(f"{contestant.name}: left out: {error}")
                     failed.add(contestant.name)
                     continue
-                if sample is not None:
+                if sample is None:
+                    say(f"{contestant.name}, {calls} in flight: dropped, other processes were busy")
+                else:
                     samples[calls, contestant.name, one] = sample
+        if time.monotonic() > until:
+            say(f"round {one + 1} of {rounds} is the last: the limit of time is over")
+            break
         say(f"round {one + 1} of {rounds}")
     return [
         row
