@@ -76,6 +76,7 @@ def _command(triton: TritonFiles, folder: Path, address: str) -> list[str]:
         *(f"--grpc-address={host}", f"--grpc-port={port}"),
         *("--allow-http=false", "--allow-metrics=false"),
         f"--backend-config=python,shm-default-byte-size={_SHARED_BYTES}",
+        f"--backend-config=python,stub-timeout-seconds={_READY_S}",
         f"--backend-config=python,shm-region-prefix-name={folder.name}",
     ]
 
