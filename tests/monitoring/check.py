@@ -98,7 +98,7 @@ class Load:
     def _spoil(self) -> None:
         """Be refused for what is wrong, and for want of room."""
         wrong = published_request()
-        wrong.input.sizes[0] = 0
+        wrong.input.sizes[0] = -1
         while not self._over.is_set():
             with RawClient(self._address) as client:
                 client.evaluate(wrong)

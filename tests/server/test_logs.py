@@ -35,7 +35,7 @@ def good_and_bad_calls(command: Command) -> None:
         client.evaluate(published_request())
         client.stream(as_stream(published_request()))
         bad = published_request()
-        bad.input.sizes[0] = 0
+        bad.input.sizes[0] = -1
         client.evaluate(bad)
         client.stream(as_stream(bad))
         client.stub.GetServerInfo(v1.GetServerInfoRequest())
@@ -136,7 +136,7 @@ def test_calls_that_succeed_are_told_at_debug_unless_asked_for(tmp_path: Path) -
                 many.send(named(published_request(), "a"))
                 many.answers()
                 wrong = published_request()
-                wrong.input.sizes[0] = 0
+                wrong.input.sizes[0] = -1
                 client.evaluate(wrong)
             command.signal(signal.SIGTERM)
             assert command.wait() == 0

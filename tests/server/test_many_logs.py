@@ -22,7 +22,7 @@ def test_a_stream_is_one_line_in_the_log_and_tells_of_its_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bad = published_request()
-    bad.input.sizes[0] = 0
+    bad.input.sizes[0] = -1
     with caplog.at_level(logging.DEBUG), serving() as server, RawClient(server.address) as client:
         with ManyCall(client) as call:
             call.send(*(named(published_request(), name) for name in NAMES), named(bad, "bad"))

@@ -143,7 +143,7 @@ def test_memory_returns_to_its_level_however_streams_end(
 def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
     request = identity_request(1 << 15, 1 << 15, data=bytes(4))
     request.input.strides[:] = [0, 0]
-    flags = ("--stall-timeout-s", "0.2", "--max-streams", "8")
+    flags = ("--stall-timeout-s", "0.2", "--max-streams", "11")
     with (
         running_command(*_HANDS_BACK, *flags, log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,

@@ -72,7 +72,7 @@ def test_calls_are_counted_by_method_operator_dtype_and_status(
     client.stream(as_stream(published_request()))
     client.stub.ListOperators(v1.ListOperatorsRequest())
     wrong = published_request()
-    wrong.input.sizes[0] = 0
+    wrong.input.sizes[0] = -1
     client.evaluate(wrong)
     seen = told(server)
     evaluated = {"operator": "dml_resample_grad", "dtype": "float32", "status": "OK"}
@@ -138,7 +138,7 @@ def test_errors_are_counted_by_reason_and_by_the_setting_in_the_way(
     for stream in streams:
         stream.cancel()
     wrong = published_request()
-    wrong.input.sizes[0] = 0
+    wrong.input.sizes[0] = -1
     client.evaluate(wrong)
     unknown = published_request()
     unknown.operator.CopyFrom(v1.Operator.FromString(b"\xfa\x7f\x00"))
@@ -155,7 +155,7 @@ def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
     server: ServerThread, client: RawClient
 ) -> None:
     sound, wrong = published_request(), published_request()
-    wrong.input.sizes[0] = 0
+    wrong.input.sizes[0] = -1
     requests = list[v1.EvaluateManyRequest]()
     for number, evaluation in enumerate((sound, sound, wrong, sound)):
         evaluation.request_id = str(number)

@@ -77,7 +77,7 @@ def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
 
 def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector: Collector) -> None:
     wrong = published_request()
-    wrong.input.sizes[0] = 0
+    wrong.input.sizes[0] = -1
     unknown = published_request()
     unknown.operator.Clear()
     unknown.operator.MergeFromString(b"\xfa\x7f\x00")
@@ -100,7 +100,15 @@ def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector: Co
 def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(
     collector: Collector, tmp_path: Path
 ) -> None:
-    flags = ("--otlp-endpoint", collector.url, "--workers", "2", "--backend", "numpy_cpu")
+    flags = (
+        "--otlp-endpoint",
+        collector.url,
+        "--workers",
+        "2",
+        "--backend",
+        "numpy_cpu",
+        "--access-log",
+    )
     with running_command(*flags, log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             reply = client.evaluate(published_request(), traceparent="")

@@ -44,7 +44,7 @@ def spoil(server: ServerThread, request_id: str) -> None:
     """Make a call that is refused."""
     wrong = published_request()
     wrong.request_id = request_id
-    wrong.input.sizes[0] = 0
+    wrong.input.sizes[0] = -1
     with RawClient(server.address) as client:
         assert client.evaluate(wrong).refusal is not None
 

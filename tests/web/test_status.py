@@ -57,7 +57,7 @@ def spoil(address: str, request_id: str = "nightly") -> None:
     """Make a call that is refused."""
     wrong = published_request()
     wrong.request_id = request_id
-    wrong.input.sizes[0] = 0
+    wrong.input.sizes[0] = -1
     with RawClient(address) as client:
         assert client.evaluate(wrong).refusal is not None
 

@@ -28,27 +28,27 @@ _EVERY_S = 5.0
 class Progress:
     """Log lines about a compilation that takes long.
 
-    done      functions that are compiled or loaded so far
-    compiled  how many of them were compiled
-
-    functions  how many there are to be
+    functions  how many there are to compile or load; some have several signatures
     """
 
     def __init__(self, functions: int) -> None:
-        self.done = self.compiled = 0
         self._functions = functions
+        self._done: set[str] = set()
+        self._compiled: set[str] = set()
         self._next = 0.0
 
-    def note(self, *, compiled: bool) -> None:
-        """Note that one more is there."""
-        self.done += 1
-        self.compiled += compiled
+    def note(self, function: str, *, compiled: bool) -> None:
+        """Note that a function is there, with one signature at least."""
+        self._done.add(function)
+        if compiled:
+            self._compiled.add(function)
 
     def note_end(self) -> None:
         """Note that all are there."""
-        facts = {"compiled": self.compiled, "done": self.done, "of": self._functions}
+        done, compiled = len(self._done), len(self._compiled)
+        facts = {"compiled": compiled, "done": done, "of": self._functions}
         _log.log(
-            logging.INFO if self.compiled else logging.DEBUG,
+            logging.INFO if compiled else logging.DEBUG,
             "kernels are ready",
             extra={"facts": facts},
         )
@@ -56,10 +56,10 @@ class Progress:
     def note_start(self) -> None:
         """Note that one is going to be compiled."""
         now = time.monotonic()
-        if not self.compiled and not self._next:
+        if not self._compiled and not self._next:
             _log.info("compiling kernels, first start only, about 30 s")
         elif now >= self._next:
-            facts = {"done": self.done, "of": self._functions}
+            facts = {"done": len(self._done), "of": self._functions}
             _log.info("compiling kernels", extra={"facts": facts})
         else:
             return
@@ -110,7 +110,7 @@ class _CheckedFiles(_Files):
         if found is None:
             self._progress.note_start()
         else:
-            self._progress.note(compiled=False)
+            self._progress.note(self._index_path, compiled=False)
         return found
 
     def save(self, key: object, data: object) -> None:
@@ -120,7 +120,7 @@ class _CheckedFiles(_Files):
         except OSError as error:
             facts = {"file": self._index_path, "error": str(error)}
             _log.warning("what is compiled cannot be kept", extra={"facts": facts})
-        self._progress.note(compiled=True)
+        self._progress.note(self._index_path, compiled=True)
 
     @contextlib.contextmanager
     def _open_for_write(self, filepath: str) -> Generator[BinaryIO]:
