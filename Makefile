@@ -37,7 +37,7 @@ ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYT
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema breaking check generate \
 	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
-	constraints shape clean
+	constraints mutants shape clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -114,6 +114,9 @@ chaos: $(VENV)/.installed  ## 100 cuts, and workers stopped and killed, under lo
 fuzz: $(VENV)/.fuzz  ## Look for bytes that break a law of reading; SECONDS=600
 	mkdir -p out
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --seconds $(SECONDS) --json out/fuzz.json
+
+mutants: $(VENV)/.installed  ## Try 120 seeded faults; fails if one escapes that tests caught (ARGS="run 7" for one)
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out

@@ -25,7 +25,8 @@ from gradwire import (
     Timing,
     ops,
 )
-from gradwire._split import share_count
+from gradwire._job import prepare
+from gradwire._split import in_order, share_count
 from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
 from gradwire_server.settings import Settings
@@ -137,6 +138,7 @@ def test_any_strides_of_input_and_out_have_the_bits_of_one_server(
         (1000, 4, 100, 4),
         (1000, 1, 100, 1),
         (5, 3, 0, 3),
+        (4, 4, 1, 4),
         (0, 3, 0, 1),
     ],
 )
@@ -144,6 +146,12 @@ def test_a_part_has_half_the_threshold_or_more(
     bulk: int, servers: int, threshold: int, count: int
 ) -> None:
     assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
+
+
+def test_an_input_with_broadcast_axes_stays_as_small_as_it_is() -> None:
+    small = np.broadcast_to(DIFF_DST[:, :1], DIFF_DST.shape)
+    job = prepare(BILINEAR, small, output_shape=SHAPE, out=None)
+    assert in_order(job).input_bytes == job.input_bytes < small.nbytes
 
 
 @pytest.mark.slow

@@ -1,0 +1,192 @@
+"""Runs the recorded mutants, and fails where tests no longer catch what they caught.
+
+    PYTHONPATH=tests python -m mutants               try all mutants on today's code
+    PYTHONPATH=tests python -m mutants run 7 12      try some
+    PYTHONPATH=tests python -m mutants run --record  write what came of it to the table
+    PYTHONPATH=tests python -m mutants select        select each mutant's tests anew; takes long
+    PYTHONPATH=tests python -m mutants draw          print the mutants drawn from today's code
+
+Ends with 1 where a mutant recorded as caught escapes, is not reached in time, or can no longer be
+applied: then its behavior has to be expressed again in the code as it is now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mutants import contexts, drawing, selection, table
+from mutants.running import Copy, judge_all
+from mutants.table import Mutant
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "tests" / "mutants.toml"
+
+_FOLDER = ROOT / "build" / "mutants"
+# Processes that wait for servers half of their time.
+_COPIES = 2
+# Of the whole run.
+_LIMIT_S = 3600.0
+# What exercises the areas. Tests of machine code and of devices take long, and look at neither.
+_SUITES = ("backends", "chaos", "contract", "dialects", "engine", "fuzz", "plans", "sdk", "server")
+_LEFT_OUT = (
+    "backends/test_compilation.py",
+    "backends/test_cuda.py",
+    "backends/test_cuda_overlap.py",
+    "backends/test_cuda_together.py",
+    "backends/test_device_process.py",
+    "backends/test_numba_memory.py",
+    "backends/test_numba_processors.py",
+    "backends/test_numba_team.py",
+    "backends/test_numba_threads.py",
+    "contract/test_node_client.py",
+)
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("verb", nargs="?", choices=("run", "select", "draw"), default="run")
+    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
+    parser.add_argument("--record", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.verb == "draw":
+        sys.stdout.write(table.text(drawing.draw(ROOT)))
+        return
+    mutants = table.read(TABLE)
+    if arguments.verb == "select":
+        _write(select(mutants))
+        return
+    if not run(mutants, set(arguments.numbers), record=arguments.record):
+        sys.exit(1)
+
+
+def run(mutants: Sequence[Mutant], numbers: set[int], *, record: bool) -> bool:
+    """Try mutants, all unless numbers are given, and print them; return whether all is well."""
+    start = time.monotonic()
+    mutants = [each for each in mutants if not numbers or each.number in numbers]
+    lost = [message for each in mutants if (message := _why_lost(each)) is not None]
+    sys.stderr.write("".join(f"{message}\n" for message in lost))
+    if lost:
+        return False
+    copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(_COPIES)]
+    for copy in copies:
+        copy.refresh()
+        copy.warm()
+    tried = [each for each in mutants if each.outcome != "equivalent"]
+    found = judge_all(tried, copies, _tell, until=start + _LIMIT_S)
+    if record:
+        _write([_recorded(each, found) for each in table.read(TABLE)])
+    sys.stdout.write(outcomes(mutants, found))
+    sys.stderr.write(f"after {time.monotonic() - start:.0f} s\n")
+    return all(found.get(each.number) for each in tried)
+
+
+def outcomes(mutants: Sequence[Mutant], found: Mapping[int, str | None]) -> str:
+    """Return what came of mutants, a line each, and how many there are of each kind."""
+    lines: list[str] = []
+    counts: Counter[str] = Counter()
+    for each in mutants:
+        word = _outcome(each, found)
+        counts[word] += 1
+        lines.append(f"{each.number:4}  {word:10}  {each.area:19}  {each.behavior}\n")
+    told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+    return "".join(lines) + f"{told}\n"
+
+
+def _outcome(mutant: Mutant, found: Mapping[int, str | None]) -> str:
+    if mutant.outcome == "equivalent":
+        return "equivalent"
+    if mutant.number not in found:
+        return "not tried"
+    return "caught" if found[mutant.number] else "escaped"
+
+
+def _recorded(mutant: Mutant, found: Mapping[int, str | None]) -> Mutant:
+    """Return a mutant as it came out, with the test that caught it before the others."""
+    if mutant.outcome == "equivalent" or mutant.number not in found:
+        return mutant
+    test = found[mutant.number]
+    if test is None:
+        return replace(mutant, outcome="escaped")
+    others = tuple(each for each in mutant.tests if each != test)
+    return replace(mutant, outcome="caught", tests=(test, *others))
+
+
+def _why_lost(mutant: Mutant) -> str | None:
+    """Return why a mutant cannot be applied to the code as it is now; None if it can."""
+    if mutant.outcome == "equivalent":
+        return None
+    try:
+        mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return (
+            f"mutant {mutant.number}: there is no {mutant.file}; express again: {mutant.behavior}"
+        )
+    except LookupError as error:
+        return str(error)
+    return None
+
+
+def _tell(mutant: Mutant, test: str | None, seconds: float) -> None:
+    word = "escaped" if test is None else "caught"
+    sys.stderr.write(f"{mutant.number:4}  {word}  {seconds:5.1f} s  {test or ''}\n")
+
+
+def select(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """Record what the tests execute, and return the mutants with the tests selected by that."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        _record(folder)
+        return selected(mutants, selection.Recorded(folder))
+
+
+def selected(mutants: Sequence[Mutant], recorded: selection.Recorded) -> list[Mutant]:
+    """Return mutants with their tests: a test that has caught one stays the first."""
+    result: list[Mutant] = []
+    for each in mutants:
+        file = ROOT / each.file
+        lines = each.lines(file.read_text(encoding="utf-8"))
+        tests = selection.chosen(recorded.tests(file, lines), recorded.seconds, recorded.lines)
+        first = each.tests[:1] if each.outcome == "caught" else ()
+        first = tuple(test for test in first if test in recorded.seconds)
+        result.append(replace(each, tests=(*first, *(test for test in tests if test not in first))))
+    return result
+
+
+def _record(folder: Path) -> None:
+    paths = [ROOT / name for name in ("server", "client", "tests")]
+    left_out = [f"--ignore={ROOT / 'tests' / name}" for name in _LEFT_OUT]
+    subprocess.run(  # noqa: S603 - our own tests
+        [
+            *(sys.executable, "-m", "pytest", "-p", "mutants.contexts", "-p", "no:cacheprovider"),
+            *("--numprocesses", "3", "--dist", "worksteal", "-m", "not slow"),
+            *left_out,
+            *(str(ROOT / "tests" / name) for name in _SUITES),
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            contexts.FOLDER: str(folder),
+            "PYTHONPATH": os.pathsep.join(map(str, (*paths, contexts.TRACED))),
+        },
+        check=False,
+    )
+
+
+def _write(mutants: Sequence[Mutant]) -> None:
+    TABLE.write_text(table.text(mutants), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Runs the tests of mutants in copies of the repository.
+
+What counts as caught: a selected test fails with the mutant, or does not end within the limit of a
+test, or its process dies; and the same test then passes in the same copy without the mutant. That a
+mutant's tests have used up their time together counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from mutants.progress import FILE
+from mutants.table import Mutant
+
+# All tests of a mutant together; and one of them, which takes a small part of that without mutants.
+LIMIT_S = 60.0
+TEST_LIMIT_S = 25.0
+
+_PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
+# Repeatable: hypothesis would try other examples in each run.
+_PLUGINS = ("-p", "mutants.progress", "--hypothesis-seed=0", "--tb=short")
+
+
+class Finding(NamedTuple):
+    """What a run of tests came to.
+
+    suspect  the test that failed, hung or died; None where all passed
+    hung     whether it did not end in time
+    ended    whether all tests that were to run have, up to the suspect
+    """
+
+    suspect: str | None
+    hung: bool
+    ended: bool
+
+
+class Copy:
+    """A copy of the repository in which mutants are tried, one after the other.
+
+    It is kept from run to run, with the machine code in its cache.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root = root
+        self.folder = folder
+        self._home = folder.with_name(f"{folder.name}-cache")
+        self._progress = folder.with_name(f"{folder.name}-progress")
+
+    def refresh(self) -> None:
+        """Make it equal the repository: tracked files, and those that are new."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607
+            cwd=self._root,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        names = {name for name in listed.split("\0") if name and (self._root / name).is_file()}
+        for name in names:
+            _copy(self._root / name, self.folder / name)
+        for file in self.folder.rglob("*.py"):
+            if str(file.relative_to(self.folder)) not in names:
+                file.unlink()
+
+    def warm(self) -> None:
+        """Compile the kernels, where there is numba: no mutant changes them."""
+        words = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
+        subprocess.run(  # noqa: S603 - our own server
+            [sys.executable, *words], cwd=self.folder, env=self._environment(), check=False
+        )
+
+    def judge(self, mutant: Mutant) -> str | None:
+        """Return the test that catches a mutant; None if none does. Raises LookupError."""
+        tests = list(mutant.tests)
+        until = time.monotonic() + LIMIT_S
+        while tests:
+            with self._mutated(mutant):
+                found = self._tests(tests, until=until)
+            if found.suspect is None:
+                return None
+            # It counts only if it has nothing against the code as it is.
+            if not self._fails(found.suspect):
+                return found.suspect
+            tests = tests[tests.index(found.suspect) + 1 :] if found.suspect in tests else []
+        return None
+
+    def _fails(self, test: str) -> bool:
+        found = self._tests([test], until=time.monotonic() + LIMIT_S)
+        return found.suspect is not None or not found.ended
+
+    @contextmanager
+    def _mutated(self, mutant: Mutant) -> Generator[None]:
+        file = self.folder / mutant.file
+        source, stat = file.read_text(encoding="utf-8"), file.stat()
+        file.write_text(mutant.applied(source), encoding="utf-8")
+        # Bytecode is told from a source's by seconds and size, which two mutants can share.
+        os.utime(file, (stat.st_atime, stat.st_mtime + 1000 + mutant.number))
+        try:
+            yield
+        finally:
+            file.write_text(source, encoding="utf-8")
+            os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    def _tests(self, tests: Sequence[str], *, until: float) -> Finding:
+        arguments = self._progress.with_suffix(".args")
+        arguments.write_text("".join(f"{test}\n" for test in tests), encoding="utf-8")
+        self._progress.write_text("", encoding="utf-8")
+        with self._progress.with_suffix(".log").open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own tests
+                [sys.executable, *_PYTEST, *_PLUGINS, f"@{arguments}"],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                hung = not self._waited(process, until)
+            finally:
+                # With the servers that tests left behind.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return self._finding(hung=hung, late=time.monotonic() >= until)
+
+    def _waited(self, process: subprocess.Popen[bytes], until: float) -> bool:
+        """Wait for the tests; return False where one takes too long, or all of them do."""
+        seen, since = -1, time.monotonic()
+        while process.poll() is None:
+            size = self._progress.stat().st_size
+            now = time.monotonic()
+            if size != seen:
+                seen, since = size, now
+            if now >= until or now - since >= TEST_LIMIT_S:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _finding(self, *, hung: bool, late: bool) -> Finding:
+        running: str | None = None
+        done = False
+        for line in self._progress.read_text(encoding="utf-8").splitlines():
+            word, _, test = line.partition("\t")
+            if word == "failed":
+                return Finding(test, hung=False, ended=True)
+            running = test if word == "begun" else None if word == "ended" else running
+            done = done or word == "done"
+        if done and running is None:
+            return Finding(None, hung=False, ended=True)
+        if late:
+            return Finding(None, hung=False, ended=False)
+        return Finding(running, hung=hung, ended=running is not None)
+
+    def _environment(self) -> dict[str, str]:
+        folders = (self.folder / name for name in ("server", "client", "tests"))
+        return {
+            **os.environ,
+            FILE: str(self._progress),
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            "PYTHONHASHSEED": "0",
+            "XDG_CACHE_HOME": str(self._home),
+        }
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file with its time, unless that is what there is: caches go by it."""
+    before = source.stat()
+    if target.exists():
+        after = target.stat()
+        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+
+
+def judge_all(
+    mutants: Sequence[Mutant],
+    copies: Sequence[Copy],
+    tell: Callable[[Mutant, str | None, float], None],
+    *,
+    until: float,
+) -> dict[int, str | None]:
+    """Return the test that catches each mutant, by its number; none for those not reached."""
+    waiting = list(reversed(mutants))
+    found: dict[int, str | None] = {}
+
+    def work(copy: Copy) -> None:
+        while waiting and time.monotonic() < until:
+            mutant = waiting.pop()
+            start = time.monotonic()
+            found[mutant.number] = copy.judge(mutant)
+            tell(mutant, found[mutant.number], time.monotonic() - start)
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        list(pool.map(work, copies))
+    return found
