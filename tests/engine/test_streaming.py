@@ -162,6 +162,20 @@ def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, m
     assert evaluation.walk.largest_step <= max(slab, 4 * width)
 
 
+def test_the_largest_step_holds_all_results_that_an_input_row_reaches() -> None:
+    width, bands = 64, _linear(400, 8).adjoint()
+    reached = [
+        int(((bands.start <= row) & (row < bands.stop)).sum()) for row in range(bands.inputs)
+    ]
+    plan = Plan.build([None, bands, None], (3, bands.inputs, width))
+    source = TensorSpec.packed(np.dtype(np.float32), plan.input_shape)
+    result = TensorSpec.packed(np.dtype(np.float32), plan.output_shape)
+    walk = Case(plan, source, result, 1).evaluation().walk
+    assert walk.mode == "running"
+    assert max(reached) > 1
+    assert walk.largest_step == width * (1 + max(reached))
+
+
 def test_a_copy_is_cut_into_slabs_whatever_its_shape() -> None:
     for sizes in [(1 << 20,), (1, 1, 1024, 1024), (64, 128, 128), (1 << 18, 2, 2)]:
         spec = TensorSpec.packed(np.dtype(np.float32), sizes)

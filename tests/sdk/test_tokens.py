@@ -24,6 +24,7 @@ from gradwire import (
     PermissionDeniedError,
     ops,
 )
+from gradwire._reloaded import Reloaded
 from gradwire_server.tokens import Scope, add_token, revoke_token
 from raw_calls import wait_until
 from relay import relaying
@@ -170,6 +171,19 @@ def is_served(client: Client) -> bool:
 def is_served_with(address: str, token: str) -> bool:
     with Client(address, token=token) as client:
         return is_served(client)
+
+
+def test_a_file_is_not_read_for_every_call(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b"before")
+    errors: list[Exception] = []
+    file = Reloaded(
+        (str(path),), lambda contents: contents[0], on_error=errors.append, every_s=3600
+    )
+    path.write_bytes(b"after")
+    assert file.get() == b"before"
+    assert file.look()
+    assert (file.get(), errors) == (b"after", [])
 
 
 def test_no_proxy_sees_what_goes_to_this_machine(
