@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,14 +36,14 @@ _PLUGINS = ("-p", "mutants.progress", "--hypothesis-seed=0", "--tb=short")
 class Finding(NamedTuple):
     """What a run of tests came to.
 
-    suspect  the test that failed, hung or died; None where all passed
-    hung     whether it did not end in time
-    ended    whether all tests that were to run have, up to the suspect
+    suspect  the test that failed, hung or died; None where there was none
+    in_time  whether there was time for the others
+    missing  tests that are not there any more, for which pytest runs none
     """
 
     suspect: str | None
-    hung: bool
-    ended: bool
+    in_time: bool = True
+    missing: frozenset[str] = frozenset()
 
 
 class Copy:
@@ -82,22 +83,28 @@ class Copy:
 
     def judge(self, mutant: Mutant) -> str | None:
         """Return the test that catches a mutant; None if none does. Raises LookupError."""
-        tests = list(mutant.tests)
+        tests = [test for test in mutant.tests if self._has_file_of(test)]
         until = time.monotonic() + LIMIT_S
         while tests:
             with self._mutated(mutant):
                 found = self._tests(tests, until=until)
-            if found.suspect is None:
+            if found.missing:
+                tests = [test for test in tests if not _is_of(test, found.missing)]
+            elif found.suspect is None:
                 return None
             # It counts only if it has nothing against the code as it is.
-            if not self._fails(found.suspect):
+            elif self._passes(found.suspect):
                 return found.suspect
-            tests = tests[tests.index(found.suspect) + 1 :] if found.suspect in tests else []
+            else:
+                behind = tests.index(found.suspect) + 1 if found.suspect in tests else len(tests)
+                tests = tests[behind:]
         return None
 
-    def _fails(self, test: str) -> bool:
-        found = self._tests([test], until=time.monotonic() + LIMIT_S)
-        return found.suspect is not None or not found.ended
+    def _has_file_of(self, test: str) -> bool:
+        return (self.folder / test.partition("::")[0]).is_file()
+
+    def _passes(self, test: str) -> bool:
+        return self._tests([test], until=time.monotonic() + LIMIT_S) == Finding(None)
 
     @contextmanager
     def _mutated(self, mutant: Mutant) -> Generator[None]:
@@ -127,16 +134,16 @@ class Copy:
                 start_new_session=True,
             )
             try:
-                hung = not self._waited(process, until)
+                self._wait(process, until)
             finally:
                 # With the servers that tests left behind.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return self._finding(hung=hung, late=time.monotonic() >= until)
+        return self._finding(late=time.monotonic() >= until)
 
-    def _waited(self, process: subprocess.Popen[bytes], until: float) -> bool:
-        """Wait for the tests; return False where one takes too long, or all of them do."""
+    def _wait(self, process: subprocess.Popen[bytes], until: float) -> None:
+        """Wait for the tests, until one takes too long, or all of them do."""
         seen, since = -1, time.monotonic()
         while process.poll() is None:
             size = self._progress.stat().st_size
@@ -144,24 +151,26 @@ class Copy:
             if size != seen:
                 seen, since = size, now
             if now >= until or now - since >= TEST_LIMIT_S:
-                return False
+                return
             time.sleep(0.05)
-        return True
 
-    def _finding(self, *, hung: bool, late: bool) -> Finding:
+    def _finding(self, *, late: bool) -> Finding:
+        log = self._progress.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+        if missing := re.findall(
+            rf"^ERROR: not found: {re.escape(str(self.folder))}/(.*)$", log, re.MULTILINE
+        ):
+            return Finding(None, missing=frozenset(missing))
         running: str | None = None
         done = False
         for line in self._progress.read_text(encoding="utf-8").splitlines():
             word, _, test = line.partition("\t")
             if word == "failed":
-                return Finding(test, hung=False, ended=True)
+                return Finding(test)
             running = test if word == "begun" else None if word == "ended" else running
             done = done or word == "done"
-        if done and running is None:
-            return Finding(None, hung=False, ended=True)
-        if late:
-            return Finding(None, hung=False, ended=False)
-        return Finding(running, hung=hung, ended=running is not None)
+        if running is None or late:
+            return Finding(None, in_time=done)
+        return Finding(running)
 
     def _environment(self) -> dict[str, str]:
         folders = (self.folder / name for name in ("server", "client", "tests"))
@@ -172,6 +181,11 @@ class Copy:
             "PYTHONHASHSEED": "0",
             "XDG_CACHE_HOME": str(self._home),
         }
+
+
+def _is_of(test: str, names: Collection[str]) -> bool:
+    """Whether a test, or its function, has one of these names."""
+    return test in names or test.partition("[")[0] in names
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -197,6 +211,8 @@ def judge_all(
     found: dict[int, str | None] = {}
 
     def work(copy: Copy) -> None:
+        copy.refresh()
+        copy.warm()
         while waiting and time.monotonic() < until:
             mutant = waiting.pop()
             start = time.monotonic()

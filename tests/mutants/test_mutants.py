@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -120,6 +121,17 @@ def _judged(mutant: Mutant, repository: Path) -> str | None:
 
 def test_a_mutant_is_caught_by_the_test_that_fails_with_it_alone(repository: Path) -> None:
     assert _judged(_MUTANT, repository) == "test_counter.py::test_it_counts"
+
+
+def test_tests_that_are_gone_are_left_out(repository: Path) -> None:
+    gone = ("test_gone.py::test_it", "test_counter.py::test_gone", "test_nothing.py::test_gone[1]")
+    mutant = dataclasses.replace(_MUTANT, tests=(*gone, *_MUTANT.tests))
+    assert _judged(mutant, repository) == "test_counter.py::test_it_counts"
+
+
+def test_a_mutant_is_caught_by_a_process_that_dies(repository: Path) -> None:
+    dying = dataclasses.replace(_MUTANT, after="    total += number\n__import__('os')._exit(0)\n")
+    assert _judged(dying, repository) == "test_counter.py::test_it_counts"
 
 
 def test_a_test_that_fails_without_the_mutant_catches_nothing(repository: Path) -> None:
