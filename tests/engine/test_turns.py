@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gradwire_server.engine.turns import Backlog
 from gradwire_server.errors import OverloadedError
 from hall import Hall, leave, settle, waiting
 
@@ -110,3 +111,14 @@ def test_a_paced_evaluation_is_never_refused_and_waits_step_by_step() -> None:
             task.cancel()
 
     asyncio.run(scene())
+
+
+def test_a_caller_whose_calls_have_all_left_is_forgotten() -> None:
+    backlog = Backlog()
+    for seconds in (0.1, 0.2, 0.7):
+        backlog.enter("one", large=False, seconds=seconds)
+    for seconds in (0.7, 0.1, 0.2):
+        assert backlog.heaviest() == "one"
+        backlog.leave("one", large=False, seconds=seconds)
+    assert backlog.heaviest() is None
+    assert backlog.seconds == 0

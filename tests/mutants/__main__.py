@@ -34,6 +34,8 @@ TABLE = ROOT / "tests" / "mutants.toml"
 _FOLDER = ROOT / "build" / "mutants"
 # Processes that wait for servers half of their time.
 _COPIES = 2
+# Tests that are kept of a mutant that is caught: the one that did, and others for when that goes.
+_KEPT = 8
 # Of the whole run.
 _LIMIT_S = 3600.0
 # What exercises the areas. Tests of machine code and of devices take long, and look at neither.
@@ -99,7 +101,7 @@ def run(mutants: Sequence[Mutant], numbers: set[int], *, record: bool) -> bool:
         _write([_recorded(each, found) for each in table.read(TABLE)])
     sys.stdout.write(outcomes(mutants, found))
     sys.stderr.write(f"after {time.monotonic() - start:.0f} s\n")
-    return all(found.get(each.number) for each in tried)
+    return all(found.get(each.number) for each in tried if each.outcome == "caught")
 
 
 def outcomes(mutants: Sequence[Mutant], found: Mapping[int, str | None]) -> str:
@@ -130,7 +132,7 @@ def _recorded(mutant: Mutant, found: Mapping[int, str | None]) -> Mutant:
     if test is None:
         return replace(mutant, outcome="escaped")
     others = tuple(each for each in mutant.tests if each != test)
-    return replace(mutant, outcome="caught", tests=(test, *others))
+    return replace(mutant, outcome="caught", tests=(test, *others)[:_KEPT])
 
 
 def _why_lost(mutant: Mutant) -> str | None:
@@ -168,9 +170,10 @@ def selected(mutants: Sequence[Mutant], recorded: selection.Recorded) -> list[Mu
         file = ROOT / each.file
         lines = each.lines(file.read_text(encoding="utf-8"))
         tests = selection.chosen(recorded.tests(file, lines), recorded.seconds, recorded.lines)
-        first = each.tests[:1] if each.outcome == "caught" else ()
-        first = tuple(test for test in first if test in recorded.seconds)
-        result.append(replace(each, tests=(*first, *(test for test in tests if test not in first))))
+        if each.outcome == "caught":
+            first = [test for test in each.tests[:1] if test in recorded.seconds]
+            tests = tuple(dict.fromkeys((*first, *tests)))[:_KEPT]
+        result.append(replace(each, tests=tests))
     return result
 
 

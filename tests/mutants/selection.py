@@ -11,13 +11,13 @@ import coverage
 
 # How long the tests of a mutant may take together without it, by the time noted for each.
 BUDGET_S = 25.0
-MOST = 40
+MOST = 100
 
 
 def chosen(
     tests: Iterable[str], seconds: Mapping[str, float], lines: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Order tests, each function's cases in turn, as far as time allows.
+    """Order tests, each function's cases in turn; then the quickest, as far as time allows.
 
     Those that execute the fewest lines go first: they are about these lines more than others are.
     """
@@ -29,13 +29,24 @@ def chosen(
         for functions in cases.values()
         for place, test in enumerate(functions)
     ]
+    in_turn = _within(BUDGET_S / 2, MOST // 2, [test for _, _, test in sorted(rounds)], seconds)
+    taken = sum(seconds[test] for test in in_turn)
+    others = sorted(
+        {test for _, _, test in rounds} - set(in_turn), key=lambda one: (seconds[one], one)
+    )
+    return (*in_turn, *_within(BUDGET_S - taken, MOST - len(in_turn), others, seconds))
+
+
+def _within(
+    left_s: float, most: int, tests: Iterable[str], seconds: Mapping[str, float]
+) -> list[str]:
+    """Return the first tests for which there is time, leaving out those that take too long."""
     selected: list[str] = []
-    left = BUDGET_S
-    for _, _, test in sorted(rounds):
-        if seconds[test] <= left and len(selected) < MOST:
+    for test in tests:
+        if seconds[test] <= left_s and len(selected) < most:
             selected.append(test)
-            left -= seconds[test]
-    return tuple(selected)
+            left_s -= seconds[test]
+    return selected
 
 
 class Recorded:

@@ -95,6 +95,14 @@ def test_each_function_of_tests_has_its_turn_before_the_cases_of_one() -> None:
     assert selected == ("a.py::one[1]", "b.py::two", "a.py::one[2]")
 
 
+def test_functions_that_take_long_leave_time_for_quick_cases() -> None:
+    seconds = {f"slow.py::long_{number}": 6.0 for number in range(9)}
+    seconds |= {f"quick.py::case[{number}]": 0.01 for number in range(40)}
+    selected = selection.chosen(seconds, seconds, dict.fromkeys(seconds, 100))
+    assert {test for test in seconds if test.startswith("quick")} <= set(selected)
+    assert sum(seconds[test] for test in selected) <= selection.BUDGET_S
+
+
 @pytest.fixture(name="repository")
 def _repository(tmp_path: Path) -> Path:
     """Return a repository with a function, and a test of what it counts up to."""

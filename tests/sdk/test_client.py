@@ -283,3 +283,15 @@ def test_threads_share_a_client(server: ServerThread, expected: NDArray[Any]) ->
             np.testing.assert_array_equal(call.result(), expected)
         for call in large_calls:
             np.testing.assert_array_equal(call.result(), large)
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 20], ids=["stream", "unary"])
+def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(
+    server: ServerThread, threshold: int
+) -> None:
+    with Client(server.address, stream_threshold_bytes=threshold) as client:
+        budget = client._link.get().budget  # noqa: SLF001 - callers see of it which calls are repeated
+        while budget.allows_retry:
+            budget.fail()
+        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        assert budget.allows_retry
