@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz import corpus
-from gradwire import Client, GradwireError, Item, RetryPolicy, ops
+from gradwire import Client, GradwireError, Item, LimitExceededError, RetryPolicy, ops
 from raw_calls import wait_until
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
@@ -113,3 +114,20 @@ def test_an_answer_is_a_result_or_an_error_of_the_sdk(
         assert result.dtype == np.float32
     ours = {"gradwire-receiver", "gradwire-watch", "gradwire-split", "gradwire-share"}
     wait_until(lambda: not ours & {each.name for each in threading.enumerate()})
+
+
+def test_a_layout_that_is_refused_in_every_order_is_an_error(
+    strange: tuple[Strange, str],
+) -> None:
+    handler, address = strange
+    info = error_details_pb2.ErrorInfo(reason="LAYOUT_NOT_STREAMABLE", domain="gradwire.v1")
+    status = status_pb2.Status()
+    status.details.add().Pack(info)
+    handler.messages, handler.code = [], grpc.StatusCode.FAILED_PRECONDITION
+    handler.details = status.SerializeToString()
+    out = np.empty((1, 6, 1), np.float32).transpose(0, 2, 1)
+    with (
+        Client(address, retry=ONCE, stream_threshold_bytes=0) as client,
+        pytest.raises(LimitExceededError),
+    ):
+        client.evaluate(HALVE, SMALL, out=out, timeout_s=5.0)

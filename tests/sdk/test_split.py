@@ -26,7 +26,7 @@ from gradwire import (
     ops,
 )
 from gradwire._job import prepare
-from gradwire._split import in_order, share_count
+from gradwire._split import Shares, in_order, share_count
 from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
 from gradwire_server.settings import Settings
@@ -146,6 +146,25 @@ def test_a_part_has_half_the_threshold_or_more(
     bulk: int, servers: int, threshold: int, count: int
 ) -> None:
     assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
+
+
+def test_a_split_stands_as_long_as_the_share_that_has_waited_longest() -> None:
+    job = prepare(BILINEAR, DIFF_DST, output_shape=SHAPE, out=None)
+    shares = Shares(job, 3, chunk_bytes=999)
+    parts = shares.cut()
+    for number, part in enumerate(parts, 1):
+        part.moved_at = float(number)
+    assert shares.moved_at == 1.0
+    with parts[0].resting():
+        assert shares.moved_at == 2.0
+
+
+def test_the_size_of_a_result_is_asked_for_with_one_byte_of_it() -> None:
+    job = prepare(BILINEAR, DIFF_DST, output_shape=None, out=None)
+    question = Shares(job, 3, chunk_bytes=999).ask()
+    assert question is not None
+    header = question.begin().open
+    assert (header.resume_from, header.stop_before) == (0, 1)
 
 
 def test_an_input_with_broadcast_axes_stays_as_small_as_it_is() -> None:
