@@ -115,7 +115,7 @@ fuzz: $(VENV)/.fuzz  ## Look for bytes that break a law of reading; SECONDS=600
 	mkdir -p out
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --seconds $(SECONDS) --json out/fuzz.json
 
-mutants: $(VENV)/.installed  ## Try 120 seeded faults; fails if one escapes that tests caught (ARGS="run 7" for one)
+mutants: $(VENV)/.installed  ## Run 120 recorded mutants; fails if one escapes that tests caught (ARGS="run 7" for one)
 	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md

@@ -1,14 +1,14 @@
-"""Runs the recorded mutants, and fails where tests no longer catch what they caught.
+"""Runs the recorded mutants and compares the outcomes with the table.
 
-    PYTHONPATH=tests python -m mutants               try all mutants on today's code
-    PYTHONPATH=tests python -m mutants run 7 12      try some
-    PYTHONPATH=tests python -m mutants run --record  write what came of it to the table
-    PYTHONPATH=tests python -m mutants select        select each mutant's tests anew; takes long
-    PYTHONPATH=tests python -m mutants draw          print the mutants drawn from today's code
+    PYTHONPATH=tests python -m mutants               run all mutants on the current code
+    PYTHONPATH=tests python -m mutants run 7 12      run some
+    PYTHONPATH=tests python -m mutants run --record  write the outcomes to the table
+    PYTHONPATH=tests python -m mutants select        select tests anew; takes 20 minutes
+    PYTHONPATH=tests python -m mutants draw          draw mutants from the current code
 
-Ends with 1 where a mutant recorded as caught escapes, is not reached in time, or can no longer be
-applied: then its behavior has to be expressed again in the code as it is now. Tests that have moved
-are left out until they are selected anew.
+The exit status is 1 if a mutant recorded as caught escapes, is not run in time, or does not apply
+any more: its behavior then has to be expressed again in the current code. Tests that have moved are
+skipped until they are selected anew.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "tests" / "mutants.toml"
 
 _FOLDER = ROOT / "build" / "mutants"
-# Processes that wait for servers half of their time.
+# Workers: tests wait for servers half of their time.
 _COPIES = 2
-# Tests that are kept of a mutant that is caught: the one that did, and others for when that goes.
+# Tests recorded for a caught mutant: the one that failed, and others in case that one is removed.
 _KEPT = 8
-# Of the whole run.
+# Time limit of the whole run.
 _LIMIT_S = 3600.0
-# What exercises the areas. Tests of machine code and of devices take long, and look at neither.
+# Tests that exercise the areas. Tests of machine code and of devices take long and do not.
 _SUITES = (
     "backends",
     "chaos",
@@ -66,7 +66,7 @@ _LEFT_OUT = (
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -86,14 +86,12 @@ def main() -> None:
 
 
 def run(mutants: Sequence[Mutant], numbers: set[int], *, record: bool) -> bool:
-    """Try mutants, all unless numbers are given, and print them; return whether all is well."""
+    """Run mutants, by default all, and print the outcomes; return whether they hold."""
     start = time.monotonic()
     mutants = [each for each in mutants if not numbers or each.number in numbers]
-    lost = [message for each in mutants if (message := _why_lost(each)) is not None]
-    sys.stderr.write("".join(f"{message}\n" for message in lost))
-    if lost:
-        return False
-    tried = [each for each in mutants if each.outcome != "equivalent"]
+    lost = {each.number: message for each in mutants if (message := _why_lost(each)) is not None}
+    sys.stderr.write("".join(f"{message}\n" for message in lost.values()))
+    tried = [each for each in mutants if each.outcome != "equivalent" and each.number not in lost]
     count = max(1, min(_COPIES, len(tried)))
     copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(count)]
     found = judge_all(tried, copies, _tell, until=start + _LIMIT_S)
@@ -101,11 +99,11 @@ def run(mutants: Sequence[Mutant], numbers: set[int], *, record: bool) -> bool:
         _write([_recorded(each, found) for each in table.read(TABLE)])
     sys.stdout.write(outcomes(mutants, found))
     sys.stderr.write(f"after {time.monotonic() - start:.0f} s\n")
-    return all(found.get(each.number) for each in tried if each.outcome == "caught")
+    return all(found.get(each.number) for each in mutants if each.outcome == "caught")
 
 
 def outcomes(mutants: Sequence[Mutant], found: Mapping[int, str | None]) -> str:
-    """Return what came of mutants, a line each, and how many there are of each kind."""
+    """Return the outcomes, one line per mutant, and the count of each outcome."""
     lines: list[str] = []
     counts: Counter[str] = Counter()
     for each in mutants:
@@ -120,12 +118,12 @@ def _outcome(mutant: Mutant, found: Mapping[int, str | None]) -> str:
     if mutant.outcome == "equivalent":
         return "equivalent"
     if mutant.number not in found:
-        return "not tried"
+        return "not run"
     return "caught" if found[mutant.number] else "escaped"
 
 
 def _recorded(mutant: Mutant, found: Mapping[int, str | None]) -> Mutant:
-    """Return a mutant as it came out, with the test that caught it before the others."""
+    """Return a mutant with its outcome, the test that caught it first among its tests."""
     if mutant.outcome == "equivalent" or mutant.number not in found:
         return mutant
     test = found[mutant.number]
@@ -156,7 +154,7 @@ def _tell(mutant: Mutant, test: str | None, seconds: float) -> None:
 
 
 def select(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """Record what the tests execute, and return the mutants with the tests selected by that."""
+    """Record the lines that tests execute, and return the mutants with tests selected by them."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         _record(folder)

@@ -1,6 +1,6 @@
-"""Records the lines that each test executes, in this process and in its children.
+"""Records the lines that each test executes, also in child processes.
 
-A plugin of pytest: `-p mutants.contexts`, with MUTANTS_DATA set to the folder for what it writes.
+A plugin of pytest: `-p mutants.contexts`, with MUTANTS_DATA set to the output folder.
 Coverage's context is the test's identifier; children inherit it by MUTANTS_TEST (see
 `traced/sitecustomize.py`, which PYTHONPATH names).
 """
@@ -53,12 +53,12 @@ class Contexts:
             self._coverage.switch_context("")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Forget a test that failed: it tells nothing about mutants."""
+        """Exclude a test that failed without mutants."""
         if report.failed:
             self._failed.add(report.nodeid)
 
     def pytest_unconfigure(self) -> None:
-        """Write what was seen."""
+        """Write the lines and durations."""
         self._coverage.stop()
         self._coverage.save()
         name = f"seconds-{os.getpid()}.json"

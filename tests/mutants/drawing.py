@@ -1,8 +1,8 @@
 """Draws mutants from the product's sources, by a seed.
 
 Each is a small change within a function: an operator, a comparison, a constant, a bound that is off
-by one, a check or a statement that is dropped, or branches that are swapped. What only people read
-(messages, log lines, docstrings) and what only type checkers read is left as it is.
+by one, a check or a statement that is dropped, or branches that are swapped. Messages,
+log lines, docstrings and annotations stay unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PER_AREA = 12
 
 _SERVER = "server/gradwire_server"
 _CLIENT = "client/gradwire"
-# Files, and folders with all their modules.
+# Files, and folders with all modules in them.
 AREAS = {
     "plans": (f"{_SERVER}/plans",),
     "dialects": (f"{_SERVER}/dialects",),
@@ -97,12 +97,12 @@ _OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
 }
-_READ_BY_PEOPLE = {"__repr__", "__str__"}
+_TEXT_METHODS = {"__repr__", "__str__"}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Text of a source that is replaced by other text, from one offset to another."""
+    """A replacement of the source text between two offsets."""
 
     kind: str
     start: int
@@ -111,8 +111,8 @@ class Change:
 
 
 def draw(root: Path) -> list[Mutant]:
-    """Draw from the sources below a folder: the same ones from the same sources."""
-    chance = random.Random(SEED)  # noqa: S311 - to be drawn again
+    """Draw mutants of the sources below a folder: equal sources give equal mutants."""
+    chance = random.Random(SEED)  # noqa: S311 - repeatable
     drawn: list[Mutant] = []
     for area, places in AREAS.items():
         for file, function, before, after in _of_area(root, places, chance):
@@ -181,7 +181,7 @@ def _dedented(*parts: list[str]) -> list[str]:
 def changes(source: str) -> Iterator[tuple[str, Change]]:
     """Yield every change of a source, with the function it is in."""
     for name, node in functions(ast.parse(source)):
-        if node.name not in _READ_BY_PEOPLE:
+        if node.name not in _TEXT_METHODS:
             for change in _Finder(source).of_function(node):
                 yield name, change
 
@@ -226,7 +226,7 @@ class _Finder:
             if node.value is not None:
                 yield from self._of_node(node.value)
             return
-        if isinstance(node, ast.Assert) or _tells_people(node):
+        if isinstance(node, ast.Assert) or _is_message(node):
             return
         yield from self._of_operator(node)
         yield from self._of_constant(node)
@@ -317,7 +317,7 @@ class _Finder:
             yield Change(kind, start + found[0].start(), start + found[0].end(), after)
 
 
-def _tells_people(node: ast.AST) -> bool:
+def _is_message(node: ast.AST) -> bool:
     """Whether a statement logs, or makes an exception."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         called = ast.unparse(node.value.func)

@@ -1,8 +1,8 @@
 """Runs the tests of mutants in copies of the repository.
 
-What counts as caught: a selected test fails with the mutant, or does not end within the limit of a
-test, or its process dies; and the same test then passes in the same copy without the mutant. That a
-mutant's tests have used up their time together counts for nothing.
+A mutant is caught if a selected test fails, exceeds the limit of a single test, or its process dies
+with the mutant, and the same test then passes in the same copy without it. A mutant whose tests
+merely exceed their common limit is not caught.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import NamedTuple
 from mutants.progress import FILE
 from mutants.table import Mutant
 
-# All tests of a mutant together; and one of them, which takes a small part of that without mutants.
+# Limits of all tests of a mutant together, and of a single test, which takes much less unmutated.
 LIMIT_S = 60.0
 TEST_LIMIT_S = 25.0
 
 _PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
-# Repeatable: hypothesis would try other examples in each run.
+# A fixed seed: otherwise hypothesis tries other examples in each run.
 _PLUGINS = ("-p", "mutants.progress", "--hypothesis-seed=0", "--tb=short")
 
 
 class Finding(NamedTuple):
-    """What a run of tests came to.
+    """The result of a run of tests.
 
     suspect  the test that failed, hung or died; None where there was none
-    in_time  whether there was time for the others
-    missing  tests that are not there any more, for which pytest runs none
+    in_time  whether the tests ended within their common limit
+    missing  tests that no longer exist; pytest then runs none at all
     """
 
     suspect: str | None
@@ -47,9 +47,9 @@ class Finding(NamedTuple):
 
 
 class Copy:
-    """A copy of the repository in which mutants are tried, one after the other.
+    """A copy of the repository in which mutants are run one after another.
 
-    It is kept from run to run, with the machine code in its cache.
+    It is reused by later runs, together with its cache of compiled kernels.
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Copy:
         self._progress = folder.with_name(f"{folder.name}-progress")
 
     def refresh(self) -> None:
-        """Make it equal the repository: tracked files, and those that are new."""
+        """Copy the tracked and the new files of the repository that have changed."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607
             cwd=self._root,
@@ -75,7 +75,7 @@ class Copy:
                 file.unlink()
 
     def warm(self) -> None:
-        """Compile the kernels, where there is numba: no mutant changes them."""
+        """Compile the kernels if numba is installed: no mutant changes them."""
         words = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
         subprocess.run(  # noqa: S603 - our own server
             [sys.executable, *words], cwd=self.folder, env=self._environment(), check=False
@@ -92,7 +92,7 @@ class Copy:
                 tests = [test for test in tests if not _is_of(test, found.missing)]
             elif found.suspect is None:
                 return None
-            # It counts only if it has nothing against the code as it is.
+            # A failure counts only if the test passes without the mutant.
             elif self._passes(found.suspect):
                 return found.suspect
             else:
@@ -111,7 +111,7 @@ class Copy:
         file = self.folder / mutant.file
         source, stat = file.read_text(encoding="utf-8"), file.stat()
         file.write_text(mutant.applied(source), encoding="utf-8")
-        # Bytecode is told from a source's by seconds and size, which two mutants can share.
+        # Bytecode is valid by time in seconds and size, which two mutants may share.
         os.utime(file, (stat.st_atime, stat.st_mtime + 1000 + mutant.number))
         try:
             yield
@@ -136,14 +136,14 @@ class Copy:
             try:
                 self._wait(process, until)
             finally:
-                # With the servers that tests left behind.
+                # Includes servers that tests left behind.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         return self._finding(late=time.monotonic() >= until)
 
     def _wait(self, process: subprocess.Popen[bytes], until: float) -> None:
-        """Wait for the tests, until one takes too long, or all of them do."""
+        """Wait until the tests end, or exceed a limit."""
         seen, since = -1, time.monotonic()
         while process.poll() is None:
             size = self._progress.stat().st_size
@@ -189,7 +189,7 @@ def _is_of(test: str, names: Collection[str]) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file with its time, unless that is what there is: caches go by it."""
+    """Copy a file with its modification time, on which caches rely, unless it is unchanged."""
     before = source.stat()
     if target.exists():
         after = target.stat()
@@ -206,7 +206,7 @@ def judge_all(
     *,
     until: float,
 ) -> dict[int, str | None]:
-    """Return the test that catches each mutant, by its number; none for those not reached."""
+    """Return the test that catches each mutant, by number; mutants not run are left out."""
     waiting = list(reversed(mutants))
     found: dict[int, str | None] = {}
 

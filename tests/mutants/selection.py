@@ -1,4 +1,4 @@
-"""Selects the tests that execute a mutant's lines, from what coverage recorded."""
+"""Selects the tests that execute the lines of a mutant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import coverage
 
-# How long the tests of a mutant may take together without it, by the time noted for each.
+# Limit of the recorded durations of a mutant's tests.
 BUDGET_S = 25.0
 MOST = 100
 
@@ -17,9 +17,9 @@ MOST = 100
 def chosen(
     tests: Iterable[str], seconds: Mapping[str, float], lines: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Order tests, each function's cases in turn; then the quickest, as far as time allows.
+    """Return one case of each test function in turn, then the quickest tests, within the limits.
 
-    Those that execute the fewest lines go first: they are about these lines more than others are.
+    Tests that execute the fewest lines go first: they are the most specific ones.
     """
     cases: dict[str, list[str]] = defaultdict(list)
     for test in sorted(tests, key=lambda one: (lines[one], one)):

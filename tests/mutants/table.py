@@ -1,7 +1,7 @@
 """The recorded mutants: their places, behaviors and outcomes.
 
-A place is a function and lines of it, as text: it is found again wherever the function has moved
-to within its file. A mutant whose text is gone has to be expressed again, from its behavior.
+A place is a function and some of its lines as text, so that it is found again after the function
+has moved within its file. A mutant whose text is gone has to be expressed again from its behavior.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Literal
 Outcome = Literal["caught", "equivalent", "escaped"]
 
 _HEADER = """\
-# Mutants of the product, each a fault that tests must catch; `make mutants` runs them.
-# tests/mutants/drawing.py drew them; tests/mutants/table.py tells what the entries mean.
+# Mutants of the product, run by `make mutants`; tests/mutants/drawing.py drew them, and
+# tests/mutants/table.py describes the fields.
 """
 
 
@@ -28,14 +28,14 @@ class Mutant:
 
     number    counts from 1
     area      part of the product it belongs to
-    behavior  what goes wrong, in words that outlive the code
+    behavior  the wrong behavior in words, which remain valid when the code changes
     file      of the product, from the root of the repository
     function  qualified name: "Class.method"
-    before    whole lines of the function, which stand in it once, at any depth of indentation
-    after     what stands there instead
-    outcome   "caught" where a test fails; "equivalent" where none can; "escaped" where none did
+    before    whole lines that occur once in the function, at any indentation
+    after     the lines that replace them
+    outcome   "caught" if a test fails, "equivalent" if none can, "escaped" if none does
     reason    why it is equivalent
-    tests     identifiers of tests that execute the lines, the first one those that catch it
+    tests     tests that execute the lines; the first one catches a caught mutant
     """
 
     number: int

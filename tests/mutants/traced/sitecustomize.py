@@ -1,4 +1,4 @@
-"""Records the lines that a process executes which a test has started.
+"""Records the lines executed by a process that a test started.
 
 Python imports this at its start, where PYTHONPATH names the folder.
 """
@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 
-# Tests kill most servers, so that none of them could write at its end what it has executed.
+# Tests kill most servers, which then cannot write at their end.
 _EVERY_S = 0.3
 _QUIET = ["no-data-collected", "module-not-imported", "module-not-measured"]
 
@@ -30,12 +30,12 @@ if test:
     recorded.start()
 
     def save() -> None:
-        """Write what was executed, at the end."""
+        """Write the lines at the end of the process."""
         recorded.stop()
         recorded.save()
 
     def keep() -> None:
-        """Write what was executed so far, again and again."""
+        """Write the lines executed so far, periodically."""
         wait = threading.Event()
         while not wait.wait(_EVERY_S):
             recorded.save()
