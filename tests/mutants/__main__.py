@@ -14,13 +14,15 @@ skipped until they are selected anew.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,12 +96,22 @@ def run(mutants: Sequence[Mutant], numbers: set[int], *, record: bool) -> bool:
     tried = [each for each in mutants if each.outcome != "equivalent" and each.number not in lost]
     count = max(1, min(_COPIES, len(tried)))
     copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(count)]
-    found = judge_all(tried, copies, _tell, until=start + _LIMIT_S)
+    with _alone():
+        found = judge_all(tried, copies, _tell, until=start + _LIMIT_S)
     if record:
         _write([_recorded(each, found) for each in table.read(TABLE)])
     sys.stdout.write(outcomes(mutants, found))
     sys.stderr.write(f"after {time.monotonic() - start:.0f} s\n")
     return all(found.get(each.number) for each in mutants if each.outcome == "caught")
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """Wait for other runs that use the same copies."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def outcomes(mutants: Sequence[Mutant], found: Mapping[int, str | None]) -> str:
