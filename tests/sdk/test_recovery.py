@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,6 +17,7 @@ from gradwire import (
     InvalidRequestError,
     OverloadedError,
     RetryPolicy,
+    Timing,
     UnavailableError,
     ops,
 )
@@ -237,3 +239,18 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 def _note(event: threading.Event, _sent_bytes: int, _received_bytes: int) -> None:
     event.set()
+
+
+def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread) -> None:
+    timings: list[Timing] = []
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))
+        targets = [f"127.0.0.1:{refusing.getsockname()[1]}", server.address]
+        with Client(targets, split=True, split_threshold_bytes=0, retry=PROMPT) as client:
+            # A clock that stands still: what is avoided stays so.
+            vars(vars(client)["_link"].get().shares)["_clock"] = lambda: 1.0
+            for _ in range(3):
+                client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=timings.append)
+    tries = [timing.tries for timing in timings]
+    assert tries[0] > 1
+    assert tries[1:] == [1, 1]

@@ -89,6 +89,17 @@ def test_what_makes_no_sense_leaves_the_file_as_it_was(
     assert path.read_bytes() == before
 
 
+def test_a_file_with_a_broken_line_is_left_as_it_is(path: Path) -> None:
+    token = add_token(path, name="there", scopes=[Scope.EVALUATE])
+    path.write_text(path.read_text() + "half a line\n")
+    before = path.read_bytes()
+    done = command("revoke", "there", "--file", path)
+    assert done.exit_code != 0
+    assert "line 3" in done.stderr
+    assert token not in done.stderr
+    assert path.read_bytes() == before
+
+
 def test_tokens_are_listed_without_what_they_are(path: Path) -> None:
     made = add_token(path, name="ops", scopes=list(Scope))
     add_token(path, name="old", scopes=[Scope.EVALUATE], expires=date(2026, 1, 31))
