@@ -157,8 +157,9 @@ class Admission:
                 raise self._full_of_streams(came)
             waited = f"no data of this one has come for {least.waited_s:.1f} s"
             refused = self._full_of_streams(f"{came}, and {waited}")
+            give_way = least.give_way
             self._leave(least)
-            least.give_way(refused)
+            give_way(refused)
         stream = AdmittedStream(caller, give_way, self._clock)
         self._stream_drain.enter(self._clock())
         self._streams.add(stream)

@@ -32,7 +32,7 @@ class AdmittedStream:
         clock: Callable[[], float],
     ) -> None:
         self.caller = caller
-        self.give_way = give_way
+        self.give_way: Callable[[OverloadedError], object] = give_way
         self._clock = clock
         self._waits_since: float | None = clock()
         self._has_data = False
@@ -50,6 +50,10 @@ class AdmittedStream:
     def note_data(self) -> None:
         """Note that data has come, or that none is needed."""
         self._has_data, self._waits_since = True, None
+
+
+def _ended(_refused: OverloadedError) -> None:
+    """Do nothing: the stream has ended."""
 
 
 class AdmittedStreams:
@@ -97,6 +101,8 @@ class AdmittedStreams:
         if stream not in self._all:
             return False
         del self._all[stream]
+        # What it calls holds the stream's buffers, and often the stream: a cycle keeps both.
+        stream.give_way = _ended
         self._by_caller[stream.caller] -= 1
         if not self._by_caller[stream.caller]:
             del self._by_caller[stream.caller]
