@@ -11,7 +11,7 @@ import ast
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -110,11 +110,11 @@ class Change:
     text: str
 
 
-def draw(root: Path) -> list[Mutant]:
+def draw(root: Path, areas: Mapping[str, tuple[str, ...]] = AREAS) -> list[Mutant]:
     """Draw mutants of the sources below a folder: equal sources give equal mutants."""
     chance = random.Random(SEED)  # noqa: S311 - repeatable
     drawn: list[Mutant] = []
-    for area, places in AREAS.items():
+    for area, places in areas.items():
         for file, function, before, after in _of_area(root, places, chance):
             number = len(drawn) + 1
             drawn.append(Mutant(number, area, "", file, function, before, after))

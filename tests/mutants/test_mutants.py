@@ -36,11 +36,19 @@ _MUTANT = Mutant(
 )
 
 
-def test_drawing_is_repeatable_and_gives_every_area_its_share() -> None:
-    drawn = drawing.draw(ROOT)
-    assert drawn == drawing.draw(ROOT)
-    for area in drawing.AREAS:
-        assert sum(mutant.area == area for mutant in drawn) == drawing.PER_AREA
+def test_drawing_is_repeatable_and_gives_every_area_its_share(tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        for number in range(3):
+            (tmp_path / folder / f"counter_{number}.py").write_text(_SOURCE)
+    areas = {"one": ("first",), "another": ("second/counter_0.py", "second/counter_2.py")}
+    drawn = drawing.draw(tmp_path, areas)
+    assert drawn == drawing.draw(tmp_path, areas)
+    assert [mutant.area for mutant in drawn] == [
+        area for area in areas for _ in range(drawing.PER_AREA)
+    ]
+    for mutant in drawn:
+        assert mutant.applied(_SOURCE) != _SOURCE
 
 
 def test_a_change_is_of_behavior_and_leaves_a_program() -> None:
@@ -70,16 +78,14 @@ def test_a_place_that_is_gone_is_an_error_that_tells_the_behavior() -> None:
         _MUTANT.applied(_SOURCE.replace("total += number", "total = total + number"))
 
 
-def test_every_recorded_mutant_applies_and_is_told_in_words() -> None:
+def test_every_recorded_mutant_is_described_and_judged() -> None:
     mutants = table.read(TABLE)
     assert [mutant.number for mutant in mutants] == list(range(1, len(mutants) + 1))
     assert len({mutant.behavior for mutant in mutants}) == len(mutants)
     for mutant in mutants:
-        assert mutant.outcome in {"caught", "equivalent", "escaped"}
+        assert mutant.outcome in {"caught", "equivalent"}
         assert (mutant.reason != "") == (mutant.outcome == "equivalent")
-        if mutant.outcome == "caught":
-            assert mutant.tests
-            mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
+        assert (mutant.tests != ()) == (mutant.outcome == "caught")
 
 
 def test_the_table_is_written_as_it_is_read(tmp_path: Path) -> None:
