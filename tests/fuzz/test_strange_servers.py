@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz import corpus
-from gradwire import Client, GradwireError, Item, LimitExceededError, RetryPolicy, ops
+from gradwire import (
+    Client,
+    GradwireError,
+    InvalidRequestError,
+    Item,
+    LimitExceededError,
+    RetryPolicy,
+    ops,
+)
 from raw_calls import wait_until
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
@@ -27,13 +35,15 @@ KEPT = {name: corpus.read(name) for name in ("answer", "answers", "streamed", "s
 class Strange(grpc.GenericRpcHandler):
     """Answers every call with the messages and the status it was told.
 
-    code  None for OK
+    code   None for OK
+    calls  how many came
     """
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
         self.code: grpc.StatusCode | None = None
         self.details = b""
+        self.calls = 0
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -42,6 +52,7 @@ class Strange(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(self._answer)
 
     def _answer(self, _requests: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+        self.calls += 1
         yield from self.messages
         if self.code is not None:
             trailers = (("grpc-status-details-bin", self.details), ("gradwire-timing", "?;dur=x"))
@@ -114,6 +125,23 @@ def test_an_answer_is_a_result_or_an_error_of_the_sdk(
         assert result.dtype == np.float32
     ours = {"gradwire-receiver", "gradwire-watch", "gradwire-split", "gradwire-share"}
     wait_until(lambda: not ours & {each.name for each in threading.enumerate()})
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 20], ids=["stream", "unary"])
+def test_an_error_that_no_retry_mends_is_not_retried(
+    strange: tuple[Strange, str], threshold: int
+) -> None:
+    handler, address = strange
+    handler.messages, handler.details = [], b""
+    handler.code = grpc.StatusCode.INVALID_ARGUMENT
+    before = handler.calls
+    retry = RetryPolicy(initial_backoff_s=0.01)
+    with (
+        Client(address, retry=retry, stream_threshold_bytes=threshold) as client,
+        pytest.raises(InvalidRequestError),
+    ):
+        client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
+    assert handler.calls == before + 1
 
 
 def test_a_layout_that_is_refused_in_every_order_is_an_error(
