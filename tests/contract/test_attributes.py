@@ -148,11 +148,11 @@ def test_the_command_line_reads_every_kind(assignment: str, value: object) -> No
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
-        ("flag=yes", "operator.every.flag: is 'yes' (str); give True or False"),
-        ("single=x", "operator.every.single: is 'x'; give a number, finite in float32"),
+        ("flag=yes", "flag: is 'yes' (str); give True or False"),
+        ("single=x", "--attr single: is 'x'; give a number, finite in float32"),
         (
             "pads=1,x",
-            "operator.every.pads: is '1,x'; give integers, each from -2 to 2**63 - 1",
+            "--attr pads: is '1,x'; give integers, each from -2 to 2**63 - 1",
         ),
     ],
 )

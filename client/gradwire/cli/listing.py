@@ -74,7 +74,9 @@ def _tell_of_wait(connection: Connection, *, timeout_s: float) -> None:
     """Say on stderr what is waited for, if anything is."""
     try:
         status = connection.health(timeout_s=timeout_s)
-    except (UnavailableError, DeadlineExceededError):
+    except (UnavailableError, DeadlineExceededError, CommandError) as error:
+        if isinstance(error, CommandError) and error.code != CODES[UnavailableError]:
+            raise
         told = "no server answers yet"
     else:
         if status == SERVING:
