@@ -223,7 +223,7 @@ def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread) ->
 
 
 def test_every_drain_reaches_a_client_that_is_writing() -> None:
-    server = ServerThread(max_memory_bytes=8 << 30)
+    server = ServerThread(max_memory_bytes=8 << 30, max_streams=80)
     server.start()
 
     async def work(client: AsyncClient, relay: Relay) -> Any:

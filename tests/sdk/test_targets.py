@@ -181,7 +181,7 @@ def test_streams_and_small_calls_have_connections_of_their_own() -> None:
 
 
 def test_the_connections_of_a_client_reach_all_workers(tmp_path: Path) -> None:
-    flags = ("--workers", "2", "--backend", "numpy_cpu")
+    flags = ("--workers", "2", "--backend", "numpy_cpu", "--access-log")
     with running_command(*flags, log=tmp_path / "log") as command:
         seen: set[str] = set()
         # Which worker has a connection is chance: five to one are all with the same, rarely.
