@@ -177,9 +177,9 @@ def test_what_is_no_operator_or_no_out_is_a_type_error(plain: Client) -> None:
 
 def test_an_output_shape_that_is_none_names_its_axis(plain: Client) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        plain.evaluate(BILINEAR, DIFF_DST, output_shape=(2, 3, 0, 24))
+        plain.evaluate(BILINEAR, DIFF_DST, output_shape=(2, 3, -1, 24))
     assert caught.value.field == "output.sizes[2]"
-    assert str(caught.value) == "output_shape[2]: is 0; give an integer from 1 to 2**63 - 1"
+    assert str(caught.value) == "output_shape[2]: is -1; give an integer from 0 to 2**63 - 1"
 
 
 def test_a_gradient_without_an_output_shape_is_refused_by_the_server(plain: Client) -> None:

@@ -81,10 +81,14 @@ def test_a_stream_whose_results_are_all_handed_over_ends_with_ok(
     server: ServerThread, collect: Collect, caplog: pytest.LogCaptureFixture
 ) -> None:
     items = [Item(COPY, np.ones((2, 2), np.float32), (2, 2))] * 10
-    with caplog.at_level(logging.INFO):
+
+    def calls() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if each.getMessage() == "call"]
+
+    with caplog.at_level(logging.DEBUG, logger="gradwire_server"):
         collect(server.address, items)
-        wait_until(lambda: caplog.records)
-    facts = [vars(each)["facts"] for each in caplog.records]
+        wait_until(calls)
+    facts = [vars(each)["facts"] for each in calls()]
     assert [(each["method"], each["status"], each["items"]) for each in facts] == [
         ("EvaluateMany", "OK", 10)
     ]
