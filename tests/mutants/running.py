@@ -78,7 +78,11 @@ class Copy:
         """Compile the kernels if numba is installed: no mutant changes them."""
         words = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
         subprocess.run(  # noqa: S603 - our own server
-            [sys.executable, *words], cwd=self.folder, env=self._environment(), check=False
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=self._environment(),
+            check=False,
+            stdout=subprocess.DEVNULL,
         )
 
     def judge(self, mutant: Mutant) -> str | None:
