@@ -113,7 +113,8 @@ class Workshop:
         )
         claim = callers.claim_of_tables(needs, context)
         admission = self.admission
-        with admission.memory(needs.memory_bytes), admission.turns(claim) as turns, building:
+        memory = admission.memory(needs.memory_bytes, measured=False)
+        with memory, admission.turns(claim) as turns, building:
             # The whole of it is a wait of the call that needs the tables.
             while await self._in_turn(Phases(), turns, building.turn):
                 pass

@@ -98,13 +98,15 @@ class Admission:
         """Estimated seconds until all that was let in is done."""
         return self._backlog.seconds / self._threads
 
-    def memory(self, needed: int) -> _Memory:
+    def memory(self, needed: int, *, measured: bool = True) -> _Memory:
         """Return the context that holds `needed` bytes of the budget.
+
+        measured  whether retry delays count it: tables give theirs back long before requests do
 
         A request larger than all of it is let in alone. Entering raises OverloadedError where there
         is no room.
         """
-        return _Memory(self, needed)
+        return _Memory(self, needed, measured=measured)
 
     def has_room(self, needed: int) -> bool:
         """Whether so many bytes of the budget are there to be taken."""
@@ -122,10 +124,13 @@ class Admission:
         self.memory_bytes += needed
         self.entered += 1
 
-    def free_memory(self, held: int) -> None:
+    def free_memory(self, held: int, *, measured: bool = True) -> None:
         """Give them back."""
         self.memory_bytes -= held
-        self._memory_drain.leave(self._clock(), amount=held, empty=not self.memory_bytes)
+        if measured:
+            self._memory_drain.leave(self._clock(), amount=held, empty=not self.memory_bytes)
+        elif not self.memory_bytes:
+            self._memory_drain.stop()
 
     def full(self, came: str, *, missing: int, amount: int) -> OverloadedError:
         """Return the error for who needs an amount of memory of which so many bytes are missing."""
@@ -264,11 +269,12 @@ class Admission:
 class _Memory:
     """Bytes of the budget. A class, since a generator takes several times as long."""
 
-    __slots__ = ("_admission", "_needed")
+    __slots__ = ("_admission", "_measured", "_needed")
 
-    def __init__(self, admission: Admission, needed: int) -> None:
+    def __init__(self, admission: Admission, needed: int, *, measured: bool) -> None:
         self._admission = admission
         self._needed = needed
+        self._measured = measured
 
     def __enter__(self) -> None:
         self._admission.take_memory(self._needed)
@@ -279,7 +285,7 @@ class _Memory:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._admission.free_memory(self._needed)
+        self._admission.free_memory(self._needed, measured=self._measured)
 
 
 def _beyond(came: str, limit: str, allowed: object) -> str:

@@ -60,6 +60,10 @@ class Drain:
             self._amount += weight * (amount - self._amount)
         self._since = None if empty else now
 
+    def stop(self) -> None:
+        """Stop measuring: nothing is left."""
+        self._since = None
+
     def seconds_for(self, amount: float = 1.0) -> float | None:
         """Return how long such an amount takes to go; None before anything was measured."""
         return self._seconds * amount / self._amount if self._amount else None
