@@ -9,6 +9,38 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
+@dataclass(frozen=True, slots=True)
+class CaseTimes:
+    """What each contestant took for one case.
+
+    nbytes   of output gradient and input gradient together
+    seconds  per call, [contestant][round]
+    notes    which implementation each contestant was
+    skipped  why the others did not run, or what they got wrong
+    """
+
+    case: str
+    kind: str
+    src: list[int]
+    dst: list[int]
+    dtype: str
+    nbytes: int
+    seconds: dict[str, list[float]]
+    notes: dict[str, str]
+    skipped: dict[str, str]
+
+    def rate(self, name: str) -> float | None:
+        """GB/s of a contestant, read and written, by its median round."""
+        times = self.seconds.get(name)
+        return self.nbytes / statistics.median(times) / 1e9 if times else None
+
+    def faster(self, name: str, than: str) -> float | None:
+        """How many times as fast a contestant is as another, in the median of common rounds."""
+        if name not in self.seconds or than not in self.seconds:
+            return None
+        return ratio(self.seconds[than], self.seconds[name])
+
+
 class Runs(Protocol):
     """A contestant."""
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.plans import BandedMap, Plan
+from gradwire import ops
 
 Array = npt.NDArray[Any]
 Kind = Literal["nearest", "linear", "cubic", "dml"]
@@ -139,35 +139,17 @@ def gradients(
     return arrays
 
 
-# The slope of the cubic that PyTorch's bicubic and OpenCV use.
-_CUBIC_SLOPE = np.float32(-0.75)
-
-
-def cubic_plan(*, src: tuple[int, ...], dst: tuple[int, ...], moved: range) -> Plan:
-    """Gradient of Keys' cubic along some axes: half-pixel centers, edges repeated, float32."""
-    maps = [
-        _cubic_map(low, high) if axis in moved else None
-        for axis, (low, high) in enumerate(zip(src, dst, strict=True))
-    ]
-    return Plan.build(maps, src).adjoint()
-
-
-def _cubic_map(src: int, dst: int) -> BandedMap:
-    half = np.float32(0.5)
-    x = (np.arange(dst, dtype=np.float32) + half) * np.float32(src / dst) - half
-    low = np.floor(x)
-    index = low.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
-    weight = _keys(np.abs((x - low)[:, np.newaxis] - np.arange(-1, 3, dtype=np.float32)))
-    return BandedMap.from_taps(np.clip(index, 0, src - 1), weight, inputs=src)
-
-
-def _keys(x: Array) -> Array:
-    """Keys (1981): the cubic convolution kernel at distance x, here 0 .. 2, and its slope a."""
-    a = _CUBIC_SLOPE
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    kernel: Array = np.where(x <= 1, near, far).astype(np.float32)
-    return kernel
+def operator_of(case: Case, layout: Layout) -> ops.Operator:
+    """Return the gradient; that of the cubic takes axes in the order N, C, X in any layout."""
+    if case.kind == "cubic":
+        return ops.TorchUpsampleBackward(mode="bicubic")
+    if case.kind == "dml":
+        return ops.DmlResampleGrad(interpolation_mode="linear")
+    return ops.InterpolateBackward(
+        mode=case.kind,
+        coordinate_transformation_mode="align_corners" if case.align_corners else "half_pixel",
+        data_format=layout,
+    )
 
 
 def torch_name(case: Case, spatial: int) -> str:

@@ -22,16 +22,14 @@ from benchmarks.compute.cases import (
     Layout,
     Outputs,
     WrongResultError,
-    cubic_plan,
     logical,
+    operator_of,
     stored,
     torch_name,
     torch_view,
 )
 from benchmarks.compute.native import Libraries, UnavailableError
-from gradwire import ops
-from gradwire_server import LocalClient, backends
-from gradwire_server.plans import Plan
+from gradwire_server import LocalClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +71,16 @@ class Gradient:
 
 
 def ours(given: Gradient, client: LocalClient, backend: str) -> Contestant:
-    """LocalClient with out=; for the cubic, which no operator of this release has, its backend."""
+    """Return LocalClient with out=."""
     name = f"{backend} {given.layout}"
     y = given.output(name)
     result = logical(y, given.layout)
-    run: Callable[[], object]
+    operator, x, out = operator_of(given.case, given.layout), given.x, y
     if given.case.kind == "cubic":
-        plan = _cubic_plan(given)
-        chosen, _ = backends.choose(backend, threads=given.threads)
-        run, note = partial(chosen.apply, plan, given.x, y), "Backend.apply"
-    else:
-        run = partial(client.evaluate, _operator(given), given.x, output_shape=y.shape, out=y)
-        note = "LocalClient.evaluate"
+        x, out = logical(x, given.layout), result
+    run = partial(client.evaluate, operator, x, output_shape=out.shape, out=out)
     run()  # the first call makes tables
-    return Contestant(name, run, result, note)
-
-
-def _operator(given: Gradient) -> ops.Operator:
-    if given.case.kind == "dml":
-        return ops.DmlResampleGrad(interpolation_mode="linear")
-    return ops.InterpolateBackward(
-        mode="nearest" if given.case.kind == "nearest" else "linear",
-        coordinate_transformation_mode=(
-            "align_corners" if given.case.align_corners else "half_pixel"
-        ),
-        data_format=given.layout,
-    )
-
-
-def _cubic_plan(given: Gradient) -> Plan:
-    src, dst = stored(given.case.src, given.layout), stored(given.case.dst, given.layout)
-    moved = range(2, len(src)) if given.layout == "NCX" else range(1, len(src) - 1)
-    return cubic_plan(src=src, dst=dst, moved=moved)
+    return Contestant(name, run, result)
 
 
 # Of the largest value. Peers round coordinates elsewhere, and some round sums to the storage type.

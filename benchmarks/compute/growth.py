@@ -34,7 +34,7 @@ def sizes(largest_mib: int) -> list[Case]:
     return cases
 
 
-def _line(record: report.Record) -> str:
+def _line(record: report.ComputeRecord) -> str:
     cells = [f"{record.case:>15} {record.threads:>7}"]
     for name, times in record.seconds.items():
         took = statistics.median(times) * 1e6
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     bench = Bench([arguments.backend], _PACE, native.load(), without="onednn")
     for name, reason in bench.missing.items():
         sys.stdout.write(f"without {name}: {reason}\n")
-    records: list[report.Record] = []
+    records: list[report.ComputeRecord] = []
     for case in sizes(arguments.largest):
         x = gradients(case, DTYPES["float32"], layouts=("NCX",))
         for threads in map(int, arguments.threads.split(",")):

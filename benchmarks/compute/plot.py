@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.compute.report import Record, Row, load, rows
+from benchmarks.compute.report import ComputeRecord, Row, load, rows
 
 _BLUE, _ORANGE, _GRAY, _GREEN = "#2a6fbb", "#d9822b", "#888888", "#3c8d5a"
 
@@ -59,7 +59,7 @@ def ratios(axes: Any, found: list[Row], *, title: str) -> None:
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.4, -0.05), ncols=4, frameon=False)
 
 
-def growth(axes: Any, records: list[Record]) -> None:
+def growth(axes: Any, records: list[ComputeRecord]) -> None:
     """Throughput by size; dashed lines are 2 threads."""
     names = dict.fromkeys(name for record in records for name in record.seconds)
     colors = dict(zip(names, (_BLUE, _ORANGE, _GRAY, _GREEN), strict=False))

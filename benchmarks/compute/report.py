@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rounds import ratio
+from benchmarks.rounds import CaseTimes
 
 PEERS = ("torch", "onednn")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One case, dtype and number of threads.
+class ComputeRecord(CaseTimes):
+    """One case, dtype and number of threads; contestants are "copy" or a name and a layout."""
 
-    nbytes   of output gradient and input gradient together
-    seconds  per call, [contestant][round]; contestants are "copy" or a name and a layout
-    notes    which implementation each one was
-    skipped  why the others did not run, or what they got wrong
-    """
-
-    case: str
-    kind: str
-    src: list[int]
-    dst: list[int]
-    dtype: str
     threads: int
-    nbytes: int
-    seconds: dict[str, list[float]]
-    notes: dict[str, str]
-    skipped: dict[str, str]
-
-    def rate(self, name: str) -> float | None:
-        """GB/s of a contestant, by its median round."""
-        times = self.seconds.get(name)
-        return self.nbytes / statistics.median(times) / 1e9 if times else None
-
-    def faster(self, name: str, than: str) -> float | None:
-        """How many times as fast a contestant is as another, in the median of common rounds."""
-        if name not in self.seconds or than not in self.seconds:
-            return None
-        return ratio(self.seconds[than], self.seconds[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +28,7 @@ class Row:
     to_copy      ratio to the copy loop; peer_to_copy is the fastest peer's in this layout
     """
 
-    record: Record
+    record: ComputeRecord
     backend: str
     layout: str
     rate: float
@@ -66,7 +39,7 @@ class Row:
     peer_to_copy: float | None
 
 
-def rows(record: Record, backend: str) -> Iterator[Row]:
+def rows(record: ComputeRecord, backend: str) -> Iterator[Row]:
     """Yield a row for each layout a backend ran in."""
     for layout in ("NCX", "NXC"):
         name = f"{backend} {layout}"
@@ -112,9 +85,9 @@ def line(row: Row) -> str:
     )
 
 
-def load(facts: dict[str, Any]) -> list[Record]:
+def load(facts: dict[str, Any]) -> list[ComputeRecord]:
     """Read the records of a JSON file."""
-    return [Record(**one) for one in facts["records"]]
+    return [ComputeRecord(**one) for one in facts["records"]]
 
 
 def _number(value: float | None, width: int) -> str:

@@ -63,7 +63,7 @@ class Bench:
 
     def measure(
         self, case: Case, dtype: str, x: dict[Layout, Array], threads: int
-    ) -> report.Record:
+    ) -> report.ComputeRecord:
         """Run every contestant of a case in turn."""
         skipped: dict[str, str] = {}
         with ExitStack() as stack:
@@ -85,8 +85,8 @@ class Bench:
             notes = {one.name: one.note for one in contestants}
         nbytes = case.elements() * DTYPES[dtype].itemsize
         sizes = (list(case.src), list(case.dst))
-        return report.Record(
-            case.name, case.kind, *sizes, dtype, threads, nbytes, seconds, notes, skipped
+        return report.ComputeRecord(
+            case.name, case.kind, *sizes, dtype, nbytes, seconds, notes, skipped, threads
         )
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         f"on {started['cpu']}, load {started['load']:.1f} of {started['cores']} cores\n"
     )
     sys.stdout.write(report.HEADER + "\n")
-    records: list[report.Record] = []
+    records: list[report.ComputeRecord] = []
     for case in CASES:
         if not fnmatch.fnmatch(case.name, arguments.case):
             continue

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.compute.report import Record, Row, load, rows
+from benchmarks.compute.report import ComputeRecord, Row, load, rows
 
 # Faster than PyTorch's contiguous kernel, float32 NCX, at least so many times.
 _OVER_TORCH = {
@@ -71,7 +71,7 @@ def judged_lines(judged: Sequence[Verdict]) -> Iterator[str]:
             yield f"    {one.reached:7.2f} of {one.wanted:5.2f}  {one.row}"
 
 
-def verdicts(records: list[Record], backend: str) -> Iterator[Verdict]:
+def verdicts(records: list[ComputeRecord], backend: str) -> Iterator[Verdict]:
     """Judge every row of a backend by every target that is about it."""
     times = {
         (row.record.case, row.layout, row.record.dtype, row.record.threads): row

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.compute.cases import CASES, DTYPES, Array, Case, Layout, cubic_plan, stored
+from benchmarks.compute.cases import CASES, DTYPES, Array, Case, Layout, operator_of, stored
 from gradwire_server import dialects
 from gradwire_server.plans import Plan
 
@@ -46,30 +46,6 @@ class GpuRow:
     def plan(self) -> Plan:
         """The gradient."""
         return gradient(self.case, self.layout)
-
-
-@dataclass(frozen=True, slots=True)
-class _Interpolate:
-    """Attributes of the operator interpolate_backward."""
-
-    mode: str
-    coordinate_transformation_mode: str
-    data_format: str
-    sizes: tuple[int, ...] = ()
-    scales: tuple[float, ...] = ()
-    sizes_tensor: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Resample:
-    """Attributes of the operator dml_resample_grad."""
-
-    interpolation_mode: str = "linear"
-    scales: tuple[float, ...] = ()
-    input_pixel_offsets: tuple[float, ...] = ()
-    output_pixel_offsets: tuple[float, ...] = ()
-    nearest_rounding: str = "half_down"
-    offset_convention: str = "forward"
 
 
 def rows(*, nbytes: int, quick: bool = False) -> list[GpuRow]:
@@ -123,18 +99,12 @@ def shrunk(case: Case) -> Case:
 
 def gradient(case: Case, layout: Layout) -> Plan:
     """Lower a case to the plan that a server would apply."""
-    dst, src = stored(case.dst, layout), stored(case.src, layout)
+    operator = operator_of(case, layout)
     if case.kind == "cubic":
-        moved = range(2, len(src)) if layout == "NCX" else range(1, len(src) - 1)
-        return cubic_plan(src=src, dst=dst, moved=moved)
-    if case.kind == "dml":
-        return dialects.lower("dml_resample_grad", _Resample(), dst, src)
-    attributes = _Interpolate(
-        mode=case.kind,
-        coordinate_transformation_mode="align_corners" if case.align_corners else "half_pixel",
-        data_format=layout,
-    )
-    return dialects.lower("interpolate_backward", attributes, dst, src)
+        plan = dialects.lower(operator.name, operator, case.dst, case.src)
+        return plan if layout == "NCX" else plan.permuted((0, *range(2, len(case.src)), 1))
+    dst, src = stored(case.dst, layout), stored(case.src, layout)
+    return dialects.lower(operator.name, operator, dst, src)
 
 
 class Numbers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.compute.targets import Verdict, judged_lines
-from benchmarks.rounds import ratio
+from benchmarks.rounds import CaseTimes
 
 # Of a copy of as many bytes.
 _DOUBLED = {"float32": 0.85, "float16": 0.7}
@@ -20,47 +20,24 @@ _OVER_DETERMINISTIC = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class GpuRecord:
-    """One case in one layout and type.
+class GpuRecord(CaseTimes):
+    """One case in one layout and type; seconds are those on the device."""
 
-    nbytes   of output gradient and input gradient together
-    seconds  on the device, [contestant][round]
-    notes    which implementation each contestant was
-    skipped  why the others did not run, or what they got wrong
-    """
-
-    case: str
-    kind: str
-    src: list[int]
-    dst: list[int]
     layout: str
-    dtype: str
-    nbytes: int
-    seconds: dict[str, list[float]]
-    notes: dict[str, str]
-    skipped: dict[str, str]
-
-    def rate(self, name: str) -> float | None:
-        """GB/s of a contestant, read and written, by its median round."""
-        times = self.seconds.get(name)
-        return self.nbytes / statistics.median(times) / 1e9 if times else None
-
-    def faster(self, than: str) -> float | None:
-        """How many times as fast ours is as another, in the median of common rounds."""
-        if "ours" not in self.seconds or than not in self.seconds:
-            return None
-        return ratio(self.seconds[than], self.seconds["ours"])
 
 
 def verdicts(record: GpuRecord) -> Iterator[Verdict]:
     """Judge a row by every target that is about it."""
     row = f"{record.case}, {record.dtype} {record.layout}"
-    to_copy = record.faster("copy")
+    to_copy = record.faster("ours", "copy")
     if to_copy is not None:
         doubled = _is_fast_scale(record)
         wanted = _DOUBLED[record.dtype] if doubled else _EVERY
         yield Verdict("of copy, x2" if doubled else "of copy", row, to_copy, wanted)
-    over_torch, over_deterministic = record.faster("torch"), record.faster("deterministic")
+    over_torch, over_deterministic = (
+        record.faster("ours", "torch"),
+        record.faster("ours", "deterministic"),
+    )
     if over_torch is not None and _is_weighted(record):
         yield Verdict("over torch", row, over_torch, _OVER_TORCH[record.dtype])
     if over_deterministic is not None and _is_weighted(record):
@@ -86,9 +63,9 @@ def line(record: GpuRecord) -> str:
         _number(statistics.median(took) * 1e3 if took else None, 9, digits=4),
         _number(record.rate("ours"), 8, digits=1),
         _number(record.rate("copy"), 8, digits=1),
-        _number(record.faster("copy"), 7),
-        _number(record.faster("torch"), 8),
-        _number(record.faster("deterministic"), 9),
+        _number(record.faster("ours", "copy"), 7),
+        _number(record.faster("ours", "torch"), 8),
+        _number(record.faster("ours", "deterministic"), 9),
     ]
     judged = list(verdicts(record))
     missed = [f"miss {one.target} {one.wanted:g}" for one in judged if not one.holds]

@@ -193,7 +193,7 @@ def _measured(stream: DeviceStream, row: GpuRow, numbers: Numbers, pace: GpuPace
     case = row.case
     sizes = (list(case.src), list(case.dst))
     return GpuRecord(
-        case.name, case.kind, *sizes, row.layout, row.dtype, row.nbytes, seconds, notes, skipped
+        case.name, case.kind, *sizes, row.dtype, row.nbytes, seconds, notes, skipped, row.layout
     )
 
 

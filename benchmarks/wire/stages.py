@@ -22,21 +22,14 @@ ratios to the first contestant in the same round.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
-
-import numpy as np
 
 from benchmarks import machine
-from benchmarks.compute import contestants as peers
-from benchmarks.compute.cases import Case, Outputs, gradients
-from benchmarks.compute.contestants import Gradient
 from benchmarks.servers import OURS, Server
 from benchmarks.wire import loads
 from benchmarks.wire.copies import copies
@@ -60,17 +53,9 @@ from benchmarks.wire.rounds import (
     start,
 )
 from benchmarks.wire.timeline import timeline
-from gradwire import Client
 
 _CONNECTIONS = (1, 4)
 _IN_FLIGHT = 16
-_LOCAL_THREADS = 2
-# Of the bytes that go up, 25 MB and more.
-_LOCAL_CASES = (
-    Case("trilinear x2", "linear", (2, 16, 16, 40, 40), (2, 16, 32, 80, 80)),
-    Case("bicubic x2", "cubic", (8, 64, 56, 56), (8, 64, 112, 112)),
-    Case("bilinear x2", "linear", (8, 64, 56, 56), (8, 64, 112, 112)),
-)
 # MiB that the server's malloc keeps.
 _KEPT = (0, 16, 64, 256, 1024)
 
@@ -182,31 +167,6 @@ def bidi(rounds: int) -> dict[str, Rows]:
     return {"67.1 MB up in chunks of 1 MiB; one connection, one in flight": rows}
 
 
-def local(rounds: int) -> dict[str, Rows]:
-    """Compare client.evaluate with PyTorch's backward on the spot; both write a given array."""
-    return {case.name: _local(case, rounds) for case in _LOCAL_CASES}
-
-
-def _local(case: Case, rounds: int) -> Rows:
-    importlib.import_module("torch")
-    x = gradients(case, np.dtype(np.float32), layouts=("NCX",))["NCX"]
-    given = Gradient(case=case, layout="NCX", x=x, threads=_LOCAL_THREADS, outputs=Outputs())
-    torch = peers.torch_peer(given)
-    out = given.output("ours")
-    with ExitStack() as stack:
-        cubic = ("-m", "benchmarks.wire.cubic_server", *OURS[2:])
-        server = start(stack, *(cubic if case.kind == "cubic" else OURS))
-        client = stack.enter_context(Client(server.address))
-        evaluate = partial(client.evaluate, loads.OPERATOR, x, output_shape=out.shape, out=out)
-        calls: dict[str, Call] = {"torch": torch.run, "client.evaluate": evaluate}
-        for call in calls.values():
-            call()
-        found: Any = torch.result
-        np.testing.assert_allclose(out, found, rtol=1e-4, atol=1e-4)
-        servers = {"client.evaluate": server}
-        return compare_calls(calls, servers, base="torch", rounds=rounds, seconds=0.5)
-
-
 def kinds(rounds: int) -> dict[str, Rows]:
     """Compare bare servers of several kinds."""
     request = loads.request_for(numbers(TINY), TINY_RESULT)
@@ -313,7 +273,6 @@ _STAGES: dict[str, Callable[[int], dict[str, Rows]]] = {
     "large": large,
     "identity": identity,
     "bidi": bidi,
-    "local": local,
     "kinds": kinds,
     "options": options,
     "chunks": chunks,

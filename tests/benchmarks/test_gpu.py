@@ -44,7 +44,7 @@ def _record(name: str, layout: str, dtype: str, **seconds: float) -> GpuRecord:
     (case,) = (case for case in CASES if case.name == name)
     times = {contestant: [value] * 3 for contestant, value in seconds.items()}
     sizes_ = (list(case.src), list(case.dst))
-    return GpuRecord(case.name, case.kind, *sizes_, layout, dtype, 1000, times, {}, {})
+    return GpuRecord(case.name, case.kind, *sizes_, dtype, 1000, times, {}, {}, layout)
 
 
 def test_every_row_moves_as_much_as_was_asked_for_and_less_than_a_case_more() -> None:

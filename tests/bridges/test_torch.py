@@ -142,9 +142,9 @@ def test_two_trainings_have_the_same_bits(client: Client) -> None:
 
 
 def test_what_is_wrong_is_told_in_the_words_of_the_sdk(client: Client, x: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"torch_interpolate\.align_corners"):
+    with pytest.raises(InvalidRequestError, match=r"align_corners: "):
         bridge.interpolate(x, size=8, mode="nearest", align_corners=True, client=client)
-    with pytest.raises(InvalidRequestError, match=r"torch_\w+\.size.*is None"):
+    with pytest.raises(InvalidRequestError, match=r"size: is None"):
         bridge.interpolate(x, client=client)
     with pytest.raises(InvalidRequestError, match="is int32"):
         bridge.interpolate(x.int(), size=8, client=client)

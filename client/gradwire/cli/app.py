@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 @click.version_option(VERSION, message="%(prog)s %(version)s")
 @click.pass_context
 def commands(context: click.Context) -> None:
-    """Gradients of resampling operators, exact to each framework's dialect, as a gRPC service.
+    """Gradients of resampling operators as a gRPC service, with the weights of each framework.
 
     Start here: `gradwire demo`, `gradwire operators`.
     """
