@@ -153,8 +153,7 @@ def _refuse_tangents(x: Tensor) -> None:
 
 
 def _run(x: Tensor, operator: str, adjoint: str, output_shape: list[int], client: int) -> Tensor:
-    if _has_no_batch(x, from_text(operator), output_shape):
-        return _empty(x, operator, adjoint, output_shape, client)
+    del adjoint
     check_shapes(from_text(operator), x.shape, output_shape)
     source = x.detach()
     on_cuda = source.device.type == "cuda"
@@ -178,22 +177,6 @@ def _allocated(shape: Sequence[int], dtype: Any, *, pin_memory: bool) -> Tensor:
             f"is {list(shape)}, {size} bytes of {dtype}, which PyTorch cannot allocate here; give "
             f"shorter lengths",
         ) from error
-
-
-def _has_no_batch(x: Tensor, operator: ops.Operator, output_shape: Sequence[int]) -> bool:
-    """Whether there is nothing to evaluate: PyTorch takes batches of none, the service does not."""
-    kinds = (ops.TorchInterpolate, ops.TorchUpsampleBackward)
-    others = [*x.shape[1:], *output_shape[1:]]
-    return isinstance(operator, kinds) and x.shape[0] == output_shape[0] == 0 < min(others)
-
-
-def _empty(x: Tensor, *arguments: Any) -> Tensor:
-    """Return the result of no batch, checked by PyTorch where that is a forward's."""
-    operator, _, output_shape, _ = arguments
-    asked = from_text(operator)
-    if isinstance(asked, ops.TorchInterpolate) and (asked.size or asked.scale_factor):
-        return _run_here(x, *arguments)
-    return x.new_empty(output_shape)
 
 
 def _run_here(

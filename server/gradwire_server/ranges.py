@@ -18,9 +18,8 @@ def wanted_bytes(header: v1.Open, evaluation: Evaluation, digest: str) -> range:
     if total == first == stop == 0:
         return _same_evaluation(header, digest, range(0))
     if not 0 <= first < total:
-        raise InvalidFieldError(
-            "open.resume_from", f"{first}; the result has bytes 0 to {total - 1}"
-        )
+        there = f"the result has bytes 0 to {total - 1}" if total else "the result is empty: give 0"
+        raise InvalidFieldError("open.resume_from", f"{first}; {there}")
     if not first < stop <= total:
         raise InvalidFieldError(
             "open.stop_before",

@@ -378,14 +378,14 @@ def _check_both_empty(source: TensorSpec, result: TensorSpec) -> None:
             side, other = ("output", "input") if size else ("input", "output")
             raise InvalidFieldError(
                 f"{side}.sizes[{axis}]",
-                f"0, and {other}.sizes[{axis}] is {size or out}; at least 1 is needed there",
+                f"is 0, and {other}.sizes[{axis}] is {size or out}; at least 1 is needed there",
             )
 
 
 def _not_empty(request: EvaluationRequest, axis: int) -> InvalidFieldError:
     return InvalidFieldError(
         f"input.sizes[{axis}]",
-        f"0; {request.operator} resizes this axis: at least 1 is needed there",
+        f"is 0; {request.operator} resizes this axis: at least 1 is needed there",
     )
 
 
