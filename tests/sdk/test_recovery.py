@@ -149,7 +149,7 @@ def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread) ->
 def test_every_drain_reaches_a_client_that_is_writing() -> None:
     server = ServerThread(max_memory_bytes=8 << 30)
     server.start()
-    started = [threading.Event() for _ in range(60)]
+    started = [threading.Event() for _ in range(40)]
     with (
         relaying(server.address) as relay,
         Client(relay.address, chunk_bytes=10_000, retry=BRISK) as client,
