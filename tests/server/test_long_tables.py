@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -126,6 +127,27 @@ def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
         with pytest.raises(CallCancelledError):
             first.result(timeout=PATIENCE_S)
         wait_until(lambda: not (admission.memory_bytes or admission.computing))
+
+
+def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
+    with (
+        serving(address="[::]:0", insecure=True, compute_threads=1, max_queue_s=60) as server,
+        ThreadPoolExecutor(20) as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        port = server.address.rpartition(":")[2]
+        callers = [stack.enter_context(RawClient(f"127.0.0.1:{port}")) for _ in range(20)]
+        other = stack.enter_context(RawClient(f"[::1]:{port}"))
+        greedy = [
+            pool.submit(caller.evaluate, short_message(100_000 + number))
+            for number, caller in enumerate(callers)
+        ]
+        active = server.server.workshop.active
+        wait_until(lambda: active.in_phase["queue"] >= len(greedy))
+        assert other.evaluate(short_message(100_100)).refusal is None
+        # Of equal work, the other address has had a half of the turns.
+        assert sum(call.done() for call in greedy) <= 2
+        assert [call.result(timeout=PATIENCE_S).refusal for call in greedy] == [None] * len(greedy)
 
 
 def test_work_in_turns_goes_on_where_it_stopped() -> None:
