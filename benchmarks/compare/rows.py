@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.compare.judgement import Better
 from benchmarks.compare.sides import CORES, Runner, Side
 from benchmarks.overload.http2 import Connection, Outcome, closed_loop, open_loop
-from benchmarks.overload.kinds import requests
+from benchmarks.overload.kinds import bilinear, requests
 from benchmarks.servers import Server
 from benchmarks.wire.loads import EVALUATE, many_at_once, one_by_one, unary_bytes
 
@@ -29,6 +29,7 @@ _SECONDS = 1.0
 _ONSET_S, _LASTING_S = 2.0, 3.0
 _CALLERS = 4
 _SMALL_MESSAGE = requests()["tiny"][0]
+_MEDIUM_MESSAGE = bilinear(1, 3, 64, 64)
 _LONG_MESSAGE = requests()["long"][0]
 _MEMORY_SIDE, _FULL_MEMORY_SIDE = 8192, 23168
 
@@ -54,16 +55,23 @@ def _each(
     return lambda stack, sides: [take_of(stack, side) for side in sides]
 
 
-def _unary(stack: ExitStack, side: Side, *, in_flight: int) -> Take:
-    server = stack.enter_context(side.serving("--log-level", "warning"))
-    call = unary_bytes(server, _SMALL_MESSAGE)
+def _unary(
+    stack: ExitStack,
+    side: Side,
+    *,
+    in_flight: int,
+    message: bytes = _SMALL_MESSAGE,
+    flags: Sequence[str] = ("--log-level", "warning"),
+) -> Take:
+    server = stack.enter_context(side.serving(*flags))
+    call = unary_bytes(server, message)
 
     def take() -> Figures:
         if in_flight == 1:
             sample = one_by_one(call, server, seconds=_SECONDS)
         else:
             sample = many_at_once(
-                server, _SMALL_MESSAGE, connections=1, in_flight=in_flight, seconds=_SECONDS
+                server, message, connections=1, in_flight=in_flight, seconds=_SECONDS
             )
         return {
             "rate": sample.rate,
@@ -181,6 +189,16 @@ def rows(*, full: bool = False) -> dict[str, ComparedRow]:
             "small unary calls of a raw client, 16 in flight on one connection",
             latencies,
             _each(partial(_unary, in_flight=16)),
+        ),
+        "unary-48k-1": ComparedRow(
+            "unary call of a raw client, (1, 3, 64, 64) to (1, 3, 32, 32), 1 in flight, as started",
+            latencies,
+            _each(partial(_unary, in_flight=1, message=_MEDIUM_MESSAGE, flags=())),
+        ),
+        "unary-48k-16": ComparedRow(
+            "the same, 16 in flight on one connection",
+            latencies,
+            _each(partial(_unary, in_flight=16, message=_MEDIUM_MESSAGE, flags=())),
         ),
         "sdk-small": ComparedRow(
             "Client.evaluate of a small tensor",

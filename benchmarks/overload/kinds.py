@@ -25,7 +25,8 @@ from gradwire import Client, ops, v1
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 
 
-def _bilinear(*diff_dst: int) -> bytes:
+def bilinear(*diff_dst: int) -> bytes:
+    """Return the message of a bilinear x2 gradient of this shape in float32."""
     diff_src = (*diff_dst[:2], diff_dst[2] // 2, diff_dst[3] // 2)
     data = np.random.default_rng(0).normal(size=diff_dst).astype(np.float32)
     return _request(BILINEAR, diff_dst, diff_src, data=data.tobytes())
@@ -62,8 +63,8 @@ def requests() -> dict[str, tuple[bytes, ...]]:
         "ten": (_laborious(10240),),
         "long": (_laborious(16384),),
         "mix": (ms, ms, ms, work),
-        "medium": (_bilinear(1, 4, 256, 256),),
-        "tiny": (_bilinear(1, 3, 16, 16),),
+        "medium": (bilinear(1, 4, 256, 256),),
+        "tiny": (bilinear(1, 3, 16, 16),),
         "streams": (ms,),
     }
 
