@@ -195,10 +195,10 @@ def rows(*, full: bool = False) -> dict[str, ComparedRow]:
             latencies,
             _each(partial(_unary, in_flight=1, message=_MEDIUM_MESSAGE, flags=())),
         ),
-        "unary-48k-16": ComparedRow(
-            "the same, 16 in flight on one connection",
+        "unary-48k-4": ComparedRow(
+            "the same, 4 in flight on one connection",
             latencies,
-            _each(partial(_unary, in_flight=16, message=_MEDIUM_MESSAGE, flags=())),
+            _each(partial(_unary, in_flight=4, message=_MEDIUM_MESSAGE, flags=())),
         ),
         "sdk-small": ComparedRow(
             "Client.evaluate of a small tensor",

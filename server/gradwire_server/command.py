@@ -133,15 +133,17 @@ def read_settings(flags: Sequence[str]) -> Settings:
 
 
 def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
-    """Return the settings; limits of memory that nobody gave fit the container.
+    """Return the settings; limits of memory that nobody gave fit the container and RLIMIT_AS.
 
     Raises ValueError where they make no sense.
     """
     settings = Settings(**values)
     limit = container.memory_bytes()
-    if limit is None:
+    rooms = [container.address_space_room_bytes(settings.workers)]
+    rooms += [] if limit is None else [container.room_bytes(limit, settings.workers)]
+    room = min((one for one in rooms if one is not None), default=None)
+    if room is None:
         return settings
-    room = container.room_bytes(limit, settings.workers)
     fitting = {
         name: min(values[name], room)
         for name in ("max_memory_bytes", "max_request_memory_bytes")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,8 @@ _UNLIMITED: Final = 1 << 60
 
 # What each worker takes beside the memory that calls are charged; docs/sizing.md has the figures.
 _WORKER_BYTES: Final = 512 << 20
+# Address space that libraries map, and memory allocators for their threads.
+_MAPPED_BYTES: Final = 1 << 30
 
 
 def memory_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
@@ -51,6 +54,17 @@ def processors(groups: Path = _GROUPS, own: Path = _OWN) -> int:
 def room_bytes(limit_bytes: int, workers: int) -> int:
     """Return how much of a limit of memory is for calls: what workers leave, at least a quarter."""
     return max(limit_bytes // 4, limit_bytes - workers * _WORKER_BYTES)
+
+
+def address_space_room_bytes(workers: int) -> int | None:
+    """Return how much memory RLIMIT_AS (`ulimit -v`) leaves for calls; None without that limit.
+
+    It is each worker's own, and libraries map much of it.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return workers * max(limit // 8, limit - _MAPPED_BYTES)
 
 
 @functools.cache

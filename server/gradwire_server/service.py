@@ -27,6 +27,7 @@ from gradwire_server.engine import (
     Preparer,
     TurnedWork,
     Turns,
+    exceeded,
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
@@ -108,6 +109,10 @@ class Workshop:
         needs = self.preparer.preparation(request)
         if needs.is_quick:
             return finish(self.preparer.prepare(request))
+        allowed = self.admission.max_memory_bytes
+        if needs.memory_bytes > allowed:
+            came = f"building the tables of this request may take {needs.memory_bytes} bytes"
+            raise exceeded(came, "max_memory_bytes", allowed)
         building = TurnedWork(
             lambda check: finish(self.preparer.prepare(request, check=check)), turn_s=TURN_S
         )

@@ -45,7 +45,7 @@ _LISTEN_ON_S = 0.2
 # Between two stages: one waits and one is in work.
 _STEPS = 2
 # Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
-_CANCELLATION_S = 0.5
+_CANCELLATION_S = 0.1
 
 
 class StreamService:

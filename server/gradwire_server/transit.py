@@ -2,9 +2,9 @@
 
 By itself grpc waits for the end of a request as long as its connection lasts, and keeps a reply
 that nobody reads as long. Here a request has the time that a stream may be without progress. One
-that is not there in a moment holds as much of the memory budget as it may come to, and a reply
-holds its bytes until grpc has sent them. Of the budget one caller has a share in this way, so that
-there is room for the others.
+that is not there in a moment reserves as much of the memory budget as it may come to: of one caller
+at most a quarter of the budget, of all callers a half, so that requests that come whole find room.
+A reply holds its bytes until grpc has sent them, of one caller at most a quarter of the budget.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gradwire_server.settings import Settings
 # A request that takes longer to come, or up to twice as long, counts as slow.
 _MOMENT_S = 0.5
 # Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
-CANCELLATION_S = 0.5
+CANCELLATION_S = 0.1
 # A reply of fewer bytes goes where the socket's own buffers are.
 _LEAST_BYTES = 1 << 16
-# What one caller's messages on their way may hold of the budget.
-_SHARE = 1 / 4
+# Of the budget, for requests that are slow to come and for replies that are slow to go.
+_ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 
 
 class Transit:
@@ -40,10 +40,14 @@ class Transit:
 
     def __init__(self, admission: Admission, settings: Settings) -> None:
         self._admission = admission
-        self._share_bytes = int(admission.max_memory_bytes * _SHARE)
+        budget = admission.max_memory_bytes
+        self._own_arriving_bytes = int(budget * _ARRIVING_OF_A_CALLER)
+        self._all_arriving_bytes = int(budget * _ARRIVING)
+        self._own_leaving_bytes = int(budget * _LEAVING_OF_A_CALLER)
         self._message_bytes = settings.max_message_bytes
         self._timeout_s = settings.stall_timeout_s
-        self._held: Counter[Hashable] = Counter()
+        self._arriving_bytes: Counter[Hashable] = Counter()
+        self._leaving_bytes: Counter[Hashable] = Counter()
         self._arriving: dict[asyncio.Task[Any], _Arrival] = {}
         self._looks = False
 
@@ -68,29 +72,51 @@ class Transit:
         finally:
             del self._arriving[task]
             if arrival.caller is not None:
-                self._free(arrival.caller, self._message_bytes)
+                self._free(self._arriving_bytes, arrival.caller, self._message_bytes)
         if message is grpc.aio.EOF:
             await asyncio.sleep(CANCELLATION_S)
             return Malformed(InvalidDataError("message", "none came; a call has one request"))
         return message
 
     def check(self, context: Context, needed: int) -> None:
-        """Raise OverloadedError where messages of its caller leave a call no room for its bytes."""
-        held = self._held[caller_of(context)] if self._held else 0
-        if held and held + needed > self._share_bytes:
+        """Raise OverloadedError where a caller does not read the replies that he has already."""
+        held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
+        if held and held + needed > self._own_leaving_bytes:
             raise self._admission.full(
-                f"messages of this caller hold {held} bytes of memory on their way, "
-                f"{self._share_bytes} at most, and this call needs {needed}",
-                missing=held + needed - self._share_bytes,
+                f"replies that this caller has not read hold {held} bytes of memory, "
+                f"{self._own_leaving_bytes} at most, and this call needs {needed}",
+                missing=held + needed - self._own_leaving_bytes,
                 amount=needed,
             )
+
+    def _reserve(self, context: Context) -> Hashable:
+        """Reserve memory for a request that is slow to come, and return its caller.
+
+        Raises OverloadedError where others have reserved too much, or there is no room.
+        """
+        caller, needed = caller_of(context), self._message_bytes
+        own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
+        for whose, held, most in (
+            ("this caller", own, self._own_arriving_bytes),
+            ("all callers", every, self._all_arriving_bytes),
+        ):
+            if held and held + needed > most:
+                raise self._admission.full(
+                    f"requests of {whose} that have not come whole reserve {held} bytes of memory, "
+                    f"{most} at most, and this one {needed}",
+                    missing=held + needed - most,
+                    amount=needed,
+                )
+        self._admission.take_memory(needed)
+        self._arriving_bytes[caller] += needed
+        return caller
 
     def send(self, context: Context, reply: bytes, *, held: int) -> None:
         """Give back what a call holds of the budget: what its reply needs when that is sent."""
         size = len(reply)
         if _LEAST_BYTES <= size <= held:
             caller = caller_of(context)
-            self._held[caller] += size
+            self._leaving_bytes[caller] += size
             held -= size
             sent: Any = partial(self._sent, caller, size)
             context.add_done_callback(sent)
@@ -119,21 +145,17 @@ class Transit:
             )
         elif arrival.caller is None:
             try:
-                self.check(arrival.context, self._message_bytes)
-                self._admission.take_memory(self._message_bytes)
+                arrival.caller = self._reserve(arrival.context)
             except OverloadedError as error:
                 arrival.refused = error
-            else:
-                arrival.caller = caller_of(arrival.context)
-                self._held[arrival.caller] += self._message_bytes
 
     def _sent(self, caller: Hashable, size: int, _context: object) -> None:
-        self._free(caller, size)
+        self._free(self._leaving_bytes, caller, size)
 
-    def _free(self, caller: Hashable, size: int) -> None:
-        self._held[caller] -= size
-        if not self._held[caller]:
-            del self._held[caller]
+    def _free(self, held: Counter[Hashable], caller: Hashable, size: int) -> None:
+        held[caller] -= size
+        if not held[caller]:
+            del held[caller]
         self._admission.free_memory(size)
 
 

@@ -8,7 +8,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from gradwire import ops, v1
 from gradwire.errors import InvalidRequestError
 from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
-from gradwire_server.engine import EvaluationRequest, TensorSpec
+from gradwire_server.engine import FILLED, EvaluationRequest, TensorSpec
 from gradwire_server.errors import InvalidFieldError, UnknownFieldError, UnknownOperatorError
 from gradwire_server.words import counted
 
@@ -78,7 +78,8 @@ def read_request_id(text: str) -> str:
     if len(text) > MAX_REQUEST_ID or not (text.isascii() and (text.isprintable() or not text)):
         raise InvalidFieldError(
             "request_id",
-            f"{len(text)} characters; at most {MAX_REQUEST_ID} printable ASCII ones are taken",
+            f"{text[:MAX_REQUEST_ID]!r}, {counted(len(text), 'character')}; at most "
+            f"{MAX_REQUEST_ID} printable ASCII ones are taken",
         )
     return text
 
@@ -95,7 +96,10 @@ def read_descriptor(message: v1.TensorDescriptor, path: str) -> TensorSpec:
     sizes = _read_sizes(tuple(message.sizes), path)
     packed = TensorSpec.packed(dtype, sizes)
     if packed.filled.elements * dtype.itemsize > MAX_BYTES:
-        raise InvalidFieldError(f"{path}.sizes", f"{sizes} is 2**63 bytes or more")
+        zero = "" if packed.elements else f", its axes of 0 taken for {FILLED}"
+        raise InvalidFieldError(
+            f"{path}.sizes", f"{sizes} is 2**63 bytes or more{zero}; give shorter axes"
+        )
     strides = tuple(message.strides)
     if strides and not packed.elements:
         # No element has an address: they only have to be strides.
@@ -141,7 +145,9 @@ def _read_strides(strides: tuple[int, ...], sizes: tuple[int, ...], path: str) -
             )
         reach += (size - 1) * stride
     if (reach + 1) * 8 > MAX_BYTES:
-        raise InvalidFieldError(f"{path}.strides", f"{strides} reach 2**63 bytes or more")
+        raise InvalidFieldError(
+            f"{path}.strides", f"{strides} reach 2**63 bytes or more; give smaller ones"
+        )
     return strides
 
 

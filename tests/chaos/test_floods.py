@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -138,7 +139,21 @@ def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Comm
     # 16 MiB may come with each, and a quarter of 256 MiB is one caller's: for the others
     # RESOURCE_EXHAUSTED, and later DEADLINE_EXCEEDED.
     assert ends(received) == [8] * 36 + [4] * 4
-    assert received.count(b"messages of this caller hold") >= 36
+    assert received.count(b"requests of this caller that have not come whole reserve") == 36
+    assert b"retry after 0.0 s" not in received
+
+
+def test_requests_that_do_not_come_leave_room_for_those_that_do(command: Command) -> None:
+    addresses = [f"127.0.1.{number}" for number in range(1, 7)]
+    with (
+        ExitStack() as stack,
+        RawClient(command.address) as client,
+    ):
+        for address in addresses:
+            slow = stack.enter_context(RawConnection(command.address, source=address))
+            slow.send(*unfinished(8))
+        time.sleep(STALL_S / 2 + 0.5)
+        assert client.evaluate(published_request()).refusal is None
 
 
 @pytest.mark.slow
@@ -161,4 +176,4 @@ def test_replies_that_are_not_read_hold_a_share_of_the_memory(command: Command) 
     assert statuses.keys() == {0, 8}
     assert statuses.total() == 90
     assert statuses[0] * MIB <= BUDGET_MIB * MIB // 4
-    assert 0 < received.count(b"messages of this caller hold") <= statuses[8]
+    assert 0 < received.count(b"replies that this caller has not read hold") <= statuses[8]

@@ -134,3 +134,13 @@ def test_a_queue_that_was_empty_for_a_moment_between_refusals_stays_short() -> N
 def test_a_burst_is_allowed_no_less_than_what_may_stand() -> None:
     queue = QueueLimit(max_queue_s=0.1, max_standing_queue_s=10.0)
     assert [queue.allowed_s(now) for now in (0.0, 1.0)] == [0.1, 0.1]
+
+
+def test_what_stands_still_is_not_told_to_drain_at_once() -> None:
+    drain = Drain()
+    drain.enter(0.0)
+    drain.leave(0.001, empty=False)
+    assert drain.seconds_for(now=0.001) == pytest.approx(0.001)
+    assert drain.seconds_for(now=9.0) == pytest.approx(9.0, rel=1e-3)
+    drain.leave(9.0, empty=True)
+    assert drain.seconds_for(now=20.0) == drain.seconds_for()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,19 @@ def test_calls_have_what_workers_leave() -> None:
     assert container.room_bytes(3 * GIB, 1) == 2.5 * GIB
     assert container.room_bytes(3 * GIB, 4) == 1 * GIB
     assert container.room_bytes(GIB // 2, 1) == GIB // 8
+
+
+def test_calls_have_what_a_limit_of_address_space_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(limit: int) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+
+    limited(resource.RLIM_INFINITY)
+    assert container.address_space_room_bytes(2) is None
+    limited(3 * GIB)
+    assert container.address_space_room_bytes(1) == 2 * GIB
+    assert container.address_space_room_bytes(2) == 4 * GIB
+    limited(GIB)
+    assert container.address_space_room_bytes(1) == GIB // 8
 
 
 IN_A_CONTAINER = """

@@ -94,7 +94,7 @@ def short_message(length: int) -> v1.EvaluateRequest:
 
 def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
     with (
-        serving(compute_threads=1, max_memory_bytes=1 << 26) as server,
+        serving(compute_threads=1, max_memory_bytes=1 << 27) as server,
         RawClient(server.address) as client,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -108,6 +108,18 @@ def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
         assert refusal.retry_after_s is not None
         assert first.result(timeout=PATIENCE_S).refusal is None
         wait_until(lambda: not admission.memory_bytes)
+
+
+def test_tables_larger_than_the_memory_of_all_are_refused_before_they_are_built() -> None:
+    with (
+        serving(compute_threads=1, max_memory_bytes=1 << 26) as server,
+        RawClient(server.address) as client,
+    ):
+        refusal = client.evaluate(short_message(1_000_000)).refusal
+        assert refusal is not None
+        assert refusal.info.reason == "LIMIT_EXCEEDED"
+        assert refusal.info.metadata["limit"] == "max_memory_bytes"
+        assert server.server.workshop.admission.entered == 0
 
 
 def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:

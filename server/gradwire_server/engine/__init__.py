@@ -15,8 +15,8 @@ from gradwire_server.engine.evaluation import (
 )
 from gradwire_server.engine.holdings import Holdings
 from gradwire_server.engine.in_memory import InMemory
-from gradwire_server.engine.layout import TensorSpec
-from gradwire_server.engine.limits import Limits
+from gradwire_server.engine.layout import FILLED, TensorSpec
+from gradwire_server.engine.limits import Limits, exceeded
 from gradwire_server.engine.plan_cache import PlanCache
 from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.running import StepRunner
@@ -26,6 +26,7 @@ from gradwire_server.engine.turns import TURN_S, Claim, Turns
 from gradwire_server.engine.whole import WholeRun
 
 __all__ = [
+    "FILLED",
     "NUMERICS_VERSION",
     "TURN_S",
     "Admission",
@@ -48,4 +49,5 @@ __all__ = [
     "TurnedWork",
     "Turns",
     "WholeRun",
+    "exceeded",
 ]

@@ -250,7 +250,8 @@ class Admission:
         self, came: str, limit: str, allowed: int, *, drain: Drain, missing: int, amount: int
     ) -> OverloadedError:
         """Refuse what does not fit: so much is missing of the amount it needs."""
-        wait_s, spacing_s = drain.seconds_for(missing), drain.seconds_for(amount)
+        wait_s = drain.seconds_for(missing, now=self._clock())
+        spacing_s = drain.seconds_for(amount)
         wait_s = self._retry_after_s if wait_s is None else wait_s
         came = _beyond(came, limit, allowed)
         return self._refuse(came, limit, wait_s, spacing_s or 0.0, allowed=allowed)

@@ -35,6 +35,8 @@ _QUICK_WORK = 1 << 16
 # Of each element of an axis, when the geometry of a plan that is kept is worked out anew.
 _WALK_BYTES = 64
 
+_MOST_BYTES = 2**63 - 1
+
 # Evaluations that are kept, and the table entries of all of them.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
@@ -70,6 +72,10 @@ class EvaluationRequest:
             zeros = zip(self.input.sizes, sizes, strict=True)
             sizes = tuple(0 if size == 0 and out == FILLED else out for size, out in zeros)
             output = TensorSpec.packed(self.input.dtype, sizes)
+            if output.filled.elements * output.dtype.itemsize > _MOST_BYTES:
+                raise InvalidFieldError(
+                    "output", f"absent; the attributes make it {sizes}, 2**63 bytes or more"
+                )
             return replace(self, output=output), output
         if output.dtype != self.input.dtype:
             raise InvalidFieldError(

@@ -64,9 +64,15 @@ class Drain:
         """Stop measuring: nothing is left."""
         self._since = None
 
-    def seconds_for(self, amount: float = 1.0) -> float | None:
-        """Return how long such an amount takes to go; None before anything was measured."""
-        return self._seconds * amount / self._amount if self._amount else None
+    def seconds_for(self, amount: float = 1.0, *, now: float = -math.inf) -> float | None:
+        """Return how long such an amount takes to go; None before anything was measured.
+
+        At least as long as nothing has gone until now.
+        """
+        if not self._amount:
+            return None
+        still_s = 0.0 if self._since is None else now - self._since
+        return max(self._seconds * amount / self._amount, still_s)
 
 
 class Appointments:
