@@ -1,4 +1,4 @@
-"""Every kernel there is, by name."""
+"""Names and variants of all kernels."""
 
 from __future__ import annotations
 
