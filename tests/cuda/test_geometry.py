@@ -80,18 +80,35 @@ def test_a_block_has_a_thread_for_each_result_of_its_rows(outer: int, outputs: i
     assert geometry.STAGED // rows >= geometry.WARP
 
 
-@given(vectors=st.integers(1, 2**29))
-def test_tiles_of_a_row_waste_less_than_one_of_them(vectors: int) -> None:
-    lanes, tiles = geometry.step_tiles(vectors)
-    assert geometry.WARP % lanes == 0
-    assert (tiles - 1) * lanes < vectors <= tiles * lanes
+@given(vectors=st.integers(1, 2**29), overlap=st.booleans())
+def test_tiles_of_a_row_cover_it_and_overlap_where_they_read_their_neighbors(
+    *, vectors: int, overlap: bool
+) -> None:
+    lanes, margin, tiles = geometry.step_tiles(vectors, overlap=overlap)
+    assert 1 <= lanes <= geometry.WARP
+    assert margin == int(overlap and lanes < vectors)
+    written = lanes - 2 * margin
+    assert (tiles - 1) * written < vectors <= tiles * written
+    assert tiles == 1 or margin == int(overlap)
 
 
 @pytest.mark.parametrize(
-    ("vectors", "lanes", "tiles"), [(1, 1, 1), (7, 8, 1), (8, 8, 1), (33, 8, 5), (64, 32, 2)]
+    ("vectors", "split"),
+    [
+        (1, (1, 0, 1)),
+        (7, (7, 0, 1)),
+        (14, (14, 0, 1)),
+        (32, (32, 0, 1)),
+        (33, (13, 1, 3)),
+        (240, (32, 1, 8)),
+    ],
 )
-def test_tiles_of_a_row_leave_few_lanes_idle(vectors: int, lanes: int, tiles: int) -> None:
-    assert geometry.step_tiles(vectors) == (lanes, tiles)
+def test_tiles_of_a_row_leave_few_lanes_idle(vectors: int, split: tuple[int, int, int]) -> None:
+    assert geometry.step_tiles(vectors, overlap=True) == split
+
+
+def test_tiles_without_a_halo_do_not_overlap() -> None:
+    assert geometry.step_tiles(33, overlap=False) == (1, 0, 33)
 
 
 @given(bands=oracles.banded_maps())

@@ -3,6 +3,9 @@
 Passes are applied in the plan's order. Two consecutive passes on adjacent axes are one launch if a
 kernel can march over both. Of an odd number of passes the first is alone: the others often read
 less then. Results between launches stay in the compute type.
+
+Several launches with large results between them are applied to some outer slices after others, so
+that these results stay in the device's L2 cache.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 
 from gradwire_server.backends.cuda import geometry, launches
 from gradwire_server.backends.cuda.launches import ProgramBuilder, Stage
-from gradwire_server.backends.cuda.programs import Buffer, Launch, Program
+from gradwire_server.backends.cuda.programs import ALIGNMENT, Buffer, Launch, Program
 from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap, Pass, Plan
 
@@ -28,6 +31,10 @@ _LONGEST_UNMOVED = 1 << 20
 
 # Of an H200, the device that the kernels were designed for.
 MULTIPROCESSORS = 132
+
+# Scratch memory of a program with several outer slices: two fifths of an H200's L2 cache, since x
+# and y pass through it too. Smaller slices would have shorter launches, with longer pauses.
+_SCRATCH_BYTES = 24 << 20
 
 
 def program(
@@ -48,19 +55,20 @@ def program(
     x and y are row-major. Raises ValueError if indices of a map take more than 32 bits.
     """
     builder = ProgramBuilder(compute_dtype(source), multiprocessors)
-    shape = (copies, *plan.input_shape)
-    passes = [Pass(one.axis + 1, one.map) for one in plan.passes]
+    first = min((one.axis for one in plan.passes), default=len(plan.input_shape))
+    shape = (copies * math.prod(plan.input_shape[:first]), *plan.input_shape[first:])
+    passes = [Pass(one.axis - first + 1, one.map) for one in plan.passes]
     whole = Stage(builder, (source, result), X, Y, plan.fill)
     if not copies * math.prod(plan.output_shape):
         return Program((), (), ())
     if not passes:
         return _made(builder, [launches.convert(whole, count=math.prod(shape))])
     if not math.prod(shape):
-        return _made(builder, [_filled(whole, passes, (copies, *plan.output_shape))])
+        return _made(builder, [_filled(whole, passes, (shape[0], *plan.output_shape[first:]))])
     selection = _selection(whole, passes, shape)
     if selection is not None:
         return _made(builder, [selection])
-    return _chain(whole, passes, shape)
+    return _sliced(whole, passes, shape, plan.output_shape[first:])
 
 
 def accumulation(
@@ -113,8 +121,34 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
     )
 
 
-def _chain(whole: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Program:
-    """Apply passes in pairs or one by one, between two scratch buffers."""
+def _sliced(
+    whole: Stage, passes: Sequence[Pass], shape: Sequence[int], out_shape: Sequence[int]
+) -> Program:
+    """Apply passes to [outer, *out_shape] in as many slices of it as keep scratch memory small."""
+    outer, *inner = shape
+    made, scratch = _chain(whole, passes, shape)
+    slices = _SCRATCH_BYTES * outer // max(1, sum(scratch))
+    sizes = [
+        math.prod(one) * dtype.itemsize
+        for one, dtype in zip((inner, out_shape), whole.formats, strict=True)
+    ]
+    slices -= slices % math.lcm(*(ALIGNMENT // math.gcd(ALIGNMENT, size) for size in sizes))
+    if len(made) == 1 or not 0 < slices < outer:
+        return _made(whole.builder, made, scratch)
+    counts = [min(slices, outer - begin) for begin in range(0, outer, slices)]
+    parts = {count: _chain(whole, passes, (count, *inner)) for count in dict.fromkeys(counts)}
+    made = [
+        launch.shifted(x=number * slices * sizes[0], y=number * slices * sizes[1])
+        for number, count in enumerate(counts)
+        for launch in parts[count][0]
+    ]
+    return _made(whole.builder, made, parts[slices][1])
+
+
+def _chain(
+    whole: Stage, passes: Sequence[Pass], shape: Sequence[int]
+) -> tuple[list[Launch], list[int]]:
+    """Apply passes in pairs or one by one, between two scratch buffers of so many bytes."""
     made, scratch, early = list[Launch](), [0, 0], list[Pass]()
     rest, current, source = list(passes), list(shape), X
     while rest:
@@ -130,7 +164,7 @@ def _chain(whole: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Progra
         rest, source = rest[count:], between
     # The last launch knows only its own outputs without taps.
     made += [_filled(whole, [one], current) for one in early if not one.map.counts.all()]
-    return _made(whole.builder, made, [size for size in scratch if size])
+    return made, [size for size in scratch if size]
 
 
 def _next(

@@ -35,9 +35,6 @@ STAGED = 2048
 # contiguous_pass: most rows of a block, so that it reads some neighbors of each.
 _MOST_ROWS = 64
 
-# march_steps: fewest lanes of a tile of a long row.
-_LEAST_LANES = 8
-
 # Limit of indices in 32 bits, with room for a place beyond the last tile.
 MOST = 2**31 - 2**16
 
@@ -84,13 +81,17 @@ def rows_of_block(outer: int, outputs: int) -> tuple[int, int]:
     return max(1, min(THREADS // tile, outer, _MOST_ROWS)), tile
 
 
-def step_tiles(vectors: int) -> tuple[int, int]:
-    """Return lanes of a tile of march_steps, a power of 2, and tiles of a row, few lanes idle."""
-    if vectors <= _LEAST_LANES:
-        return 1 << (vectors - 1).bit_length(), 1
-    widths = [WARP >> n for n in range(3)]
-    lanes = min(widths, key=lambda lanes: -vectors % lanes)
-    return lanes, -(-vectors // lanes)
+def step_tiles(vectors: int, *, overlap: bool) -> tuple[int, int, int]:
+    """Return how march_steps splits a row of vectors, in the fewest warps: lanes, margin, tiles.
+
+    A tile has so many lanes; where tiles overlap, a margin on both sides is its neighbors' work.
+    """
+    splits = list[tuple[int, int, int]]()
+    for lanes in range(1, WARP + 1):
+        margin = int(overlap and lanes < vectors)
+        if lanes > 2 * margin:
+            splits.append((lanes, margin, -(-vectors // (lanes - 2 * margin))))
+    return min(splits, key=lambda one: (one[2] / (WARP // one[0]), one[2]))
 
 
 def tiles(bands: BandedMap, *, most_inputs: int, most_outputs: int) -> Array | None:

@@ -26,6 +26,9 @@ OPEN = (2, 4)
 EACH = (1, 4)
 TAPS = (4, 8)
 
+# Of gather_taps: the most taps of a band.
+FEW_TAPS = (1, 2)
+
 # Steps with a kernel of their own: (step, halo) of bands that read step + 2 * halo inputs.
 STEPS = ((2, 0), (2, 1), (2, 3), (4, 0), (4, 2))
 
@@ -65,6 +68,16 @@ def march_steps(formats: Format, step: int, halo: int) -> Kernel:
     return _kernel("march_steps", *map(_type, formats), step, halo)
 
 
+def gather_taps(formats: Format, taps: int) -> Kernel:
+    """Two passes over [outer, rows, columns, channels], with bands of at most so many taps."""
+    return _kernel("gather_taps", *map(_type, formats), taps)
+
+
+def gather_vector(result: np.dtype[Any], taps: int) -> int:
+    """Return how many neighbors a thread of gather_taps makes."""
+    return min(4, lanes(result)) if taps > 1 else lanes(result)
+
+
 def select_inputs(itemsize: int, vector: int) -> Kernel:
     """Up to three passes whose bands have one tap of weight 1, or none."""
     return _kernel("select_inputs", _BITS[itemsize], vector)
@@ -89,7 +102,7 @@ def formats(storage: np.dtype[Any]) -> tuple[Format, ...]:
 
 
 def marching(result: np.dtype[Any]) -> tuple[Format, ...]:
-    """Return the formats, with this result, of march_steps and march_channels."""
+    """Return the formats, with this result, of march_steps, march_channels and gather_taps."""
     return tuple(dict.fromkeys([(result, result), (compute_dtype(result), result)]))
 
 
@@ -108,8 +121,8 @@ def every(storage: np.dtype[Any]) -> Iterator[Kernel]:
         for vector in (lanes(one[0]), 1):
             for most in OPEN:
                 yield march_channels(one, vector, most)
-        for step, halo in STEPS:
-            yield march_steps(one, step, halo)
+        yield from (march_steps(one, *steps) for steps in STEPS)
+        yield from (gather_taps(one, taps) for taps in FEW_TAPS)
     for vector in (lanes(storage), 1):
         yield select_inputs(storage.itemsize, vector)
     yield fill_bands(storage)

@@ -220,12 +220,13 @@ def march(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | No
     )
     if stage.formats not in kernels.marching(stage.formats[1]):
         return along_rows()
+    gather = partial(_gather_taps, stage, maps, outer=outer, channels=channels)
     if channels == 1:
-        return _march_steps(stage, maps, outer=outer) or along_rows()
+        return _march_steps(stage, maps, outer=outer) or gather() or along_rows()
     by_channels = partial(_march_channels, stage, maps, outer=outer, channels=channels)
     if stage.vector(channels) > 1:
-        return by_channels() or along_rows()
-    return along_rows() or by_channels()
+        return by_channels() or gather() or along_rows()
+    return gather() or along_rows() or by_channels()
 
 
 def march_along(stage: Stage, columns: BandedMap, *, outer: int) -> Launch | None:
@@ -247,7 +248,7 @@ def _march_steps(stage: Stage, maps: Maps, *, outer: int) -> Launch | None:
     vector = max(kernels.lanes(stage.formats[0]), step, widest)
     if columns.inputs % vector:
         return None
-    lanes, tiles = geometry.step_tiles(columns.inputs // vector)
+    lanes, margin, tiles = geometry.step_tiles(columns.inputs // vector, overlap=halo > 0)
     strip = stage.builder.strip(rows.outputs, threads=outer * tiles * lanes)
     jobs = outer * tiles * -(-rows.outputs // strip)
     compute = stage.builder.compute
@@ -260,12 +261,12 @@ def _march_steps(stage: Stage, maps: Maps, *, outer: int) -> Launch | None:
     ]
     return Launch(
         kernels.march_steps(stage.formats, step, halo),
-        geometry.blocks(jobs, per_block=geometry.THREADS // lanes),
+        geometry.blocks(jobs, per_block=geometry.WARPS * (geometry.WARP // lanes)),
         _WARPS,
         (
             *(stage.result, stage.source, *weights),
             np.uint32(jobs),
-            *map(np.int32, (rows.outputs, columns.outputs, strip, lanes, tiles)),
+            *map(np.int32, (rows.outputs, columns.outputs, strip, lanes, margin, tiles)),
         ),
     )
 
@@ -344,6 +345,34 @@ def _march_channels(stage: Stage, maps: Maps, *, outer: int, channels: int) -> L
             np.uint32(jobs),
             *map(np.int32, (rows.inputs, rows.outputs, columns.inputs, columns.outputs)),
             *map(np.int32, (channels, strip)),
+            stage.fill_bits,
+        ),
+    )
+
+
+def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
+    """Gather the few taps of each output, where there are no fewer outputs than inputs."""
+    rows, columns = maps
+    in_row, out_row = columns.inputs * channels, columns.outputs * channels
+    most = max(int(one.counts.max(initial=0)) for one in maps)
+    taps = next((one for one in kernels.FEW_TAPS if most <= one), None)
+    if taps is None or in_row > out_row or out_row > geometry.MOST:
+        return None
+    vector = kernels.gather_vector(stage.formats[1], taps)
+    if out_row % vector:
+        return None
+    threads = outer * (out_row // vector)
+    builder = stage.builder
+    strip = builder.strip(rows.outputs, threads=threads)
+    jobs = threads * -(-rows.outputs // strip)
+    return Launch(
+        kernels.gather_taps(stage.formats, taps),
+        geometry.blocks(jobs, per_block=geometry.THREADS),
+        _THREADS,
+        (
+            *(stage.result, stage.source, *builder.bands(rows), *builder.bands(columns)),
+            np.uint32(jobs),
+            *map(np.int32, (rows.inputs, rows.outputs, in_row, out_row, channels, strip)),
             stage.fill_bits,
         ),
     )

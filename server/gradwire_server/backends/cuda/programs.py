@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,10 +24,19 @@ class Kernel(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A pointer argument: the tensor x or y, or a numbered table or scratch buffer."""
+    """A pointer argument: the tensor x or y, or a numbered table or scratch buffer.
+
+    offset  bytes from its beginning, a multiple of ALIGNMENT
+    """
 
     place: Place
     number: int = 0
+    offset: int = 0
+
+    @property
+    def whole(self) -> Buffer:
+        """The buffer from its beginning."""
+        return self._replace(offset=0)
 
 
 Argument = Buffer | np.generic
@@ -48,10 +57,24 @@ class Launch:
     shared_bytes: int = 0
 
     def resolved(self, addresses: Mapping[Buffer, int]) -> tuple[np.generic, ...]:
-        """Return the arguments with device addresses in place of buffers."""
+        """Return the arguments with device addresses in place of buffers.
+
+        addresses  of whole buffers
+        """
         return tuple(
-            np.uint64(addresses[one]) if isinstance(one, Buffer) else one for one in self.arguments
+            np.uint64(addresses[one.whole] + one.offset) if isinstance(one, Buffer) else one
+            for one in self.arguments
         )
+
+    def shifted(self, **offsets: int) -> Launch:
+        """Return the launch on later parts of buffers, by byte offset of each place."""
+        arguments = (
+            one._replace(offset=offsets[one.place])
+            if isinstance(one, Buffer) and one.place in offsets
+            else one
+            for one in self.arguments
+        )
+        return replace(self, arguments=tuple(arguments))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
