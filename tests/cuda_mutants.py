@@ -253,18 +253,20 @@ MUTANTS = [
         ("two taps of columns with gaps",),
     ),
     Mutant(
-        "outputs without a row are not filled",
+        "outputs without a column are not filled",
+        "gather_taps.cu",
+        "if (taps[v]) all",
+        "all",
+        ("one tap of columns with gaps",),
+    ),
+    Mutant(
+        "rows without taps read",
         "gather_taps.cu",
         "if (begin < end) {",
         "{",
         ("one tap of rows with gaps, 3 channels",),
-    ),
-    Mutant(
-        "a row has as many vectors as columns",
-        "gather_taps.cu",
-        "vectors = out_row / V",
-        "vectors = (out_row - 1) / V",
-        ("two taps of columns with gaps",),
+        Mode.ADDRESS,
+        "heap-buffer-overflow",
     ),
     Mutant(
         "lanes in the margin of a tile write",
