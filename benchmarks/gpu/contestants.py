@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from benchmarks.compute.cases import (
@@ -202,7 +201,7 @@ def _apart(got: Array, wanted: Array, *, terms: int) -> str:
     """Say how far off a result is if that is more than rounding: each sum may be rounded."""
     wide = wanted.astype(np.float32)
     largest = float(np.abs(wide).max())
-    allowed = (_COORDINATES + terms * float(ml_dtypes.finfo(wanted.dtype).eps) / 2) * largest
+    allowed = (_COORDINATES + terms * float(np.spacing(wanted.dtype.type(1))) / 2) * largest
     apart = float(np.abs(got.astype(np.float32) - wide).max())
     if apart <= allowed:
         return ""
