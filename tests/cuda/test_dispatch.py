@@ -45,6 +45,7 @@ ODD = grown(maps.linear, 65, 2)
 CUBIC = grown(maps.cubic, 64, 2)
 NEAREST = grown(maps.nearest, 64, 2)
 FAR = grown(maps.linear, 4, 100)
+NEAREST_HALVED = maps.nearest(64, 32).adjoint()
 HALVED, UP = maps.linear(64, 32).adjoint(), maps.linear(64, 100)
 
 
@@ -75,6 +76,8 @@ HALVED, UP = maps.linear(64, 32).adjoint(), maps.linear(64, 100)
         ([X2, 5, X2], ["axis_pass<float, float, 4>", "march_rows<float, float, 4, 4>"]),
         ([2, maps.nearest(64, 128), maps.nearest(8, 12)], ["select_inputs<unsigned int, 1>"]),
         ([2, maps.nearest(64, 32).adjoint(), 8], ["select_inputs<unsigned int, 4>"]),
+        ([2, NEAREST_HALVED, NEAREST_HALVED], ["gather_taps<float, float, 1>"]),
+        ([2, NEAREST_HALVED, NEAREST_HALVED, 8], ["select_inputs<unsigned int, 4>"]),
         ([2, 3], ["convert<float, float>"]),
     ],
 )

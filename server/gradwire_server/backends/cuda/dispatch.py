@@ -111,13 +111,17 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
         or not all(geometry.selects(one.map, stage.builder.compute) for one in passes)
     ):
         return None
+    inner = math.prod(shape[span.stop :])
+    has_gaps = any(not one.map.counts.all() for one in passes)
+    if has_gaps and stage.vector(inner) == 1 and len(passes) == len(span) == 2:  # noqa: PLR2004
+        return None  # gather_taps writes whole vectors, and reads nothing for rows without taps
     missing = _SELECTED - len(span)
     return launches.select(
         stage,
         [*(None,) * missing, *(maps.get(axis) for axis in span)],
         [*(1,) * missing, *(shape[axis] for axis in span)],
         outer=math.prod(shape[: span.start]),
-        inner=math.prod(shape[span.stop :]),
+        inner=inner,
     )
 
 
