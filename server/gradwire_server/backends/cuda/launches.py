@@ -6,7 +6,7 @@ Kernels along one axis see tensors as [outer, axis, inner], kernels along two ax
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gradwire_server.backends.cuda import geometry, kernels
 from gradwire_server.backends.cuda.kernels import Format
-from gradwire_server.backends.cuda.programs import Buffer, Launch
+from gradwire_server.backends.cuda.programs import Argument, Buffer, Dim3, Kernel, Launch
 from gradwire_server.plans import BandedMap
 
 Maps = tuple[BandedMap, BandedMap]
@@ -26,8 +26,6 @@ _WARPS = (geometry.WARP, geometry.WARPS, 1)
 
 # Outputs of a thread that shares nothing between them: enough to pay for its start.
 _SHORT_STRIP = 8
-
-_BITS: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (2, 4, 8)}
 
 
 @dataclass(slots=True)
@@ -91,14 +89,27 @@ class Stage:
         """The fill in the type of the result, as an unsigned integer."""
         with np.errstate(all="ignore"):
             number: npt.NDArray[Any] = np.array([self.fill]).astype(self.formats[1])
-        bits: npt.NDArray[Any] = number.view(_BITS[number.itemsize])
-        one: np.generic = bits[0]
+        one: np.generic = number.view(kernels.bits(number.dtype))[0]
         return one
 
     def vector(self, inner: int) -> int:
         """Return the neighbors of a thread: a vector of the source, if rows are whole vectors."""
         lanes = kernels.lanes(self.formats[0])
         return lanes if inner % lanes == 0 else 1
+
+    def launch(
+        self,
+        kernel: Kernel,
+        jobs: int,
+        tables: Iterable[Argument],
+        *numbers: np.generic,
+        per_block: int = geometry.THREADS,
+        block: Dim3 = _THREADS,
+    ) -> Launch:
+        """Return a launch of so many jobs, which the kernel takes between tables and numbers."""
+        grid = geometry.blocks(jobs, per_block=per_block)
+        arguments = (self.result, self.source, *tables, np.uint32(jobs), *numbers)
+        return Launch(kernel, grid, block, arguments)
 
 
 def axis_pass(
@@ -115,17 +126,13 @@ def axis_pass(
     threads = outer * (inner // vector)
     strip = stage.builder.strip(bands.outputs, threads=threads, most=_SHORT_STRIP)
     jobs = threads * -(-bands.outputs // strip)
-    return Launch(
-        kernels.axis_pass(stage.formats, vector),
-        geometry.blocks(jobs, per_block=geometry.THREADS),
-        _THREADS,
-        (
-            *(stage.result, stage.source, *stage.builder.bands(bands)),
-            np.uint32(jobs),
-            np.int64(inner),
-            *map(np.int32, (bands.inputs, bands.outputs, strip, carried or 0)),
-            stage.fill_bits,
-        ),
+    return stage.launch(
+        kernels.kernel("axis_pass", stage.formats, vector),
+        jobs,
+        stage.builder.bands(bands),
+        np.int64(inner),
+        *map(np.int32, (bands.inputs, bands.outputs, strip, carried or 0)),
+        stage.fill_bits,
     )
 
 
@@ -133,7 +140,7 @@ def _contiguous_pass(stage: Stage, bands: BandedMap, *, outer: int, carried: int
     rows, tile = geometry.rows_of_block(outer, bands.outputs)
     jobs = -(-outer // rows) * -(-bands.outputs // tile)
     return Launch(
-        kernels.contiguous_pass(stage.formats),
+        kernels.kernel("contiguous_pass", stage.formats),
         geometry.blocks(jobs, per_block=1),
         _THREADS,
         (
@@ -165,17 +172,13 @@ def select(
     threads = outer * outputs[0] * outputs[2] * (inner // vector)
     strip = stage.builder.strip(outputs[1], threads=threads, most=_SHORT_STRIP)
     jobs = threads * -(-outputs[1] // strip)
-    return Launch(
-        kernels.select_inputs(stage.formats[0].itemsize, vector),
-        geometry.blocks(jobs, per_block=geometry.THREADS),
-        _THREADS,
-        (
-            *(stage.result, stage.source, *indices),
-            np.uint32(jobs),
-            np.int64(inner),
-            *map(np.int32, (*lengths, *outputs, strip)),
-            stage.fill_bits,
-        ),
+    return stage.launch(
+        kernels.kernel("select_inputs", [kernels.bits(stage.formats[0])], vector),
+        jobs,
+        indices,
+        np.int64(inner),
+        *map(np.int32, (*lengths, *outputs, strip)),
+        stage.fill_bits,
     )
 
 
@@ -186,7 +189,7 @@ def _selected(bands: BandedMap | None, length: int) -> geometry.Array:
 def convert(stage: Stage, *, count: int) -> Launch:
     """Convert numbers from the type of the source to that of the result."""
     return Launch(
-        kernels.convert(stage.formats),
+        kernels.kernel("convert", stage.formats),
         geometry.blocks_of_loop(count),
         _THREADS,
         (stage.result, stage.source, np.int64(count)),
@@ -198,7 +201,7 @@ def fill_bands(stage: Stage, bands: BandedMap, *, outer: int, inner: int) -> Lau
     empty = np.flatnonzero(bands.counts == 0).astype(np.int32)
     index = stage.builder.table((bands, "empty"), lambda: empty)
     return Launch(
-        kernels.fill_bands(stage.formats[1]),
+        kernels.kernel("fill_bands", [kernels.bits(stage.formats[1])]),
         geometry.blocks_of_loop(outer * len(empty) * inner),
         _THREADS,
         (
@@ -259,15 +262,13 @@ def _march_steps(stage: Stage, maps: Maps, *, outer: int) -> Launch | None:
         )
         for one in maps
     ]
-    return Launch(
-        kernels.march_steps(stage.formats, step, halo),
-        geometry.blocks(jobs, per_block=geometry.WARPS * (geometry.WARP // lanes)),
-        _WARPS,
-        (
-            *(stage.result, stage.source, *weights),
-            np.uint32(jobs),
-            *map(np.int32, (rows.outputs, columns.outputs, strip, lanes, margin, tiles)),
-        ),
+    return stage.launch(
+        kernels.kernel("march_steps", stage.formats, step, halo),
+        jobs,
+        weights,
+        *map(np.int32, (rows.outputs, columns.outputs, strip, lanes, margin, tiles)),
+        per_block=geometry.WARPS * (geometry.WARP // lanes),
+        block=_WARPS,
     )
 
 
@@ -301,21 +302,21 @@ def _march_rows(
     strip = builder.strip(lines, threads=outer * tiles * geometry.WARP)
     jobs = outer * tiles * -(-lines // strip)
     weights = partial(geometry.weights_by_tap, columns, builder.compute)
-    return Launch(
-        kernels.march_rows(stage.formats, each, taps),
-        geometry.blocks(jobs, per_block=geometry.WARPS),
-        _WARPS,
-        (
-            *(stage.result, stage.source),
-            *((np.uint64(0),) * 3 if rows is None else builder.bands(rows)),
-            *(*builder.spans(columns), builder.table((columns, "by tap"), weights)),
-            builder.table((columns, "tiles", inputs, outputs), lambda: begins),
-            np.uint32(jobs),
-            *map(np.int32, (lines if rows is None else rows.inputs, lines)),
-            *map(np.int32, (columns.inputs, columns.outputs)),
-            *map(np.int32, (channels, tiles, strip)),
-            stage.fill_bits,
-        ),
+    tables = (
+        *((np.uint64(0),) * 3 if rows is None else builder.bands(rows)),
+        *builder.spans(columns),
+        builder.table((columns, "by tap"), weights),
+        builder.table((columns, "tiles", inputs, outputs), lambda: begins),
+    )
+    return stage.launch(
+        kernels.kernel("march_rows", stage.formats, each, taps),
+        jobs,
+        tables,
+        *map(np.int32, (lines if rows is None else rows.inputs, lines)),
+        *map(np.int32, (columns.inputs, columns.outputs, channels, tiles, strip)),
+        stage.fill_bits,
+        per_block=geometry.WARPS,
+        block=_WARPS,
     )
 
 
@@ -336,17 +337,13 @@ def _march_channels(stage: Stage, maps: Maps, *, outer: int, channels: int) -> L
     records = builder.table(
         (columns, "records", most), partial(geometry.records, columns, builder.compute, most)
     )
-    return Launch(
-        kernels.march_channels(stage.formats, vector, most),
-        geometry.blocks(jobs, per_block=geometry.THREADS),
-        _THREADS,
-        (
-            *(stage.result, stage.source, *builder.bands(rows), *builder.spans(columns), records),
-            np.uint32(jobs),
-            *map(np.int32, (rows.inputs, rows.outputs, columns.inputs, columns.outputs)),
-            *map(np.int32, (channels, strip)),
-            stage.fill_bits,
-        ),
+    return stage.launch(
+        kernels.kernel("march_channels", stage.formats, vector, most),
+        jobs,
+        (*builder.bands(rows), *builder.spans(columns), records),
+        *map(np.int32, (rows.inputs, rows.outputs, columns.inputs, columns.outputs)),
+        *map(np.int32, (channels, strip)),
+        stage.fill_bits,
     )
 
 
@@ -365,14 +362,10 @@ def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Laun
     builder = stage.builder
     strip = builder.strip(rows.outputs, threads=threads)
     jobs = threads * -(-rows.outputs // strip)
-    return Launch(
-        kernels.gather_taps(stage.formats, taps),
-        geometry.blocks(jobs, per_block=geometry.THREADS),
-        _THREADS,
-        (
-            *(stage.result, stage.source, *builder.bands(rows), *builder.bands(columns)),
-            np.uint32(jobs),
-            *map(np.int32, (rows.inputs, rows.outputs, in_row, out_row, channels, strip)),
-            stage.fill_bits,
-        ),
+    return stage.launch(
+        kernels.kernel("gather_taps", stage.formats, taps),
+        jobs,
+        (*builder.bands(rows), *builder.bands(columns)),
+        *map(np.int32, (rows.inputs, rows.outputs, in_row, out_row, channels, strip)),
+        stage.fill_bits,
     )
