@@ -138,6 +138,22 @@ MUTANTS = [
         *_RACE,
     ),
     Mutant(
+        "vectors begin where tiles do",
+        "march_rows.cu",
+        "wide ? (int)(edge % EACH) : 0",
+        "0",
+        ("rows of vectors, several tiles",),
+        Mode.ADDRESS,
+        "misaligned address",
+    ),
+    Mutant(
+        "tiles begin where vectors do",
+        "march_rows.cu",
+        "channels + skew + slot",
+        "channels + slot",
+        ("rows of vectors, several tiles",),
+    ),
+    Mutant(
         "where there is no input, a weight is +0",
         "march_rows.cu",
         ": C(-0.0);",

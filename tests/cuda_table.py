@@ -123,6 +123,7 @@ def own_cases() -> list[Case]:
         *_long_bands(),
         *_few_taps(),
         *_many_slices(),
+        *_vectors(),
     ]
 
 
@@ -196,6 +197,16 @@ def _long_bands() -> Iterator[Case]:
     for rows, length, outputs in _LONG:
         bands = maps.wide(rng, length, outputs)
         yield _case(f"{rows} times {outputs} of {length}", (rows, length), {1: bands})
+
+
+def _vectors() -> Iterator[Case]:
+    """March along rows of whole vectors, in tiles that begin anywhere."""
+    rows = maps.linear(10, 23).adjoint()
+    for channels, width in {1: 232, 3: 116}.items():
+        columns = maps.linear(width // 2 - 9, width).adjoint()
+        of, shape = f", {channels} channels" * (channels > 1), (2, 23, width, channels)
+        yield _case(f"rows of vectors, several tiles{of}", shape, {1: rows, 2: columns})
+        yield _case(f"rows of vectors, alone{of}", shape[1:], {1: columns})
 
 
 def _many_slices() -> Iterator[Case]:

@@ -289,9 +289,11 @@ def _march_rows(
     each = next((n for n in kernels.EACH if longest <= n * geometry.WARP), kernels.EACH[-1])
     widest = int(columns.counts.max(initial=0))
     taps = next((n for n in kernels.TAPS if widest <= n), 0)
-    inputs, outputs = (
-        lanes * geometry.WARP // channels for lanes in (each, kernels.row_outputs(each, taps))
-    )
+    row, tile = columns.inputs * channels, each * geometry.WARP
+    is_wide = 1 < each <= kernels.lanes(stage.formats[0]) and row % each == 0
+    # Lanes read from a vector's start on, before that of the tile.
+    inputs = (tile - (each - 1) * (is_wide and row > tile)) // channels
+    outputs = kernels.row_outputs(each, taps) * geometry.WARP // channels
     if not outputs or geometry.is_ragged(columns):
         return None
     begins = geometry.tiles(columns, most_inputs=inputs, most_outputs=outputs)
@@ -313,7 +315,7 @@ def _march_rows(
         jobs,
         tables,
         *map(np.int32, (lines if rows is None else rows.inputs, lines)),
-        *map(np.int32, (columns.inputs, columns.outputs, channels, tiles, strip)),
+        *map(np.int32, (columns.inputs, columns.outputs, channels, tiles, strip, is_wide)),
         stage.fill_bits,
         per_block=geometry.WARPS,
         block=_WARPS,
