@@ -137,20 +137,27 @@ def _size(plan: Plan) -> int:
 def _run_last_blocks(
     module: Module, program: programs.Program, x: Buffer, y: Buffer, *, share: float
 ) -> None:
-    """Run the share of each launch's blocks that comes last."""
+    """Run the share of each launch's blocks that comes last, in the last slice of the program."""
     buffers = {programs.Buffer("x"): x, programs.Buffer("y"): y}
     tables = map(module.holding, program.tables)
     buffers.update({programs.Buffer("table", i): one for i, one in enumerate(tables)})
     scratch = map(module.sparse, program.scratch)
     buffers.update({programs.Buffer("scratch", i): one for i, one in enumerate(scratch)})
-    for launch in program.launches:
+    addresses = {place: buffer.address for place, buffer in buffers.items()}
+    # The first launch of each slice is the one that reads x.
+    slices = [number for number, one in enumerate(program.launches) if _reads_x(one)]
+    for launch in program.launches[slices[-1] :]:
         blocks = math.prod(launch.grid)
-        count = min(blocks, math.ceil(blocks * share) + 2)
+        count = min(blocks, math.ceil(blocks * share * len(slices)) + 2)
         module.launch(
             launch.kernel.expression,
             launch.grid,
             launch.block,
-            [buffers[one] if isinstance(one, programs.Buffer) else one for one in launch.arguments],
+            launch.resolved(addresses),
             shared_bytes=launch.shared_bytes,
             blocks=(blocks - count, blocks),
         )
+
+
+def _reads_x(launch: programs.Launch) -> bool:
+    return any(isinstance(one, programs.Buffer) and one.place == "x" for one in launch.arguments)

@@ -87,6 +87,7 @@ class SimulatedCuda:
             buffers[Buffer("table", index)] = holding(table)
         for index, nbytes in enumerate(program.scratch):
             buffers[Buffer("scratch", index)] = fresh(nbytes)
+        addresses = {place: buffer.address for place, buffer in buffers.items()}
         result = buffers[Buffer("y")].view(y.dtype, y.size).reshape(y.shape)
         if carried:
             result[...] = y
@@ -95,7 +96,7 @@ class SimulatedCuda:
                 launch.kernel.expression,
                 launch.grid,
                 launch.block,
-                [buffers[one] if isinstance(one, Buffer) else one for one in launch.arguments],
+                launch.resolved(addresses),
                 shared_bytes=launch.shared_bytes,
                 order=self._order,
             )

@@ -121,6 +121,9 @@ def own_cases() -> list[Case]:
         *_small_planes(),
         *_awkward(),
         *_long_bands(),
+        *_few_taps(),
+        *_many_slices(),
+        *_vectors(),
     ]
 
 
@@ -194,6 +197,44 @@ def _long_bands() -> Iterator[Case]:
     for rows, length, outputs in _LONG:
         bands = maps.wide(rng, length, outputs)
         yield _case(f"{rows} times {outputs} of {length}", (rows, length), {1: bands})
+
+
+def _vectors() -> Iterator[Case]:
+    """March along rows of whole vectors, in tiles that begin anywhere."""
+    rows = maps.linear(10, 23).adjoint()
+    for channels, width in {1: 232, 3: 116}.items():
+        columns = maps.linear(width // 2 - 9, width).adjoint()
+        of, shape = f", {channels} channels" * (channels > 1), (2, 23, width, channels)
+        yield _case(f"rows of vectors, several tiles{of}", shape, {1: rows, 2: columns})
+        yield _case(f"rows of vectors, alone{of}", shape[1:], {1: columns})
+
+
+def _many_slices() -> Iterator[Case]:
+    """Have several launches and many outer slices, of whole vectors and of others."""
+    rng = np.random.default_rng(10)
+    gaps = maps.thinned(maps.linear(4, 6), rng.random(6) < 0.3)
+    for name, inner in {"slices of vectors": 8, "slices of odd lengths": 5}.items():
+        moving = {1: gaps, 2: maps.cubic(3, 5), 3: maps.linear(inner, 2 * inner)}
+        yield Case.of(f"many {name}", (50, 4, 3, inner), moving, fill=2.5)
+
+
+def _few_taps() -> Iterator[Case]:
+    """Have at most one or two taps on rows and columns, and outputs without taps."""
+    rng = np.random.default_rng(9)
+    halved, sparse = maps.linear(40, 20).adjoint(), maps.linear(80, 20).adjoint()
+    gaps = maps.thinned(maps.linear(30, 40), rng.random(40) < 0.3)
+    for channels in (1, 3):
+        of, shape = f"of rows with gaps, {channels} channels", (3, 20, 20, channels)
+        yield Case.of(f"one tap {of}", shape, {1: sparse, 2: halved}, fill=-1.5)
+    yield Case.of("one tap of columns with gaps", (5, 20, 20), {1: halved, 2: sparse}, fill=-1.5)
+    yield Case.of("two taps of columns with gaps", (3, 30, 30), {1: gaps, 2: gaps}, fill=-1.5)
+    turned = maps.backwards(maps.linear(30, 40))
+    yield _case("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
+    for name, bands in {"one": sparse, "two": gaps}.items():
+        both = {
+            axis: maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz)) for axis in (1, 2)
+        }
+        yield _case(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
 
 
 def _small_planes() -> Iterator[Case]:

@@ -21,7 +21,7 @@ _PATTERN = 1_000_003
 
 # What targets are about comes first, in case the time does not suffice for all.
 _FIRST = ("linear 2-D x2", "nearest 2-D x2", "cubic 2-D x2", "linear 3-D x2", "linear plane x2")
-_TYPES = ("float32", "float16")
+_TYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class GpuRow:
 
 
 def rows(*, nbytes: int, quick: bool = False) -> list[GpuRow]:
-    """Return all rows, what matters most first.
+    """Return all rows, the most important first; of each part, bfloat16 last.
 
     nbytes  that each one moves, at least
-    quick   only what the targets name
+    quick   only the cases of the targets
     """
-    cases = sorted(CASES, key=lambda case: case.name not in _FIRST)
-    some = [case for case in cases if case.name in _FIRST] if quick else cases
-    return [
+    some = [case for case in CASES if not quick or case.name in _FIRST]
+    made = [
         GpuRow(grown(case, nbytes=nbytes, itemsize=DTYPES[dtype].itemsize), layout, dtype)
         for case in some
         for dtype in _TYPES
         for layout in case.layouts
     ]
+    return sorted(made, key=lambda row: (row.case.name not in _FIRST, row.dtype == "bfloat16"))
 
 
 def tiny_rows() -> list[GpuRow]:

@@ -162,7 +162,10 @@ def _zeros(torch: Any, stream: DeviceStream, row: GpuRow, shape: tuple[int, ...]
 
 def _images(row: GpuRow, tensor: Any, part: slice) -> Array:
     """Return some images of a tensor N, C, X, without the axis that 1-D of NXC has more."""
-    array: Array = tensor.detach()[part].cpu().contiguous().numpy()
+    some = tensor.detach()[part].cpu().contiguous()
+    # NumPy's own types have no bfloat16.
+    bits = some.view(_torch(row).int16) if row.dtype == "bfloat16" else some
+    array: Array = bits.numpy().view(DTYPES[row.dtype])
     return array.reshape(array.shape[0], *row.case.src[1:])
 
 
@@ -198,7 +201,7 @@ def _apart(got: Array, wanted: Array, *, terms: int) -> str:
     """Say how far off a result is if that is more than rounding: each sum may be rounded."""
     wide = wanted.astype(np.float32)
     largest = float(np.abs(wide).max())
-    allowed = (_COORDINATES + terms * float(np.finfo(wanted.dtype).eps) / 2) * largest
+    allowed = (_COORDINATES + terms * float(np.spacing(wanted.dtype.type(1))) / 2) * largest
     apart = float(np.abs(got.astype(np.float32) - wide).max())
     if apart <= allowed:
         return ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,12 @@ def draw(found: dict[str, Any], picture: Path) -> None:
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
     records = report.load(found)
     costs = [Cost(**one) for one in found["costs"]]
-    kinds = [(dtype, layout) for dtype in ("float32", "float16") for layout in ("NCX", "NXC")]
-    figure, axes = pyplot.subplots(3, 2, figsize=(13, 16), height_ratios=[3, 3, 2])
+    kinds = list(product(("float32", "float16", "bfloat16"), ("NCX", "NXC")))
+    figure, axes = pyplot.subplots(4, 2, figsize=(13, 22), height_ratios=[3, 3, 3, 2])
     for place, (dtype, layout) in zip(axes.flat, kinds, strict=False):
         some = [one for one in records if (one.dtype, one.layout) == (dtype, layout)]
         rates(place, some, title=f"{dtype} {layout}, {found['device']}")
-    for place, way in zip(axes[2], ("apply", "request"), strict=True):
+    for place, way in zip(axes[3], ("apply", "request"), strict=True):
         calls(place, costs, way=way)
     figure.tight_layout()
     figure.savefig(picture, dpi=110)

@@ -11,11 +11,11 @@ from benchmarks.compute.targets import Verdict, judged_lines
 from benchmarks.rounds import CaseTimes
 
 # Of a copy of as many bytes.
-_DOUBLED = {"float32": 0.85, "float16": 0.7}
+_DOUBLED = {"float32": 0.85, "float16": 0.7, "bfloat16": 0.7}
 _EVERY = 0.5
 
 # Times as fast as PyTorch's CUDA kernel for the same layout, and as its deterministic path.
-_OVER_TORCH = {"float32": 2.0, "float16": 5.0}
+_OVER_TORCH = {"float32": 2.0, "float16": 5.0, "bfloat16": 5.0}
 _OVER_DETERMINISTIC = 10.0
 
 
@@ -50,7 +50,7 @@ def summary(records: Sequence[GpuRecord]) -> Iterator[str]:
 
 
 HEADER = (
-    f"{'case':28}{'dtype':>8} {'':4}{'MB':>6}{'ms':>9}{'GB/s':>8}{'copy':>8}{'/copy':>7}"
+    f"{'case':28}{'dtype':>9} {'':4}{'MB':>6}{'ms':>9}{'GB/s':>8}{'copy':>8}{'/copy':>7}"
     f"{'/torch':>8}{'/determ.':>9}  verdict"
 )
 
@@ -59,7 +59,7 @@ def line(record: GpuRecord) -> str:
     """Print one row: time, GB/s, those of the copy, and how many times as fast as whom."""
     took = record.seconds.get("ours")
     cells = [
-        f"{record.case:28}{record.dtype:>8} {record.layout:4}{record.nbytes / 1e6:6.0f}",
+        f"{record.case:28}{record.dtype:>9} {record.layout:4}{record.nbytes / 1e6:6.0f}",
         _number(statistics.median(took) * 1e3 if took else None, 9, digits=4),
         _number(record.rate("ours"), 8, digits=1),
         _number(record.rate("copy"), 8, digits=1),
@@ -78,14 +78,14 @@ def load(found: dict[str, Any]) -> list[GpuRecord]:
 
 
 def _is_fast_scale(record: GpuRecord) -> bool:
-    """Tell the rows that memory should bound: x2 of images, and in NCX of float16 even scales."""
+    """Tell the rows that memory should bound: x2 of images, and in NCX of 16 bits even scales."""
     scales = {high / low for low, high in zip(record.src[2:], record.dst[2:], strict=True)}
     if record.kind not in {"linear", "nearest"} or len(record.src) != 4 or len(scales) != 1:
         return False
     if "align_corners" in record.case:
         return False
     (scale,) = scales
-    even = record.layout == "NCX" and record.dtype == "float16" and scale % 2 == 0
+    even = record.layout == "NCX" and record.dtype != "float32" and scale % 2 == 0
     return scale == 2 or even
 
 

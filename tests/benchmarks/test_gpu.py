@@ -128,10 +128,12 @@ def test_another_bit_of_ours_is_an_error_and_a_peer_beyond_rounding_is_told() ->
         ("nearest plane x2", "NXC", "float32", {"of copy, x2": 0.85}),
         ("linear 2-D x2", "NXC", "float16", {"of copy, x2": 0.7, "over torch": 5.0}),
         ("nearest 2-D x8", "NCX", "float16", {"of copy, x2": 0.7}),
+        ("nearest 2-D x8", "NCX", "bfloat16", {"of copy, x2": 0.7}),
         ("nearest 2-D x8", "NXC", "float16", {"of copy": 0.5}),
         ("linear 2-D x8", "NCX", "float32", {"of copy": 0.5, "over torch": 2.0}),
         ("linear 2-D x2 align_corners", "NCX", "float32", {"of copy": 0.5, "over torch": 2.0}),
         ("linear 3-D x2", "NCX", "float16", {"of copy": 0.5, "over torch": 5.0}),
+        ("linear 3-D x2", "NXC", "bfloat16", {"of copy": 0.5, "over torch": 5.0}),
         ("cubic 2-D x2", "NXC", "float32", {"of copy": 0.5, "over torch": 2.0}),
         ("linear 1-D x2", "NCX", "float32", {"of copy": 0.5}),
         ("nearest 2-D /8", "NCX", "float32", {"of copy": 0.5}),
@@ -183,7 +185,7 @@ def test_all_of_it_runs_on_a_simulated_device(name: str, tmp_path: Path) -> None
     machine = SimulatedMachine()
     run = Run(machine, machine.stream(), GpuPace(rounds=2, warm=1), seconds=300, case=name)
     records = list(run.kernels())
-    assert len(records) == 2 * 2
+    assert len(records) == 3 * 2
     for record in records:
         assert {"ours", "copy"} <= record.seconds.keys()
         assert record.seconds.keys() | record.skipped.keys() == {

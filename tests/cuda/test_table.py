@@ -16,6 +16,8 @@ from cuda_programs import SimulatedCuda
 from cudasim import child
 from cudasim.compiler import Mode
 from cudasim.module import FORWARD, REVERSE
+from gradwire_server.backends.cuda import dispatch
+from gradwire_server.backends.cuda.programs import Program
 from kernel_cases import Case
 
 pytestmark = needs_simulator
@@ -63,6 +65,23 @@ def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(
     assert len({kernel.source for row in looping for kernel in row.kernels} & _LOOPING) == 2
     for row in looping:
         row.check(_device(*_DEVICES[0]))
+
+
+def test_programs_that_are_cut_into_slices_have_the_bits_of_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [row for row in cuda_table.rows() if row.case.name.startswith("many slices")]
+    for row in rows:
+        whole = _program(row)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch, "_SCRATCH_BYTES", sum(whole.scratch) // 3)
+            assert len(_program(row).launches) == 4 * len(whole.launches)
+            row.check(_device(*_DEVICES[0]))
+    assert rows
+
+
+def _program(row: cuda_table.Row) -> Program:
+    return dispatch.program(row.case.plan, *row.formats)
 
 
 _LOOPING = {"convert.cu", "fill_bands.cu"}

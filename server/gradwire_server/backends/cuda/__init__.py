@@ -1,12 +1,11 @@
-"""CUDA kernels with the bits of `numpy_cpu`, and how a plan becomes launches of them.
+"""CUDA kernels with the bits of `numpy_cpu`, and the programs that launch them.
 
-How a plan becomes machine code:
+A plan becomes machine code in these modules:
 
-- dispatch.py   from a plan to a program, a list of launches: which kernels, in which order
-- launches.py   one launch of each kernel: its tables, its grid, its arguments in order
-- geometry.py   grids, strips and tiles
-- tables.py     maps as kernels read them
-- programs.py   what a program is: launches, tables, scratch memory
+- dispatch.py   a plan's program: the choice and the order of kernels
+- launches.py   a launch of each kernel: its tables, its grid, its arguments in order
+- geometry.py   grids, strips and tiles of launches, and tables of maps
+- programs.py   the values: Program, Launch, Buffer, Kernel
 - kernels.py    every kernel there is, by name
 - build.py      compiles them; the one module here that imports cupy, and only when it is called
 - *.cu          the kernels, each with its formula, on numbers.cuh

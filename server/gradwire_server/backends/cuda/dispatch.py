@@ -1,8 +1,11 @@
-"""From a plan to a program.
+"""Programs of plans: the choice and the order of kernels.
 
-Passes are applied in the plan's order. Two that follow each other on adjacent axes are one launch
-where a kernel can march over both; of an odd number the first is alone, since what the others read
-is then often less. Results between launches stay in the compute type.
+Passes are applied in the plan's order. Two consecutive passes on adjacent axes are one launch if a
+kernel can march over both. Of an odd number of passes the first is alone: the others often read
+less then. Results between launches stay in the compute type.
+
+Several launches with large results between them are applied to some outer slices after others, so
+that these results stay in the device's L2 cache.
 """
 
 from __future__ import annotations
@@ -13,21 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from gradwire_server.backends.cuda import launches, marches, tables
-from gradwire_server.backends.cuda.programs import Buffer, Launch, Program
-from gradwire_server.backends.cuda.steps import Making, Step
+from gradwire_server.backends.cuda import geometry, launches
+from gradwire_server.backends.cuda.launches import ProgramBuilder, Stage
+from gradwire_server.backends.cuda.programs import ALIGNMENT, Buffer, Launch, Program
 from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap, Pass, Plan
 
 X, Y = Buffer("x"), Buffer("y")
 
-# Axes that one selection looks at.
+# Axes of one selection.
 _SELECTED = 3
-# The longest of them that may stay as it is: it takes a table too.
-_LONGEST_KEPT = 1 << 20
+# Longest axis without a map within a selection: it takes a table too.
+_LONGEST_UNMOVED = 1 << 20
 
-# Of an H200, which the kernels were designed for.
+# Of an H200, the device that the kernels were designed for.
 MULTIPROCESSORS = 132
+
+# Scratch memory of a program with several outer slices: two fifths of an H200's L2 cache, since x
+# and y pass through it too. Smaller slices would have shorter launches, with longer pauses.
+_SCRATCH_BYTES = 24 << 20
 
 
 def program(
@@ -38,29 +45,30 @@ def program(
     copies: int = 1,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> Program:
-    """Return what applies a plan.
+    """Return the program that applies a plan.
 
     source           type of x[copies, *plan.input_shape]: a storage type or its compute type
     result           type of y[copies, *plan.output_shape], likewise
-    copies           tensors that lie one behind the other
+    copies           number of tensors, one behind the other
     multiprocessors  of the device
 
-    Both are contiguous, row-major. Raises ValueError where indices of a map take more than 32 bits.
+    x and y are row-major. Raises ValueError if indices of a map take more than 32 bits.
     """
-    making = Making(compute_dtype(source), multiprocessors)
-    shape = (copies, *plan.input_shape)
-    passes = [Pass(one.axis + 1, one.map) for one in plan.passes]
-    whole = Step(making, (source, result), X, Y, plan.fill)
+    builder = ProgramBuilder(compute_dtype(source), multiprocessors)
+    first = min((one.axis for one in plan.passes), default=len(plan.input_shape))
+    shape = (copies * math.prod(plan.input_shape[:first]), *plan.input_shape[first:])
+    passes = [Pass(one.axis - first + 1, one.map) for one in plan.passes]
+    whole = Stage(builder, (source, result), X, Y, plan.fill)
     if not copies * math.prod(plan.output_shape):
         return Program((), (), ())
     if not passes:
-        return _made(making, [launches.convert(whole, count=math.prod(shape))])
+        return _made(builder, [launches.convert(whole, count=math.prod(shape))])
     if not math.prod(shape):
-        return _made(making, [_filled(whole, passes, (copies, *plan.output_shape))])
+        return _made(builder, [_filled(whole, passes, (shape[0], *plan.output_shape[first:]))])
     selection = _selection(whole, passes, shape)
     if selection is not None:
-        return _made(making, [selection])
-    return _chain(whole, passes, shape)
+        return _made(builder, [selection])
+    return _sliced(whole, passes, shape, plan.output_shape[first:])
 
 
 def accumulation(
@@ -72,49 +80,79 @@ def accumulation(
     carried: int,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> Program:
-    """Return what adds the taps of every output on x to y, as a backend's accumulate() does.
+    """Return the program of a backend's accumulate(): adds the taps of every output on x to y.
 
     shape    of x, in the compute type; y is bands.outputs long on the axis, otherwise as x
-    carried  how many outputs, from the first, hold a partial sum already
+    carried  number of outputs, from the first, that hold a partial sum already
     """
-    making = Making(compute, multiprocessors)
+    builder = ProgramBuilder(compute, multiprocessors)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     if not outer * inner * bands.outputs:
         return Program((), (), ())
-    step = Step(making, (compute, compute), X, Y, 0.0)
-    launch = launches.axis_pass(step, bands, outer=outer, inner=inner, carried=carried)
-    return _made(making, [launch])
+    stage = Stage(builder, (compute, compute), X, Y, 0.0)
+    launch = launches.axis_pass(stage, bands, outer=outer, inner=inner, carried=carried)
+    return _made(builder, [launch])
 
 
-def _made(making: Making, made: Sequence[Launch], scratch: Sequence[int] = ()) -> Program:
-    return Program(tuple(made), tuple(making.tables), tuple(scratch))
+def _made(builder: ProgramBuilder, made: Sequence[Launch], scratch: Sequence[int] = ()) -> Program:
+    return Program(tuple(made), tuple(builder.tables), tuple(scratch))
 
 
-def _selection(step: Step, passes: Sequence[Pass], shape: Sequence[int]) -> Launch | None:
-    """Return one launch for all passes where each output is one number of the input, unchanged."""
+def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Launch | None:
+    """Return one launch for all passes if each output is one number of the input, unchanged."""
     axes = [one.axis for one in passes]
     span = range(axes[0], axes[-1] + 1)
     maps = {one.axis: one.map for one in passes}
     if (
-        step.formats[0] != step.formats[1]
+        stage.formats[0] != stage.formats[1]
         or axes != sorted(axes)
         or len(span) > _SELECTED
-        or any(shape[axis] > _LONGEST_KEPT for axis in span if axis not in maps)
-        or not all(tables.selects(one.map, step.making.compute) for one in passes)
+        or any(shape[axis] > _LONGEST_UNMOVED for axis in span if axis not in maps)
+        or not all(geometry.selects(one.map, stage.builder.compute) for one in passes)
     ):
         return None
+    inner = math.prod(shape[span.stop :])
+    has_gaps = any(not one.map.counts.all() for one in passes)
+    if has_gaps and stage.vector(inner) == 1 and len(passes) == len(span) == 2:  # noqa: PLR2004
+        return None  # gather_taps writes whole vectors, and reads nothing for rows without taps
     missing = _SELECTED - len(span)
     return launches.select(
-        step,
+        stage,
         [*(None,) * missing, *(maps.get(axis) for axis in span)],
         [*(1,) * missing, *(shape[axis] for axis in span)],
         outer=math.prod(shape[: span.start]),
-        inner=math.prod(shape[span.stop :]),
+        inner=inner,
     )
 
 
-def _chain(whole: Step, passes: Sequence[Pass], shape: Sequence[int]) -> Program:
-    """Apply passes by twos, or one by one, from one scratch buffer into the other."""
+def _sliced(
+    whole: Stage, passes: Sequence[Pass], shape: Sequence[int], out_shape: Sequence[int]
+) -> Program:
+    """Apply passes to [outer, *out_shape] in as many slices of it as keep scratch memory small."""
+    outer, *inner = shape
+    made, scratch = _chain(whole, passes, shape)
+    slices = _SCRATCH_BYTES * outer // max(1, sum(scratch))
+    sizes = [
+        math.prod(one) * dtype.itemsize
+        for one, dtype in zip((inner, out_shape), whole.formats, strict=True)
+    ]
+    slices -= slices % math.lcm(*(ALIGNMENT // math.gcd(ALIGNMENT, size) for size in sizes))
+    if len(made) == 1 or not 0 < slices < outer:
+        return _made(whole.builder, made, scratch)
+    counts = [min(slices, outer - begin) for begin in range(0, outer, slices)]
+    parts = {count: _chain(whole, passes, (count, *inner)) for count in dict.fromkeys(counts)}
+    made = [
+        launch.shifted(x=number * slices * sizes[0], y=number * slices * sizes[1])
+        for number, count in enumerate(counts)
+        for launch in parts[count][0]
+    ]
+    return _made(whole.builder, made, parts[slices][1])
+
+
+def _chain(
+    whole: Stage, passes: Sequence[Pass], shape: Sequence[int]
+) -> tuple[list[Launch], list[int]]:
+    """Apply passes in pairs or one by one, between two scratch buffers of so many bytes."""
     made, scratch, early = list[Launch](), [0, 0], list[Pass]()
     rest, current, source = list(passes), list(shape), X
     while rest:
@@ -124,53 +162,53 @@ def _chain(whole: Step, passes: Sequence[Pass], shape: Sequence[int]) -> Program
         for one in rest[:count]:
             current[one.axis] = one.map.outputs
         if count < len(rest):
-            size = math.prod(current) * whole.making.compute.itemsize
+            size = math.prod(current) * whole.builder.compute.itemsize
             scratch[between.number] = max(scratch[between.number], size)
             early += rest[:count]
         rest, source = rest[count:], between
-    # What the last launch computes from outputs without taps is not what they become.
+    # The last launch knows only its own outputs without taps.
     made += [_filled(whole, [one], current) for one in early if not one.map.counts.all()]
-    return _made(whole.making, made, [size for size in scratch if size])
+    return made, [size for size in scratch if size]
 
 
 def _next(
-    whole: Step, rest: Sequence[Pass], shape: Sequence[int], places: tuple[Buffer, Buffer]
+    whole: Stage, rest: Sequence[Pass], shape: Sequence[int], places: tuple[Buffer, Buffer]
 ) -> tuple[Launch, int]:
-    """Return the launch of the next passes, and how many those are."""
+    """Return the launch of the next passes, and their number."""
     source, between = places
     if len(rest) % 2 == 0 and _adjacent(rest[0], rest[1], shape):
         lower, higher = rest[:2]
-        launch = marches.march(
-            _part(whole, source, between, last=len(rest) == 2),  # noqa: PLR2004 - both
+        launch = launches.march(
+            _stage(whole, source, between, last=len(rest) == 2),  # noqa: PLR2004 - both
             (lower.map, higher.map),
             outer=math.prod(shape[: lower.axis]),
             channels=math.prod(shape[higher.axis + 1 :]),
         )
         if launch is not None:
             return launch, 2
-    step = _part(whole, source, between, last=len(rest) == 1)
+    stage = _stage(whole, source, between, last=len(rest) == 1)
     axis, bands = rest[0].axis, rest[0].map
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    along = marches.march_along(step, bands, outer=outer) if inner == 1 else None
-    return along or launches.axis_pass(step, bands, outer=outer, inner=inner), 1
+    along = launches.march_along(stage, bands, outer=outer) if inner == 1 else None
+    return along or launches.axis_pass(stage, bands, outer=outer, inner=inner), 1
 
 
-def _part(whole: Step, source: Buffer, between: Buffer, *, last: bool) -> Step:
-    """Return what one launch of several reads and writes."""
-    compute = whole.making.compute
+def _stage(whole: Stage, source: Buffer, between: Buffer, *, last: bool) -> Stage:
+    """Return input and output of one launch of several."""
+    compute = whole.builder.compute
     formats = (
         whole.formats[0] if source == X else compute,
         whole.formats[1] if last else compute,
     )
     result, fill = (Y, whole.fill) if last else (between, 0.0)
-    return Step(whole.making, formats, source, result, fill)
+    return Stage(whole.builder, formats, source, result, fill)
 
 
 def _adjacent(lower: Pass, higher: Pass, shape: Sequence[int]) -> bool:
     return lower.axis < higher.axis and math.prod(shape[lower.axis + 1 : higher.axis]) == 1
 
 
-def _filled(whole: Step, passes: Sequence[Pass], shape: Sequence[int]) -> Launch:
+def _filled(whole: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Launch:
     """Fill the outputs of the first pass that has empty bands."""
     one = next(one for one in passes if not one.map.counts.all())
     outer, inner = math.prod(shape[: one.axis]), math.prod(shape[one.axis + 1 :])

@@ -7,18 +7,35 @@
 // for all outputs that it is part of. When an output row is complete, lanes get the sums of HALO
 // columns on both sides from their neighbors.
 //
-// A row is split into tiles of `lanes` lanes, a part of a warp; their outermost lanes sum the halo
-// too. There are no branches: where there is no input, the weight is -0 and the number +0, so that
-// their product -0 changes no sum.
+// A row is split into tiles of `lanes` lanes; a warp has as many tiles as fit. Tiles overlap: the
+// outermost `margin` lanes of a tile only sum columns for their neighbors. There are no branches:
+// where there is no input, the weight is -0 and the number +0, so that their product -0 changes no
+// sum.
 #include "numbers.cuh"
 
+// Returns a vector, or +0 without a load. A load that is not made leaves its registers 0, so that
+// later loads need not wait for it.
+template <int V, typename T>
+__device__ __forceinline__ Vector<T, V> loaded_if(bool there, const T* from) {
+  constexpr int COUNT = sizeof(T) * V / sizeof(uint4);
+  uint4 raw[COUNT];
+#pragma unroll
+  for (int n = 0; n < COUNT; n++) {
+    raw[n] = make_uint4(0, 0, 0, 0);
+    if (there) raw[n] = reinterpret_cast<const uint4*>(from)[n];
+  }
+  Vector<T, V> all;
+  memcpy(&all, raw, sizeof(all));
+  return all;
+}
+
 template <typename In, typename Out, int S, int HALO>
-__global__ void __launch_bounds__(THREADS, (HALO < 3 ? 2 : 1) + (sizeof(In) == 4)) march_steps(
+__global__ void __launch_bounds__(THREADS, sizeof(In) == 4 ? 3 : 2) march_steps(
     Out* __restrict__ y,       // [outer, out_rows, out_columns]
     const In* __restrict__ x,  // [outer, S * out_rows, S * out_columns]
     const typename Compute<In>::type* __restrict__ row_weight,     // [out_rows, TAPS]
     const typename Compute<In>::type* __restrict__ column_weight,  // [out_columns, TAPS]
-    unsigned jobs, int out_rows, int out_columns, int strip, int lanes, int tiles) {
+    unsigned jobs, int out_rows, int out_columns, int strip, int lanes, int margin, int tiles) {
   typedef typename Compute<In>::type C;
   constexpr int LEAST = HALO < 3 ? S : 4;
   constexpr int P = 16 / sizeof(In) > LEAST ? 16 / sizeof(In) : LEAST;
@@ -27,19 +44,18 @@ __global__ void __launch_bounds__(THREADS, (HALO < 3 ? 2 : 1) + (sizeof(In) == 4
   static_assert(HALO <= P, "the halo is a neighbor's");
   const int in_rows = out_rows * S, in_columns = out_columns * S;
   const int segment = threadIdx.x / lanes, lane = threadIdx.x - segment * lanes;
-  const unsigned warp = (blockIdx.x * WARPS + threadIdx.y) * (WARP / lanes);
+  const int segments = WARP / lanes;
+  const unsigned warp = (blockIdx.x * WARPS + threadIdx.y) * segments;
   if (warp >= jobs) return;
   // All lanes of a warp go on together; those without a job do another's and write nothing.
   const unsigned job = min(warp + segment, jobs - 1);
   const unsigned strips = (out_rows + strip - 1) / strip;
   const unsigned across = job / tiles, a = across / strips, tile = job - across * tiles;
-  const int column = ((int)tile * lanes + lane) * P;
-  const bool reads = column < in_columns, writes = reads && warp + segment < jobs;
+  const int column = ((int)tile * (lanes - 2 * margin) + lane - margin) * P;
+  const bool reads = column >= 0 && column < in_columns;
+  const bool writes = reads && lane >= margin && lane < lanes - margin && segment < segments &&
+                      warp + segment < jobs;
   const bool left = column > 0, right = column + P < in_columns;
-  // Halo that no other lane has: in front of the first one, behind the last one.
-  const bool begins = lane == 0, ends = lane == lanes - 1;
-  const bool alone = (begins && left) || (ends && right);
-  const int beside = begins ? -HALO : P;
   C across_weight[V][TAPS];
 #pragma unroll
   for (int v = 0; v < V; v++) {
@@ -51,43 +67,29 @@ __global__ void __launch_bounds__(THREADS, (HALO < 3 ? 2 : 1) + (sizeof(In) == 4
   const int i0 = (across - a * strips) * strip, i1 = min(i0 + strip, out_rows);
   const In* from = x + ((int64)a * in_rows + i0 * (int64)S - HALO) * in_columns + column;
   Out* to = y + ((int64)a * out_rows + i0) * out_columns + column / S;
-  // Of outputs i, i - 1, ..
-  C sum[OPEN][P], halo[OPEN][HALO ? HALO : 1];
+  C sum[OPEN][P];  // of outputs i, i - 1, ..
 #pragma unroll
-  for (int n = 0; n < OPEN; n++) {
-    begin_sums(sum[n]);
-    begin_sums(halo[n]);
-  }
+  for (int n = 0; n < OPEN; n++) begin_sums(sum[n]);
 #pragma unroll 2
   for (int i = i0; i < i0 + strip + OPEN - 1; i++) {
     Vector<In, P> row[S];
-    Vector<In, HALO ? HALO : 1> edge[S];
 #pragma unroll
     for (int s = 0; s < S; s++, from += in_columns) {
       const int r = i * S - HALO + s;
-      const bool inside = r >= 0 && r < in_rows;
-      row[s] = inside && reads ? loaded<P>(from) : filled<In, P>(rounded<In>(C(0)));
-#pragma unroll
-      for (int h = 0; h < HALO; h++) {
-        edge[s].at[h] = inside && alone ? from[beside + h] : rounded<In>(C(0));
-      }
+      row[s] = loaded_if<P>(reads && r >= 0 && r < in_rows, from);
     }
 #pragma unroll
     for (int n = OPEN - 1; n >= 0; n--) {
       if (n > 0) {
         copy_sums(sum[n], sum[n - 1]);
-        copy_sums(halo[n], halo[n - 1]);
       } else {
         begin_sums(sum[n]);
-        begin_sums(halo[n]);
       }
       const int64 output = min(max(i - n, 0), out_rows - 1);
 #pragma unroll
       for (int s = 0; s < S; s++) {
         if (n * S + s >= TAPS) continue;
-        const C weight = row_weight[output * TAPS + n * S + s];
-        add_vector(sum[n], weight, row[s]);
-        if (HALO) add_vector(halo[n], weight, edge[s]);
+        add_vector(sum[n], row_weight[output * TAPS + n * S + s], row[s]);
       }
     }
     // Output row i - (OPEN - 1) is complete down its columns.
@@ -98,8 +100,8 @@ __global__ void __launch_bounds__(THREADS, (HALO < 3 ? 2 : 1) + (sizeof(In) == 4
     for (int h = 0; h < HALO; h++) {
       const C before = __shfl_up_sync(ALL_LANES, sum[OPEN - 1][P - HALO + h], 1);
       const C behind = __shfl_down_sync(ALL_LANES, sum[OPEN - 1][h], 1);
-      window[h] = !left ? C(0) : begins ? halo[OPEN - 1][h] : before;
-      window[HALO + P + h] = !right ? C(0) : ends ? halo[OPEN - 1][h] : behind;
+      window[h] = left ? before : C(0);
+      window[HALO + P + h] = right ? behind : C(0);
     }
     C result[V];
 #pragma unroll
