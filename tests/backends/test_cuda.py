@@ -23,8 +23,8 @@ from gradwire import Client, OutOfMemoryError, ServerError, ops
 from gradwire_server import LocalClient
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
 from gradwire_server.backends.cupy_cuda.memory import size_class
+from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
 from serving import serving
 
