@@ -138,8 +138,6 @@ def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
     Raises ValueError where they make no sense.
     """
     settings = Settings(**values)
-    if not settings.workers and settings.backend != "cuda":
-        settings = replace(settings, workers=1)
     limit = container.memory_bytes()
     if limit is None:
         return settings

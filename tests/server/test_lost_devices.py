@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,13 @@ from cuda_here import needs_simulator
 from device_commands import FLAGS, PROGRAM, TESTS, serving, variables
 from gradwire import Client, Item, OutOfMemoryError, RetryPolicy, Timing, ops, v1
 from gradwire_server import DeviceLostError, LocalClient, backends
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.plans import Plan
 from processes import Command, is_running, run_command
 from raw_calls import RawClient, float32, opening, read_all, wait_until
 from refusals import check_in_band, check_refusal
 from scraping import get, scrape
+from serving import serving as serving_here
 
 pytestmark = needs_simulator
 
@@ -98,6 +102,21 @@ def check_replaced(command: Command, first: int, *, status: int) -> None:
     wait_until(lambda: worker(command) != first)
     with Client(command.address, retry=PATIENT) as client:
         assert evaluated(client) == expected()
+
+
+class Losing(NumpyCpu):
+    """NumPy, as a device that is lost once a test says so."""
+
+    may_wait = True
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+
+    def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Compute, or lose the device."""
+        if self.lost.is_set():
+            raise DeviceLostError("gone")
+        super().apply(plan, x, y)
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +254,23 @@ def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
             assert evaluated(client) == expected()
 
 
+def test_a_device_that_does_not_answer_as_it_is_opened_is_lost(tmp_path: Path) -> None:
+    waits, log = tmp_path / "waits-0", tmp_path / "log"
+    waits.touch()
+
+    def let_go() -> None:
+        wait_until(lambda: log.exists() and " device lost " in log.read_text())
+        waits.unlink()
+
+    letting_go = threading.Thread(target=let_go)
+    letting_go.start()
+    with serving(tmp_path, "--stall-timeout-s", "2") as command:
+        letting_go.join()
+        assert "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)" in command.log
+        with Client(command.address) as client:
+            assert evaluated(client) == expected()
+
+
 def test_a_call_that_loses_the_device_says_so_and_the_next_one_finds_another_worker(
     tmp_path: Path,
 ) -> None:
@@ -253,6 +289,29 @@ def test_a_call_that_loses_the_device_says_so_and_the_next_one_finds_another_wor
         (tmp_path / "waits-0").unlink()
         check_replaced(command, first, status=3)
         wait_until(lambda: get(http(command), "/readyz")[0] == 200)
+
+
+def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
+    """Its listener is closed before the first status leaves, and every call ends alike."""
+    backend, held = Losing(), threading.Event()
+
+    def waiting() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(request(LARGE))
+        held.wait()
+
+    with serving_here(backend=backend) as server, RawClient(server.address) as client:
+        stream = client.start(waiting())
+        first = next(stream)
+        backend.lost.set()
+        refused = client.evaluate(request()).refusal
+        host, _, port = server.address.rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
+        check_refusal(refused, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
+        also = read_all(stream, itertools.chain([first], stream)).refusal
+        check_refusal(also, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
+        held.set()
+        wait_until(server.server.over.is_set)
 
 
 def test_every_stream_in_flight_ends_with_the_device(tmp_path: Path) -> None:
