@@ -235,7 +235,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._workshop.active.none_left.wait(), _LAST_WORDS_S)
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
-        await self._server.stop(None)
+        await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
         await self.instruments.stop()
         self.over.set()
 

@@ -42,11 +42,11 @@ class Place:
     ready  set once a first process has served
     tried  set once a first process has served, or has ended without
 
-    number      of the worker
-    start       starts a process for it
-    any_serves  tells whether any worker serves
-    ledger      what adds up the metrics of its processes
-    facts       that its log lines tell besides
+    number    of the worker
+    start     starts a process for it
+    any_hope  tells whether any worker serves, or has not been tried yet
+    ledger    what adds up the metrics of its processes
+    facts     that its log lines tell besides
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Place:
         start: Callable[[Running], Awaitable[WorkerProcess]],
         *,
         stopping: asyncio.Event,
-        any_serves: Callable[[], bool],
+        any_hope: Callable[[], bool],
         ledger: Ledger,
         facts: Mapping[str, object],
     ) -> None:
         self._number, self._start_process = number, start
         self._ledger, self._facts = ledger, facts
         self._stopping = stopping
-        self._any_serves = any_serves
+        self._any_hope = any_hope
         self._changing = asyncio.Lock()
         self._process: WorkerProcess | None = None
         self._alive: dict[WorkerProcess, asyncio.Task[None]] = {}
@@ -199,7 +199,7 @@ class Place:
         # A device that is lost may come back, as what was killed may serve the next time.
         if status > 0 and status != LOST_STATUS and not self.ready.is_set():
             raise RuntimeError(f"{self.name} could not start: it ended with status {status}")
-        if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_serves():
+        if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_hope():
             why = (
                 "it lost its device" if status == LOST_STATUS else f"it ended with status {status}"
             )

@@ -69,7 +69,9 @@ class Crew:
                 number,
                 partial(self._start_worker, number, own if settings.pin_workers else ()),
                 stopping=self._stopping,
-                any_serves=lambda: any(one.serves for one in self.standings),
+                any_hope=lambda: any(
+                    one.standing.serves or not one.tried.is_set() for one in self._places
+                ),
                 ledger=ledgers.all[number],
                 facts=self._device(number),
             )
