@@ -23,10 +23,10 @@ _PARTS = 4
 class DeviceWatch:
     """Notices when this process loses its device. Belongs to one event loop.
 
-    lost           set once the device is lost for good
-    error          what every call is answered with from then on
-    listeners_shut  clear while new connections may still come to a process that has a listener:
-                   errors are answered only then, so that no caller comes back to this process
+    lost            set once the device is lost for good
+    error           what every call is answered with from then on
+    listeners_shut  clear while this process listens: callers get the error only once it is set, so
+                    that none of them connects to this process again
 
     stall_timeout_s  seconds after which a call to the device counts as lost
     retry_after_s    seconds after which callers may retry

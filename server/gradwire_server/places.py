@@ -9,6 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from gradwire_server import tasks
 from gradwire_server.device_watch import LOST_STATUS
 from gradwire_server.telemetry import Ledger, Running
 from gradwire_server.worker_process import WorkerProcess
@@ -69,6 +70,7 @@ class Place:
         self._restarts = 0
         self._quick_deaths = 0
         self._failed_starts = 0
+        self._renewed = asyncio.Event()
         self.ready, self.tried = asyncio.Event(), asyncio.Event()
 
     @property
@@ -93,6 +95,7 @@ class Place:
             status = await self._end_of(process)
             self.tried.set()
             async with self._changing:
+                self._renewed.clear()
                 if self._process is process:
                     if self._stopping.is_set():
                         self._check_stopped(status)
@@ -113,15 +116,16 @@ class Place:
             old = self._process
             new = await self._start(_now())
             if not await new.came_to_serve():
-                status = await self._end_of(new)
+                status = await new.ended_or_stuck()
                 if not self._stopping.is_set():
                     self._log(logging.ERROR, "replacement failed", new, status=status)
                 return False
             self._process, self._quick_deaths = new, 0
+            self._renewed.set()
         if old is not None:
             old.send(signal.SIGUSR2)
             try:
-                await asyncio.wait_for(old.ended(), patience_s)
+                await asyncio.wait_for(old.ended_or_stuck(), patience_s)
             except TimeoutError:
                 old.send(signal.SIGKILL)
             self._log(logging.INFO, "worker relieved", old, status=await old.ended_or_stuck())
@@ -135,20 +139,23 @@ class Place:
     async def _end_of(self, process: WorkerProcess) -> int:
         """Wait for the end of a process and return its exit status.
 
-        One that not even SIGKILL ends may still have the device and its memory: it is waited for
-        as long as it takes, but not beyond the server's end.
+        One that not even SIGKILL ends may still have the device and its memory. It is waited for as
+        long as it takes, but not beyond its replacement in a rolling restart or the server's end.
         """
         status = await process.ended_or_stuck()
-        if status is None and not self._stopping.is_set():
-            ended = asyncio.ensure_future(process.ended())
-            stopping = asyncio.ensure_future(self._stopping.wait())
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            status = ended.result() if ended.done() else None
-            ended.cancel()
-        if status is None:
+        if status is not None:
+            return status
+        ended = asyncio.ensure_future(process.ended())
+        events = [asyncio.ensure_future(event.wait()) for event in (self._stopping, self._renewed)]
+        try:
+            await asyncio.wait([ended, *events], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+        finally:
+            tasks.cancel([ended, *events])
+        if self._process is process:
             raise RuntimeError(f"{self.name} is left behind: SIGKILL has not ended {process.pid}")
-        return status
+        return -signal.SIGKILL
 
     async def _start(self, turn: asyncio.Event) -> WorkerProcess:
         with contextlib.ExitStack() as starting:
