@@ -1,10 +1,9 @@
-"""Servers whose devices are simulated, for tests to end and to fail."""
+"""Servers on simulated GPUs, for tests to end and to fail."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,15 +25,15 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def serving(folder: Path, *flags: str, devices: int = 1) -> Generator[Command]:
+def serving(
+    folder: Path,
+    *flags: str,
+    devices: int = 1,
+    env: Mapping[str, str] | None = None,
+    program: tuple[str, ...] = PROGRAM,
+) -> Generator[Command]:
     """Run a server on simulated devices, which files in the folder tell to fail."""
     (folder / "count").write_text(str(devices))
-    with running_command(
-        *FLAGS, *flags, log=folder / "log", env=variables(folder), program=PROGRAM
-    ) as command:
+    every = {**variables(folder), **(env or {})}
+    with running_command(*FLAGS, *flags, log=folder / "log", env=every, program=program) as command:
         yield command
-
-
-def device(command: Command, number: int = 0) -> int:
-    """Return the process that serves last as a device."""
-    return int(re.findall(rf" device serves device={number} pid=(\d+)", command.log)[-1])

@@ -1,10 +1,10 @@
 """A device that does what no kernel of ours may: it writes to an address that is nobody's.
 
 An error of that kind stays with the process that made it. So such devices are those of processes
-of their own: of a program that shows it, and of a server that replaces its device.
+of their own: of a program that shows it, and of a worker that its supervisor replaces.
 
     python tests/faulty_device.py KIND FOLDER          computes, has the device lost, computes again
-    python tests/faulty_device.py KIND FOLDER FLAGS    is gradwire-server, but for its devices
+    python tests/faulty_device.py KIND FOLDER FLAGS    is gradwire-server, but for its device
 
 KIND is cuda, or sim for a simulated device. The error comes with the next launch once there is a
 file `stray` in FOLDER.
@@ -26,9 +26,9 @@ import cuda_table
 from cuda_device import SimulatedDevice
 from gradwire_server.backends.cupy_cuda import cupy_device
 from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
+from gradwire_server.errors import DeviceLostError
 
-# The same of whoever starts a process of a device and of that process.
+# The same of the supervisor and of its workers.
 _KIND, _FOLDER = "FAULTY_DEVICE", "FAULTY_DEVICE_FOLDER"
 
 _STRAY = 'extern "C" __global__ void stray(int* nobodys) { *nobodys = 1; }'
@@ -87,10 +87,14 @@ def opened(kind: str, folder: Path, *arguments: Any, **more: Any) -> FaultyDevic
     return FaultyDevice(cupy_device.CupyDevice(*arguments, **more), folder, _write_astray)
 
 
-def find(number: int, *, cache_dir: str) -> tuple[FaultyDevice, int]:
-    """Return a device, and how many there are, for the process of a server's device."""
-    folder = Path(os.environ[_FOLDER])
-    return opened(os.environ[_KIND], folder, number, cache_dir=cache_dir), 1
+def check() -> int:
+    """Return how many devices there are, as the module of `backends.DEVICES` does."""
+    return 1
+
+
+def open_device(*, cache_dir: str) -> FaultyDevice:
+    """Return the first device, likewise."""
+    return opened(os.environ[_KIND], Path(os.environ[_FOLDER]), cache_dir=cache_dir)
 
 
 def check_loss(folder: Path, *, kind: str, env: Mapping[str, str]) -> None:
@@ -111,15 +115,11 @@ def check_replacement(folder: Path, *, kind: str) -> None:
     """Assert that a server whose device is lost under load loses no call and serves again."""
     service_load: Any = import_module("service_load")
     processes: Any = import_module("processes")
-    watched: Any = import_module("watched_health")
     paths = filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     env = {_KIND: kind, _FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
     flags = ("--backend", "cuda", "--log-level", "info")
     program = (__file__, kind, str(folder))
-    with (
-        processes.running_command(*flags, log=folder / "log", env=env, program=program) as command,
-        watched.watching(command.address) as health,
-    ):
+    with processes.running_command(*flags, log=folder / "log", env=env, program=program) as command:
         service_load.check_load(command.address, threads=2, turns=1)
         timer = threading.Timer(0.2, (folder / "stray").touch)
         timer.start()
@@ -127,8 +127,8 @@ def check_replacement(folder: Path, *, kind: str) -> None:
         while turns < 3 or (folder / "stray").exists() or timer.is_alive():
             service_load.check_load(command.address, threads=4, turns=1)
             turns += 1
-        command.wait_for_log(" device serves ", times=2)
-        health.wait_for("SERVING", "NOT_SERVING", "SERVING")
+        command.wait_for_log(" device lost ")
+        command.wait_for_log(" worker serves ", times=2)
         service_load.check_load(command.address, threads=2, turns=1)
 
 
@@ -172,8 +172,8 @@ def _main() -> None:
     kind, folder, *flags = sys.argv[1:]
     if not flags:
         _lose(kind, Path(folder))
-    devices: Any = import_module("gradwire_server.devices")
-    devices.FIND = "faulty_device:find"
+    backends: Any = import_module("gradwire_server.backends")
+    backends.DEVICES = "faulty_device"
     sys.argv = [sys.argv[0], *flags]
     import_module("gradwire_server.__main__").main()
 

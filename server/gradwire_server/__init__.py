@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gradwire_server.errors import DeviceLostError
     from gradwire_server.local_client import LocalClient
 
-__all__ = ["LocalClient"]
+__all__ = ["DeviceLostError", "LocalClient"]
+
+_MODULES = {
+    "DeviceLostError": "gradwire_server.errors",
+    "LocalClient": "gradwire_server.local_client",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import LocalClient when it is asked for: the command is there sooner without it."""
-    if name not in __all__:
+    """Import what is asked for: the command is there sooner without it."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gradwire_server.local_client import LocalClient  # noqa: PLC0415 - see above
-
-    return LocalClient
+    return getattr(import_module(_MODULES[name]), name)

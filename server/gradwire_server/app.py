@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,8 +15,9 @@ import grpc
 from gradwire_server import backends, transport
 from gradwire_server.addresses import check_free
 from gradwire_server.authorization import Authorizer
-from gradwire_server.backends import Backend, MayBeAway
+from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
+from gradwire_server.device_watch import DeviceWatch
 from gradwire_server.engine import Admission, PlanCache, Preparer
 from gradwire_server.handlers import Handlers, add_handlers
 from gradwire_server.health import Health
@@ -26,7 +26,6 @@ from gradwire_server.pool import compute_pool
 from gradwire_server.rehearsal import rehearse, rehearse_calls
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
-from gradwire_server.telemetry import DeviceLedger
 from gradwire_server.upkeep import trim_memory
 from gradwire_server.version import VERSION
 
@@ -39,8 +38,9 @@ class Server:
     backend       what computes, and reason why; None takes the one that settings choose
     shares_port   whether other processes listen on the address too
     cells         file descriptor of a supervisor's memory for the metrics; None where it has none
-    devices       what is known of devices whose processes are this one's
+    device        notices when the device that computes is lost; None for a watch of its own
     instruments   what measures it
+    over          set once the device is lost and every call in flight has its status
 
     Raises ValueError where the tokens file cannot be used.
     """
@@ -53,26 +53,26 @@ class Server:
         reason: str = "",
         shares_port: bool = False,
         cells: int | None = None,
-        devices: Sequence[DeviceLedger] = (),
+        device: DeviceWatch | None = None,
     ) -> None:
         self.settings = settings
         self._authorizer = Authorizer(settings)
         self._shares_port = shares_port
         self._pool = compute_pool(settings.threads, niceness=settings.compute_niceness)
         self._health = Health()
-        self.instruments = Instruments(
-            settings, one_of_several=shares_port, cells=cells, devices=devices
-        )
+        self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
+        self._device = device or device_watch(settings)
+        self.over = asyncio.Event()
+        self._ending: asyncio.Future[None] | None = None
         success_level = logging.INFO if settings.access_log else logging.DEBUG
         active = ActiveCalls(self.instruments.observer, success_level=success_level)
         self._chooses = backend is None
         if backend is None:
-            backend, reason = _chosen(settings)
-        self._workshop = _workshop(settings, self._pool, (backend, reason), active)
+            backend, reason = choose_backend(settings)
+        self._workshop = _workshop(settings, self._pool, (backend, reason), active, self._device)
         self._server = self._build()
         self._warm_up_s: float | None = None
         self._trimming: asyncio.Future[None] | None = None
-        self._turns_away = False
         self.port = 0
 
     @property
@@ -112,6 +112,8 @@ class Server:
             self.port = self._server.add_insecure_port(settings.address)
         self.instruments.start(self._workshop, address=self.bound)
         self._health.tell(serving=False)
+        self._device.listeners_shut.clear()
+        self._ending = asyncio.ensure_future(self._end_when_lost())
         await self._server.start()
         self._trimming = asyncio.ensure_future(trim_memory(self._workshop))
 
@@ -120,18 +122,15 @@ class Server:
         try:
             await self._warm_up()
         except BaseException:
-            self._let_go()
-            await self._server.stop(None)
-            await self.instruments.stop()
+            if self._device.lost.is_set():
+                await self.over.wait()
+            else:
+                await self._server.stop(None)
+                await self.instruments.stop()
             raise
         self._workshop.ready.set()
-        computes, loop = True, asyncio.get_running_loop()
-        if isinstance(self._workshop.backend, MayBeAway):
-            computes = self._workshop.backend.watch(
-                lambda there: loop.call_soon_threadsafe(self._note_backend, there)
-            )
-        self.instruments.note_serving(serves=computes)
-        self._health.tell(serving=computes)
+        self.instruments.note_serving(serves=True)
+        self._health.tell(serving=True)
         facts = {
             "address": self.bound,
             "version": VERSION,
@@ -165,8 +164,9 @@ class Server:
         self._warm_up_s = round(time.monotonic() - started, 3)
 
     async def _compute_first(self, backend: Backend) -> None:
+        # Not watched: compilers may take longer than any call to a device.
         await self._workshop.off_loop(backend.warm_up)
-        await self._workshop.off_loop(partial(rehearse, backend))
+        await self._workshop.compute(partial(rehearse, backend))
 
     async def rehearse_calls(self) -> None:
         """Have calls answered by handlers like this server's, with the same backend and threads.
@@ -175,19 +175,9 @@ class Server:
         """
         settings = Settings(compute_threads=self.settings.threads)
         backend, active = self._workshop.backend, ActiveCalls()
-        workshop = _workshop(settings, self._pool, (backend, ""), active)
+        workshop = _workshop(settings, self._pool, (backend, ""), active, self._device)
         workshop.ready.set()
         await rehearse_calls(Handlers(workshop))
-
-    def _note_backend(self, is_there: bool) -> None:  # noqa: FBT001 - called by the loop
-        """Be SERVING just as long as there is something that computes."""
-        if not self._turns_away:
-            if is_there:
-                _log.info("serving again")
-            else:
-                _log.warning("not serving", extra={"facts": {"why": "no device is there"}})
-            self.instruments.note_serving(serves=is_there)
-            self._health.tell(serving=is_there)
 
     @property
     def bound(self) -> str:
@@ -199,7 +189,6 @@ class Server:
     async def turn_away(self, delay_s: float) -> None:
         """Turn NOT_SERVING, and take calls as long as those who route to this server may need."""
         _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
-        self._turns_away = True
         self.instruments.note_serving(serves=False)
         self._health.leave()
         await asyncio.sleep(delay_s)
@@ -224,14 +213,31 @@ class Server:
         if self._trimming is not None:
             self._trimming.cancel()
             await asyncio.wait({self._trimming})
-        self._let_go()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        await self.instruments.stop()
+        if self._device.lost.is_set():
+            await self.over.wait()
+        else:
+            if self._ending is not None:
+                self._ending.cancel()
+            await self.instruments.stop()
         _log.info("stopped")
 
-    def _let_go(self) -> None:
-        if isinstance(self._workshop.backend, MayBeAway):
-            self._workshop.backend.close()
+    async def _end_when_lost(self) -> None:
+        """Once the device is lost: take no new connections, then end every call in flight."""
+        await self._device.lost.wait()
+        assert self._device.error is not None  # noqa: S101 - it is lost
+        self.instruments.note_serving(serves=False)
+        stopped = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
+        for _ in range(_TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
+        self._workshop.active.end_all(self._device.error)
+        self._device.listeners_shut.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._workshop.active.none_left.wait(), _LAST_WORDS_S)
+        await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
+        await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
+        await self.instruments.stop()
+        self.over.set()
 
     @property
     def streams(self) -> int:
@@ -243,9 +249,19 @@ class Server:
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
 _LAST_STATUS_S = 2.0
+# Turns of the event loop in which grpc begins to stop: it closes its listeners first.
+_TURNS_TO_CLOSE = 4
 
 
-def _chosen(settings: Settings) -> tuple[Backend, str]:
+def device_watch(settings: Settings) -> DeviceWatch:
+    """Return the watch over the device of a server with these settings."""
+    return DeviceWatch(
+        stall_timeout_s=settings.stall_timeout_s, retry_after_s=settings.retry_after_s
+    )
+
+
+def choose_backend(settings: Settings) -> tuple[Backend, str]:
+    """Return the backend that settings choose, and why; raises as backends.choose() does."""
     return backends.choose(
         settings.backend,
         threads=settings.threads,
@@ -255,7 +271,11 @@ def _chosen(settings: Settings) -> tuple[Backend, str]:
 
 
 def _workshop(
-    settings: Settings, pool: ThreadPoolExecutor, given: tuple[Backend, str], active: ActiveCalls
+    settings: Settings,
+    pool: ThreadPoolExecutor,
+    given: tuple[Backend, str],
+    active: ActiveCalls,
+    device: DeviceWatch,
 ) -> Workshop:
     backend, reason = given
     admission = Admission(
@@ -275,6 +295,7 @@ def _workshop(
         admission=admission,
         pool=pool,
         active=active,
+        device=device,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
     )

@@ -27,6 +27,7 @@ _MAY_BE_ZERO = {
     "max_connection_age_s",
     "plan_cache_entries",
     "trim_after_s",
+    "workers",
 }
 
 

@@ -14,9 +14,14 @@ from typing import Any, TypeAlias, TypeVar, cast
 import grpc
 import numpy as np
 
-from gradwire_server import logs
+from gradwire_server import logs, tasks
 from gradwire_server.engine import EvaluationRequest, TensorSpec
-from gradwire_server.errors import OverloadedError, PermissionDeniedError, UnauthenticatedError
+from gradwire_server.errors import (
+    EvaluationError,
+    OverloadedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from gradwire_server.failures import Failure, failure
 from gradwire_server.phases import PHASES, Phase, Phases
 from gradwire_server.telemetry import Observer
@@ -33,7 +38,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 class ActiveCalls:
-    """Counts the calls in flight, so that a server that stops knows when its work is done.
+    """The calls in flight: a server that stops knows when none is left, and can end them all.
 
     observer       told of each call's begin and end
     success_level  of the log line of a call that succeeds
@@ -45,6 +50,8 @@ class ActiveCalls:
         self, observer: Observer | None = None, *, success_level: int = logging.DEBUG
     ) -> None:
         self._count = 0
+        self._at_work = set[asyncio.Task[Any]]()
+        self._error: EvaluationError | None = None
         self.success_level = success_level
         self.observer = observer or Observer()
         self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
@@ -65,6 +72,28 @@ class ActiveCalls:
         self._count -= 1
         if not self._count:
             self.none_left.set()
+
+    def end_all(self, error: EvaluationError) -> None:
+        """End every call in flight, and those that come, with an error."""
+        self._error = error
+        tasks.cancel(self._at_work)
+
+    async def work(self, work: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Do the work of a call, unless all calls are ended before or meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine
+        if self._error is not None:
+            raise self._error
+        self._at_work.add(task)
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
+            task.uncancel()
+            raise self._error from None
+        finally:
+            self._at_work.discard(task)
 
 
 class Call:
@@ -147,7 +176,7 @@ class Call:
         in_band: Callable[[Failure], Awaitable[None]] | None,
     ) -> Reply:
         try:
-            reply = await work()
+            reply = await self._active.work(work)
         except asyncio.CancelledError:
             self._finish(logging.INFO, "CANCELLED")
             raise

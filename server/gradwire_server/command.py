@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from gradwire._variables import PREFIX, unknown_variables
-from gradwire_server import backends, container, supervisor
+from gradwire_server import backends, container, gpus, supervisor
 from gradwire_server.addresses import is_host_and_port
 from gradwire_server.bounds import flag
 from gradwire_server.settings import Settings
@@ -98,7 +98,7 @@ def gradwire_server(
     if compile_only:
         _compile(settings)
         return
-    _serve(settings)
+    _serve(settings, lambda workers: _settings(context, {**values, "workers": workers}))
 
 
 def _compile(settings: Settings) -> None:
@@ -139,8 +139,9 @@ def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
     """
     settings = Settings(**values)
     limit = container.memory_bytes()
-    rooms = [container.address_space_room_bytes(settings.workers)]
-    rooms += [] if limit is None else [container.room_bytes(limit, settings.workers)]
+    workers = max(1, settings.workers)
+    rooms = [container.address_space_room_bytes(workers)]
+    rooms += [] if limit is None else [container.room_bytes(limit, workers)]
     room = min((one for one in rooms if one is not None), default=None)
     if room is None:
         return settings
@@ -171,20 +172,24 @@ def _warn_of_memory(settings: Settings) -> None:
     if limit is not None and settings.max_memory_bytes >= limit:
         click.echo(
             f"Warning: --max-memory-bytes is {settings.max_memory_bytes} and this container's "
-            f"limit {limit}; {container.room_bytes(limit, settings.workers)} would fit it, "
+            f"limit {limit}; {container.room_bytes(limit, max(1, settings.workers))} would fit it, "
             "which is the default here",
             err=True,
         )
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, with_workers: Callable[[int], Settings]) -> None:
     for needed in ("grpc_health", "grpc_reflection"):
         if find_spec(needed) is None:
             raise click.ClickException(
                 f'{needed} is missing; gradwire-server needs: pip install "gradwire[server]"'
             )
     try:
-        if settings.workers > 1:
+        if settings.backend == "cuda":
+            devices = gpus.chosen(settings)
+            settings = with_workers(gpus.worker_count(settings, devices))
+            asyncio.run(supervisor.supervise(settings, devices))
+        elif settings.workers > 1:
             asyncio.run(supervisor.supervise(settings))
         else:
             from gradwire_server import process  # noqa: PLC0415 - so that --help works without the extra

@@ -12,7 +12,7 @@ EvaluationError
 ├── RetryLaterError             not now; a retry helps
 │   ├── OverloadedError             the server is full
 │   ├── StartingError               the server is getting ready
-│   └── DeviceAwayError             the device is lost; another one, or the same one later, computes
+│   └── DeviceLostError             the device is lost; another process opens it, or has another one
 ├── StalledError                no progress for the stall timeout
 ├── DrainingError               the server is shutting down
 ├── UnauthenticatedError        a token is missing, or not taken
@@ -89,8 +89,15 @@ class StartingError(RetryLaterError):
     """The server is getting ready."""
 
 
-class DeviceAwayError(RetryLaterError):
-    """The device is lost, and what was computed on it; it is being opened anew."""
+class DeviceLostError(RetryLaterError):
+    """The device is lost for this process, with what was computed on it.
+
+    A backend raises it where an error of the device lasts. Only another process can open the
+    device: a server's worker ends and is replaced, and callers may retry after retry_after_s.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.25) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class StalledError(EvaluationError):

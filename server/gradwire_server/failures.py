@@ -51,7 +51,7 @@ STATUS: Table = {
     ),
     errors.OverloadedError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OVERLOADED),
     errors.StartingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_STARTING),
-    errors.DeviceAwayError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DEVICE_LOST),
+    errors.DeviceLostError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DEVICE_LOST),
     errors.StalledError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_STALLED),
     errors.DrainingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DRAINING),
     errors.EvaluationChangedError: (

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 
+from gradwire_server.backends import TakesDeviceMemory
 from gradwire_server.engine import NUMERICS_VERSION, Preparer
 from gradwire_server.outlets import LAST_EXPORT_S, Outlets, are_wanted, tracer
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
-from gradwire_server.telemetry import Cells, DeviceLedger, Ledgers, Observer, Recorder, Sampler
+from gradwire_server.telemetry import Cells, Ledgers, Observer, Recorder, Sampler
 from gradwire_server.telemetry.cells import place, span
 from gradwire_server.telemetry.definitions import (
     BUILD,
     CACHE,
+    DEVICE_MEMORY,
     LOOKUPS,
     MEMORY,
     MEMORY_LIMIT,
@@ -38,7 +40,6 @@ class Instruments:
 
     one_of_several  whether a supervisor tells the metrics
     cells           its memory for them, as a file descriptor; None where nobody wants them
-    devices         what is known of devices, if this server has started their processes
     """
 
     def __init__(
@@ -47,9 +48,8 @@ class Instruments:
         *,
         one_of_several: bool,
         cells: int | None,
-        devices: Sequence[DeviceLedger] = (),
     ) -> None:
-        self._settings, self._devices = settings, devices
+        self._settings = settings
         self._cells: Cells | None = None
         if cells is not None:
             self._cells = Cells.attached(cells)
@@ -74,7 +74,7 @@ class Instruments:
         Raises OSError where the HTTP port's address cannot be had, ValueError as Outlets does.
         """
         if self._cells is not None and self._tells:
-            ledgers = Ledgers.of_this_process(self._cells, self._devices)
+            ledgers = Ledgers.of_this_process(self._cells)
             self._outlets = Outlets(self._settings, ledgers, served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
@@ -125,6 +125,9 @@ class Instruments:
             place(READY): lambda: self._serves,
             build: lambda: 1.0,
         }
+        backend = workshop.backend
+        if isinstance(backend, TakesDeviceMemory):
+            readings[place(DEVICE_MEMORY)] = lambda: backend.memory_taken
         for cache in CACHE.values:
             for index, outcome in enumerate(OUTCOME.values):
                 readings[place(LOOKUPS, cache, outcome)] = partial(

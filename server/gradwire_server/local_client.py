@@ -35,7 +35,7 @@ from gradwire_server.engine import (
     StepRunner,
     WholeRun,
 )
-from gradwire_server.errors import EvaluationError
+from gradwire_server.errors import DeviceLostError, EvaluationError
 from gradwire_server.failures import failure
 from gradwire_server.local_many import EvaluatesMany
 from gradwire_server.plans.interruption import asking
@@ -137,6 +137,9 @@ class LocalClient(EvaluatesMany):
 
         timeout_s is the total; None means none. It is looked at between two steps, and between two
         blocks of a long table.
+
+        Raises DeviceLostError, beside those errors, where the backend is "cuda" and this process
+        has lost its device: it cannot open it again, only another process can.
         """
         if self._closed:
             raise RuntimeError("the client is closed; make another one")
@@ -150,6 +153,8 @@ class LocalClient(EvaluatesMany):
                 call.whole(source, np.asarray(result), self._backend)
             else:
                 self._run(call, source, np.asarray(result), _Watch(until, Progress(on_progress)))
+        except DeviceLostError:
+            raise
         except (EvaluationError, MemoryError) as error:
             raise from_in_band(failure(error).in_band(), request_id=uuid4().hex) from error
         return result

@@ -71,6 +71,12 @@ def tell(level: int, event: str, facts: Facts | Callable[[], Facts]) -> None:
         _Lines.configured.put_off(time.time(), level, event, facts)
 
 
+def write_waiting() -> None:
+    """Write the lines that wait: for processes that end without the usual exit."""
+    if _Lines.configured is not None:
+        _Lines.configured.write_waiting()
+
+
 def configure(log_format: str, log_level: str, **always: object) -> None:
     """Send the server's log lines to stderr; each tells also the facts given here."""
     lines = _Lines(_json if log_format == "json" else _text, sys.stderr, always)

@@ -1,4 +1,4 @@
-"""The place of a worker or a device: the process that has it now, and those that follow."""
+"""The place of a worker: the process that has it now, and those that follow."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
+from gradwire_server import tasks
+from gradwire_server.device_watch import LOST_STATUS
 from gradwire_server.telemetry import Ledger, Running
-from gradwire_server.worker_process import ServingProcess
+from gradwire_server.worker_process import WorkerProcess
 
 _log = logging.getLogger("gradwire_server")
 
@@ -26,7 +27,7 @@ _MOST_FAILED_STARTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a worker or a device stands now.
+    """How a worker stands now.
 
     serves    whether it serves
     restarts  how often it was replaced because it had died
@@ -40,40 +41,42 @@ class Place:
     """A place that one process after another takes.
 
     ready  set once a first process has served
+    tried  set once a first process has served, or has ended without
 
-    kind        what has it
-    number      among those of its kind
-    start       starts a process for it
-    any_serves  tells whether any one of its kind serves
-    ledger      what adds up the metrics of its processes
+    number    of the worker
+    start     starts a process for it
+    any_hope  tells whether any worker serves, or has not been tried yet
+    ledger    what adds up the metrics of its processes
+    facts     that its log lines tell besides
     """
 
     def __init__(
         self,
-        kind: Literal["worker", "device"],
         number: int,
-        start: Callable[[Running], Awaitable[ServingProcess]],
+        start: Callable[[Running], Awaitable[WorkerProcess]],
         *,
         stopping: asyncio.Event,
-        any_serves: Callable[[], bool],
+        any_hope: Callable[[], bool],
         ledger: Ledger,
+        facts: Mapping[str, object],
     ) -> None:
-        self._kind, self._number, self._start_process = kind, number, start
-        self._ledger = ledger
+        self._number, self._start_process = number, start
+        self._ledger, self._facts = ledger, facts
         self._stopping = stopping
-        self._any_serves = any_serves
+        self._any_hope = any_hope
         self._changing = asyncio.Lock()
-        self._process: ServingProcess | None = None
-        self._alive: dict[ServingProcess, asyncio.Task[None]] = {}
+        self._process: WorkerProcess | None = None
+        self._alive: dict[WorkerProcess, asyncio.Task[None]] = {}
         self._restarts = 0
         self._quick_deaths = 0
         self._failed_starts = 0
-        self.ready = asyncio.Event()
+        self._renewed = asyncio.Event()
+        self.ready, self.tried = asyncio.Event(), asyncio.Event()
 
     @property
     def name(self) -> str:
         """What messages call it."""
-        return f"{self._kind} {self._number}"
+        return f"worker {self._number}"
 
     @property
     def standing(self) -> Standing:
@@ -89,8 +92,10 @@ class Place:
         """
         process = self._process = await self._start(turn)
         while True:
-            status = await process.ended()
+            status = await self._end_of(process)
+            self.tried.set()
             async with self._changing:
+                self._renewed.clear()
                 if self._process is process:
                     if self._stopping.is_set():
                         self._check_stopped(status)
@@ -111,18 +116,19 @@ class Place:
             old = self._process
             new = await self._start(_now())
             if not await new.came_to_serve():
-                status = await new.ended()
+                status = await new.ended_or_stuck()
                 if not self._stopping.is_set():
                     self._log(logging.ERROR, "replacement failed", new, status=status)
                 return False
             self._process, self._quick_deaths = new, 0
+            self._renewed.set()
         if old is not None:
             old.send(signal.SIGUSR2)
             try:
-                await asyncio.wait_for(old.ended(), patience_s)
+                await asyncio.wait_for(old.ended_or_stuck(), patience_s)
             except TimeoutError:
                 old.send(signal.SIGKILL)
-            self._log(logging.INFO, f"{self._kind} relieved", old, status=await old.ended())
+            self._log(logging.INFO, "worker relieved", old, status=await old.ended_or_stuck())
         return True
 
     def send(self, number: int) -> None:
@@ -130,7 +136,28 @@ class Place:
         for process in self._alive:
             process.send(number)
 
-    async def _start(self, turn: asyncio.Event) -> ServingProcess:
+    async def _end_of(self, process: WorkerProcess) -> int:
+        """Wait for the end of a process and return its exit status.
+
+        One that not even SIGKILL ends may still have the device and its memory. It is waited for as
+        long as it takes, but not beyond its replacement in a rolling restart or the server's end.
+        """
+        status = await process.ended_or_stuck()
+        if status is not None:
+            return status
+        ended = asyncio.ensure_future(process.ended())
+        events = [asyncio.ensure_future(event.wait()) for event in (self._stopping, self._renewed)]
+        try:
+            await asyncio.wait([ended, *events], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+        finally:
+            tasks.cancel([ended, *events])
+        if self._process is process:
+            raise RuntimeError(f"{self.name} is left behind: SIGKILL has not ended {process.pid}")
+        return -signal.SIGKILL
+
+    async def _start(self, turn: asyncio.Event) -> WorkerProcess:
         with contextlib.ExitStack() as starting:
             running = starting.enter_context(self._ledger.process())
             process = await self._start_process(running)
@@ -141,26 +168,28 @@ class Place:
         return process
 
     async def _watch(
-        self, process: ServingProcess, turn: asyncio.Event, counting: contextlib.ExitStack
+        self, process: WorkerProcess, turn: asyncio.Event, counting: contextlib.ExitStack
     ) -> None:
         with counting:
             await turn.wait()
             process.go()
             if await process.came_to_serve():
                 self._failed_starts = 0
-                self._log(logging.INFO, f"{self._kind} serves", process)
+                self._log(logging.INFO, "worker serves", process)
                 self.ready.set()
-            await process.ended()
+                self.tried.set()
+            if await process.ended_or_stuck() is None:
+                self._log(logging.ERROR, "worker ignores SIGKILL", process)
             del self._alive[process]
 
-    async def _recover(self, process: ServingProcess, status: int) -> bool:
+    async def _recover(self, process: WorkerProcess, status: int) -> bool:
         """Wait before a replacement, the longer the more often; return whether there is to be one.
 
         Raises RuntimeError where it would not start either.
         """
         if not process.served_s:
             self._failed_starts += 1
-            self._check_hope(status, process.why or f"it ended with status {status}")
+            self._check_hope(status)
         self._quick_deaths = self._quick_deaths + 1 if process.served_s < _QUICK_S else 0
         pause_s = 0.0
         if self._quick_deaths:
@@ -168,15 +197,19 @@ class Place:
         self._restarts += 1
         self._ledger.note_restart()
         facts = {"status": status, "restarts": self._restarts, "pause_s": pause_s}
-        self._log(logging.WARNING, f"{self._kind} ended", process, **facts)
+        self._log(logging.WARNING, "worker ended", process, **facts)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)
         return not self._stopping.is_set()
 
-    def _check_hope(self, status: int, why: str) -> None:
-        if status > 0 and not self.ready.is_set():
-            raise RuntimeError(f"{self.name} could not start: {why}")
-        if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_serves():
+    def _check_hope(self, status: int) -> None:
+        # A device that is lost may come back, as what was killed may serve the next time.
+        if status > 0 and status != LOST_STATUS and not self.ready.is_set():
+            raise RuntimeError(f"{self.name} could not start: it ended with status {status}")
+        if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_hope():
+            why = (
+                "it lost its device" if status == LOST_STATUS else f"it ended with status {status}"
+            )
             raise RuntimeError(
                 f"{self.name} could not start {self._failed_starts} times in a row and no other "
                 f"one serves; {why}"
@@ -187,8 +220,8 @@ class Place:
         if status not in (0, -signal.SIGTERM):
             raise RuntimeError(f"{self.name} ended with status {status}, told to stop")
 
-    def _log(self, level: int, event: str, process: ServingProcess, **facts: object) -> None:
-        told = {self._kind: self._number, "pid": process.pid, **facts}
+    def _log(self, level: int, event: str, process: WorkerProcess, **facts: object) -> None:
+        told = {"worker": self._number, "pid": process.pid, **self._facts, **facts}
         _log.log(level, event, extra={"facts": told})
 
 

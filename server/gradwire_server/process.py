@@ -9,14 +9,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Never
 
 from gradwire_server import logs, malloc, signals
-from gradwire_server.app import Server
+from gradwire_server.app import Server, choose_backend, device_watch
 from gradwire_server.backends import Backend
-from gradwire_server.backends.device_process.jobs import Address
-from gradwire_server.devices import Devices, are_wanted, shared
+from gradwire_server.device_watch import LOST_STATUS, DeviceWatch
+from gradwire_server.errors import DeviceLostError
+from gradwire_server.pool import submit
 from gradwire_server.settings import Settings
 
 _log = logging.getLogger("gradwire_server")
@@ -34,20 +37,20 @@ async def serve(
     worker: int | None = None,
     backend: Backend | None = None,
     cells: int | None = None,
-    addresses: Sequence[Address] = (),
     on_serving: Callable[[Server], object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully.
+
+    Where the device is lost this ends the process, with LOST_STATUS, once calls have their status.
 
     worker     number among the processes that serve the address together; None for one alone, which
                a second signal ends at once. One among several leaves on SIGUSR2, as if it had never
                been there; one alone ignores that
     backend    what computes; None takes the one that settings choose
     cells      file descriptor of the memory for the metrics of a worker, if they are wanted
-    addresses  where a worker finds the devices that compute; one alone starts them itself
     on_serving  called in the event loop once the server serves
 
-    Raises ValueError where no device is there, RuntimeError where one is lost for good.
+    Raises ValueError where the backend cannot run.
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
@@ -59,82 +62,87 @@ async def serve(
         loop.add_signal_handler(number, asked.set)
     loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
     signals.release()
-    starts_devices = are_wanted(settings) and worker is None and backend is None
-    own = Devices(settings) if starts_devices else None
-    over = asyncio.Event() if own is None else own.over
-    try:
-        start = _start(settings, backend, own, addresses, worker=worker, cells=cells)
-        server = await _started(start, asked, over)
-        beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
-        if server is not None:
-            if on_serving is not None:
-                on_serving(server)
-            await _first(asked, over)
-            if worker is None:
-                for number in _SIGNALS:
-                    loop.remove_signal_handler(number)
-            if not relieved.is_set():
-                await server.turn_away(settings.drain_delay_s)
-            await server.stop(settings.grace_s)
-        if beating is not None:
-            beating.cancel()
-    finally:
-        if own is not None:
-            await own.stop()
-    if own is not None:
-        own.check()
+    device = device_watch(settings)
+    start = _start(settings, backend, device, worker=worker, cells=cells)
+    server = await _started(start, asked, device)
+    beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
+    if on_serving is not None:
+        on_serving(server)
+    await _first(asked, server.over)
+    if worker is None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+    if not server.over.is_set():
+        if not relieved.is_set():
+            await server.turn_away(settings.drain_delay_s)
+        await server.stop(settings.grace_s)
+    if device.lost.is_set():
+        _end_without_device()
+    if beating is not None:
+        beating.cancel()
 
 
 async def _start(
     settings: Settings,
     backend: Backend | None,
-    own: Devices | None,
-    addresses: Sequence[Address],
+    device: DeviceWatch,
     *,
     worker: int | None,
     cells: int | None,
 ) -> Server:
     reason = ""
-    if own is not None:
-        await own.start()
-        addresses = own.addresses
-    if addresses:
-        backend, reason = shared(settings, addresses)
+    if backend is None and settings.backend == "cuda":
+        backend, reason = await _open(settings, device)
     server = Server(
         settings,
         backend=backend,
         reason=reason,
         shares_port=worker is not None,
         cells=cells,
-        devices=[] if own is None else own.ledgers,
+        device=device,
     )
     await server.start()
     return server
 
 
+async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
+    """Choose a backend that opens a device, in a thread: a driver may hang."""
+    opener = ThreadPoolExecutor(1)
+    opened = await device.result(*submit(opener, partial(choose_backend, settings)))
+    opener.shutdown()
+    return opened
+
+
 async def _started(
-    start: Coroutine[None, None, Server], asked: asyncio.Event, over: asyncio.Event
-) -> Server | None:
-    """Return a server that has started; None where its devices cannot be kept."""
+    start: Coroutine[None, None, Server], asked: asyncio.Event, device: DeviceWatch
+) -> Server:
+    """Return a server that has started; the process ends where it cannot, or was asked to stop."""
     starting = asyncio.ensure_future(start)
-    ending = asyncio.ensure_future(_first(asked, over))
+    ending = asyncio.ensure_future(_first(asked, device.lost))
     await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
-    if starting.done():
-        server = await starting
-        # What starting leaves behind would otherwise be looked through during one of the first
-        # calls.
-        gc.collect()
-        # Parents that start a server on port 0 read this line.
-        print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
-        return server
-    if asked.is_set():
+    if device.lost.is_set():
+        _end_without_device()
+    if not starting.done():
         _log.info("stopped while starting")
         # A compiler at work cannot be asked to stop, and nothing else runs yet.
         os._exit(0)
-    starting.cancel()
-    await asyncio.wait({starting})
-    return None
+    try:
+        server = await starting
+    except DeviceLostError as error:
+        device.lose(str(error))
+        _end_without_device()
+    # What starting leaves behind would otherwise be looked through during one of the first calls.
+    gc.collect()
+    # Parents that start a server on port 0 read this line.
+    print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
+    return server
+
+
+def _end_without_device() -> Never:
+    """End the process whatever its threads do: one may hang in a driver for ever."""
+    logs.write_waiting()
+    os._exit(LOST_STATUS)
 
 
 async def _beat(patience_s: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from gradwire_server import callers, encoding, wire
 from gradwire_server.backends import Backend, inline_work_of
 from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
+from gradwire_server.device_watch import DeviceWatch
 from gradwire_server.engine import (
     TURN_S,
     Admission,
@@ -62,6 +63,7 @@ class Workshop:
     admission: Admission
     pool: ThreadPoolExecutor
     active: ActiveCalls
+    device: DeviceWatch
     ready: asyncio.Event
     draining: asyncio.Event
     recipes: Recipes = field(default_factory=Recipes)
@@ -163,7 +165,7 @@ class Workshop:
             done, outcome = submit(self.pool, partial(_timed, work))
             slot.until(done)
             try:
-                result, seconds = await outcome
+                result, seconds = await self._result(done, outcome)
             finally:
                 done.cancel()  # which does nothing once it has begun
         turns.spend(seconds)
@@ -172,6 +174,14 @@ class Workshop:
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Do work in the thread pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Do work of the backend in the thread pool, out of turn."""
+        return await self._result(*submit(self.pool, work))
+
+    def _result(self, done: Future[None], outcome: asyncio.Future[T]) -> Awaitable[T]:
+        """Return the outcome of work in a thread, watched where a device does it."""
+        return self.device.result(done, outcome) if self.backend.may_wait else outcome
 
 
 class GradientService:

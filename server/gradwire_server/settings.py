@@ -67,7 +67,9 @@ class Settings:
         "in time so; 0 makes them alike. Only on Linux.",
     )
     workers: int = _setting(
-        1, "Processes that serve; of more than one, those that die are replaced."
+        0,
+        "Processes that serve; of more than one, those that die are replaced. With --backend cuda "
+        "as many for each GPU, and always replaced. 0 means one, or one for each GPU.",
     )
     pin_workers: bool = _setting(default=False, text="Give each worker cores of its own.")
     warm_up: bool = _setting(
@@ -79,15 +81,11 @@ class Settings:
     cuda_devices: str = _setting(
         "",
         "GPUs that compute, by their numbers, such as 0,2; empty takes all that "
-        "CUDA_VISIBLE_DEVICES leaves. Each has a process of its own.",
+        "CUDA_VISIBLE_DEVICES leaves. Each has workers of its own.",
     )
     cuda_memory_bytes: int = _setting(
-        backends.CUDA_MEMORY_BYTES, "Most bytes of its memory that are taken of each GPU."
-    )
-    cuda_shared_bytes: int = _setting(
-        32 << 20,
-        "Bytes of memory that each worker shares with each GPU's process, a quarter for each of "
-        "four calls at once; a call that needs more than that has memory of its own.",
+        backends.CUDA_MEMORY_BYTES,
+        "Most bytes of its memory that are taken of each GPU; its workers divide them.",
     )
     inline_work: int = _setting(
         -1,
@@ -154,7 +152,9 @@ class Settings:
         "before anything was measured.",
     )
     stall_timeout_s: float = _setting(
-        60.0, "Seconds without progress after which a stream is ended."
+        60.0,
+        "Seconds without progress after which a stream is ended, and without an answer after which "
+        "a GPU is lost.",
     )
     drain_delay_s: float = _setting(
         0.0,
@@ -211,6 +211,11 @@ class Settings:
                 check_number(one.name, value)
         if not self.address.startswith("unix:") and not is_host_and_port(self.address):
             raise ValueError(f"--address is {self.address}; HOST:PORT or unix:PATH is needed")
+        if self.backend == "cuda" and self.address.startswith("unix:"):
+            raise ValueError(
+                f"--backend is cuda and --address {self.address}: a worker that loses its GPU is "
+                "replaced, which a unix socket does not allow; give HOST:PORT"
+            )
         if self.workers > 1 and self.address.startswith("unix:"):
             raise ValueError(
                 f"--workers is {self.workers} and --address {self.address}: a unix socket takes "
@@ -279,7 +284,7 @@ class Settings:
     @property
     def threads(self) -> int:
         """Threads that compute in each worker."""
-        return self.compute_threads or max(1, container.processors() // self.workers)
+        return self.compute_threads or max(1, container.processors() // max(1, self.workers))
 
     def described(self) -> dict[str, object]:
         """Return every setting by name, secrets masked."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Self
 
-from gradwire_server.backends.device_process.jobs import Address
+from gradwire_server import backends
 from gradwire_server.settings import Settings
 
 
@@ -19,7 +19,7 @@ class Job:
     parent   process that watches it
     cores    it may run on; none for any
     cells    file descriptor of the memory for its metrics, if they are wanted
-    devices  where it finds what computes, if other processes have that
+    devices  the module of backends.DEVICES
     """
 
     number: int
@@ -27,7 +27,7 @@ class Job:
     cores: tuple[int, ...]
     settings: Settings
     cells: int | None = None
-    devices: tuple[Address, ...] = ()
+    devices: str = backends.DEVICES
 
     def dump(self) -> bytes:
         """Encode it."""
@@ -43,12 +43,16 @@ class Job:
             tuple(told["cores"]),
             Settings(**told["settings"]),
             told["cells"],
-            tuple(Address(**one) for one in told["devices"]),
+            told["devices"],
         )
 
 
-def share(settings: Settings, address: str) -> Settings:
-    """Return the settings of one worker: what bounds a machine is divided among all."""
+def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
+    """Return the settings of one worker: what bounds a machine is divided among all.
+
+    devices  GPUs of the server; what bounds one is divided among its workers
+    """
+    of_a_device = settings.workers // devices if devices else 1
     return replace(
         settings,
         address=address,
@@ -56,6 +60,7 @@ def share(settings: Settings, address: str) -> Settings:
         max_memory_bytes=max(1, settings.max_memory_bytes // settings.workers),
         max_streams=max(1, settings.max_streams // settings.workers),
         max_queue=max(1, settings.max_queue // settings.workers),
+        cuda_memory_bytes=max(1, settings.cuda_memory_bytes // of_a_device),
     )
 
 

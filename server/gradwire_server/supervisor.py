@@ -2,7 +2,8 @@
 
 Workers are fresh processes: neither grpc nor a GPU's driver survives a fork, and what breaks one
 worker for good goes with it. All of them listen on the port (SO_REUSEPORT) and the kernel spreads
-connections among them; this process only holds the port and watches, and makes no grpc object.
+connections among them; this process only holds the port and watches. It makes no grpc object and no
+CUDA context: each worker on a GPU opens its own, and a lost one ends with that worker.
 
 A rolling restart renews one worker after the other: a new process starts, serves beside the old
 one, and only then the old one finishes its calls and goes. The port is served all the while, so
@@ -15,10 +16,10 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 
-from gradwire_server import addresses, logs, outlets, signals
-from gradwire_server.devices import Devices, are_wanted
+from gradwire_server import addresses, backends, logs, outlets, signals, tasks
 from gradwire_server.places import Place, Standing
 from gradwire_server.settings import Settings
 from gradwire_server.shares import Job, divide, share
@@ -32,10 +33,12 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOP_S = 20.0
 
 
-async def supervise(settings: Settings) -> None:
+async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
     """Serve with several workers until SIGTERM or SIGINT; a second signal ends them at once.
 
     SIGUSR2 renews the workers.
+
+    devices  GPUs that workers take in turn, as CUDA_VISIBLE_DEVICES names them
 
     Raises RuntimeError where workers do not start, or no one does any more.
     """
@@ -44,30 +47,33 @@ async def supervise(settings: Settings) -> None:
         addresses.held(settings.address) as address,
         outlets.collecting(settings, served=address) as ledgers,
     ):
-        await Crew(settings, address, ledgers).run()
+        await Crew(settings, address, ledgers, devices).run()
 
 
 class Crew:
     """All workers, and what they are told together."""
 
-    def __init__(self, settings: Settings, address: str, ledgers: Ledgers) -> None:
+    def __init__(
+        self, settings: Settings, address: str, ledgers: Ledgers, devices: Sequence[str] = ()
+    ) -> None:
         self._address = address
         self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
         self._stopping = asyncio.Event()
         self._renewal_wanted = asyncio.Event()
         self._signals: list[int] = []
-        self._shared = share(settings, address)
-        self._devices = Devices(settings) if are_wanted(settings) else None
-        self._ledgers = ledgers
+        self._shared = share(settings, address, devices=len(devices))
+        self._devices = devices
         cores = divide(sorted(os.sched_getaffinity(0)), settings.workers)
         self._places = [
             Place(
-                "worker",
                 number,
                 partial(self._start_worker, number, own if settings.pin_workers else ()),
                 stopping=self._stopping,
-                any_serves=lambda: any(one.serves for one in self.standings),
+                any_hope=lambda: any(
+                    one.standing.serves or not one.tried.is_set() for one in self._places
+                ),
                 ledger=ledgers.all[number],
+                facts=self._device(number),
             )
             for number, own in enumerate(cores)
         ]
@@ -87,52 +93,35 @@ class Crew:
         # An interrupt that came before its handler is raised here, where nothing has begun: asyncio
         # waits for ever for a process whose start is cancelled.
         await asyncio.sleep(0)
-        over = await self._start_devices()
-        keeping = await self._start(over)
+        keeping = await self._start()
         renewing = asyncio.create_task(self._renew_when_asked())
         if not self._stopping.is_set():
             # Parents that start a server on port 0 read this line.
             print(f"gradwire-server listening on {self._address}", flush=True)  # noqa: T201
-            await asyncio.wait([over, *keeping], return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
+            await asyncio.wait(keeping, return_when=asyncio.FIRST_COMPLETED)
         self._stop()
         await asyncio.wait([renewing, *keeping])
-        if self._devices is not None:
-            await self._devices.stop()
         for number in (*_STOP_SIGNALS, signal.SIGUSR2):
             loop.remove_signal_handler(number)
         if len(self._signals) > 1:
             signal.raise_signal(self._signals[-1])
         for each in (*keeping, renewing):
             await each
-        if self._devices is not None:
-            self._devices.check()
         _log.info("all workers stopped")
-
-    async def _start_devices(self) -> asyncio.Task[object]:
-        """Start the processes of devices; return a task that ends where one cannot be kept.
-
-        Raises ValueError where one is not there.
-        """
-        if self._devices is None:
-            return asyncio.create_task(asyncio.Event().wait())
-        try:
-            await self._devices.start()
-        except ValueError:
-            await self._devices.stop()
-            raise
-        self._ledgers.devices.extend(self._devices.ledgers)
-        return asyncio.create_task(self._devices.over.wait())
 
     async def _start_worker(
         self, number: int, cores: tuple[int, ...], running: Running
     ) -> WorkerProcess:
-        addresses = () if self._devices is None else self._devices.addresses
-        job = Job(number, os.getpid(), cores, self._shared, devices=addresses)
-        return await WorkerProcess.start(job, running)
+        job = Job(number, os.getpid(), cores, self._shared, devices=backends.DEVICES)
+        return await WorkerProcess.start(job, running, device=self._device(number).get("device"))
 
-    async def _start(self, over: asyncio.Task[object]) -> list[asyncio.Task[None]]:
-        """Start all workers and wait until they serve, unless one or a device ends for good."""
+    def _device(self, number: int) -> dict[str, str]:
+        """Return the GPU of a worker, as a fact of its log lines; empty where it has none."""
+        devices = self._devices
+        return {"device": devices[number % len(devices)]} if devices else {}
+
+    async def _start(self) -> list[asyncio.Task[None]]:
+        """Start all workers and wait until each was tried and one serves, or one ends for good."""
         # What keeps the first from starting keeps all, and what it compiles the others find: they
         # wait for it with all the rest done.
         turns = [asyncio.Event() for _ in self._places]
@@ -140,18 +129,28 @@ class Crew:
             asyncio.create_task(place.keep(turn))
             for place, turn in zip(self._places, turns, strict=True)
         ]
-        for first, stop in ((0, 1), (1, len(turns))):
-            for turn in turns[first:stop]:
+        turns[0].set()
+        for reached in (self._places[0].tried.wait, self._all_tried, self._any_ready):
+            reaching = asyncio.ensure_future(reached())
+            await asyncio.wait([reaching, *keeping], return_when=asyncio.FIRST_COMPLETED)
+            for turn in turns:
                 turn.set()
-            ready = asyncio.create_task(_all_ready(self._places[first:stop]))
-            await asyncio.wait([ready, over, *keeping], return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                ready.cancel()
+            if not reaching.done():
+                reaching.cancel()
                 self._stop()
                 break
-        for turn in turns:
-            turn.set()
         return keeping
+
+    async def _all_tried(self) -> None:
+        for place in self._places:
+            await place.tried.wait()
+
+    async def _any_ready(self) -> None:
+        waiting = [asyncio.ensure_future(place.ready.wait()) for place in self._places]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            tasks.cancel(waiting)
 
     async def _renew_when_asked(self) -> None:
         while not self._stopping.is_set():
@@ -169,10 +168,6 @@ class Crew:
             if not renewed:
                 _log.error("rolling restart stopped", extra={"facts": {"at": place.name}})
                 return
-        if self._devices is not None and not await self._devices.renew(self._stop_s):
-            if not self._stopping.is_set():
-                _log.error("rolling restart stopped", extra={"facts": {"at": "a device"}})
-            return
         _log.info("rolling restart done")
 
     def _signal(self, number: int) -> None:
@@ -193,8 +188,3 @@ class Crew:
     def _send(self, number: int) -> None:
         for place in self._places:
             place.send(number)
-
-
-async def _all_ready(places: list[Place]) -> None:
-    for place in places:
-        await place.ready.wait()

@@ -27,14 +27,13 @@ def main() -> None:
     if job is not None:
         if job.cores:
             os.sched_setaffinity(0, job.cores)
+        backends.DEVICES = job.devices
         backends.preload(job.settings.backend)
         sys.stdin.buffer.read()
     if job is None or os.getppid() != job.parent:
         sys.exit("gradwire-server: the process that watches the workers has ended")
     try:
-        asyncio.run(
-            process.serve(job.settings, worker=job.number, cells=job.cells, addresses=job.devices)
-        )
+        asyncio.run(process.serve(job.settings, worker=job.number, cells=job.cells))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         sys.exit(f"Error: {error}")
 

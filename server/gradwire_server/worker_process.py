@@ -1,4 +1,4 @@
-"""A process that serves, of a worker or of a device, as the process that watches it sees it."""
+"""The process of a worker, as the process that watches it sees it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from gradwire_server.shares import Job
 from gradwire_server.telemetry import Running
@@ -21,42 +19,53 @@ from gradwire_server.telemetry import Running
 _log = logging.getLogger("gradwire_server")
 
 _WORKER = "gradwire_server.worker"
+# CUDA's: names the GPUs that a process sees.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# What the system takes to end a process that was killed, unless a driver holds it.
+_KILL_S = 10.0
 
 
-class ServingProcess:
-    """A process that serves, or is going to; it says so in a line on its standard output.
+class WorkerProcess:
+    """The process of one worker. A line on its standard output says that it serves.
+
+    After that it gives signs of life as long as its event loop turns. One that is stopped, or in
+    which nothing moves, would be given connections by the kernel all the same: it is killed, and so
+    replaced.
 
     pid       its number
     served_s  how many seconds it has served
-    why       what it has said of a failure; empty where it said nothing
+    stuck     set where it has not ended after SIGKILL: a driver holds it
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, *, stall_timeout_s: float) -> None:
         self._process = process
-        self.why = ""
         self._began: float | None = None
+        self._killed = False
         self._said = asyncio.ensure_future(self._listen())
+        self._watching = asyncio.ensure_future(self._watch(stall_timeout_s))
+        self.stuck = asyncio.Event()
         self.pid = process.pid
         self.served_s = 0.0
 
     @classmethod
-    async def launch(cls, module: str, told: bytes, *, fds: Sequence[int] = ()) -> Self:
-        """Start a process that runs a module.
+    async def start(cls, job: Job, running: Running, *, device: str | None = None) -> WorkerProcess:
+        """Start one; it prepares for its job and begins with it after go().
 
-        told  the first line on its standard input
-        fds   file descriptors that it inherits
+        device  the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None for all
         """
         # A session of its own: Ctrl-C reaches its parent only, which then stops all in order.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *_as_safe(), "-m", module),
+            *(sys.executable, *module_arguments(_WORKER)),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            pass_fds=fds,
+            pass_fds=running.fds,
+            env=None if device is None else {**os.environ, VISIBLE_DEVICES: device},
         )
         assert process.stdin is not None  # noqa: S101 - it is a pipe
-        process.stdin.write(told + b"\n")
-        return cls(process)
+        process.stdin.write(replace(job, cells=running.fd).dump() + b"\n")
+        running.note_start(process.pid)
+        return cls(process, stall_timeout_s=job.settings.stall_timeout_s)
 
     def go(self) -> None:
         """Have it begin."""
@@ -66,11 +75,16 @@ class ServingProcess:
     @property
     def serves(self) -> bool:
         """Whether it serves now."""
-        return self._began is not None and self._process.returncode is None
+        return self._began is not None and self._process.returncode is None and not self._killed
 
     async def came_to_serve(self) -> bool:
-        """Wait until it serves, or has ended without; return whether it serves."""
-        return await asyncio.shield(self._said)
+        """Wait until it serves, has ended without, or is stuck; return whether it serves."""
+        stuck = asyncio.ensure_future(self.stuck.wait())
+        try:
+            await asyncio.wait({self._said, stuck}, return_when=asyncio.FIRST_COMPLETED)
+            return self._said.done() and self._said.result()
+        finally:
+            stuck.cancel()
 
     async def ended(self) -> int:
         """Wait for its end and return its exit status."""
@@ -80,45 +94,38 @@ class ServingProcess:
             self.served_s = time.monotonic() - self._began
         return status
 
+    async def ended_or_stuck(self) -> int | None:
+        """Wait for its end and return its exit status; None where SIGKILL does not end it."""
+        ended = asyncio.ensure_future(self.ended())
+        stuck = asyncio.ensure_future(self.stuck.wait())
+        try:
+            await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else None
+        finally:
+            ended.cancel()
+            stuck.cancel()
+
     def send(self, number: int) -> None:
         """Send it a signal, if it has not ended."""
         if self._process.returncode is not None:
             return
+        if number == signal.SIGKILL and not self._killed:
+            self._killed = True
+            asyncio.get_running_loop().call_later(_KILL_S, self._note_stuck)
         # Not asyncio's send_signal(): that polls the process, and may take the exit status that the
         # watcher of child processes waits for, which reports 255 then.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    def _note_stuck(self) -> None:
+        if self._process.returncode is None:
+            self.stuck.set()
+
     async def _listen(self) -> bool:
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        while line := await self._process.stdout.readline():
-            if self._means_serving(line):
-                self._began = time.monotonic()
-                return True
-        return False
-
-    def _means_serving(self, line: bytes) -> bool:
-        """Take note of a line that the process wrote; return whether it says that it serves."""
-        return True
-
-
-class WorkerProcess(ServingProcess):
-    """The process of one worker.
-
-    It gives signs of life as long as its event loop turns. One that is stopped, or in which nothing
-    moves, would be given connections by the kernel all the same: it is killed, and so replaced.
-    """
-
-    _watching: asyncio.Task[None]
-
-    @classmethod
-    async def start(cls, job: Job, running: Running) -> Self:
-        """Start one; it prepares for its job and begins with it after go()."""
-        told = replace(job, cells=running.fd).dump()
-        process = await cls.launch(_WORKER, told, fds=running.fds)
-        running.note_start(process.pid)
-        process._watching = asyncio.create_task(process._watch(job.settings.stall_timeout_s))  # noqa: SLF001
-        return process
+        if await self._process.stdout.readline():
+            self._began = time.monotonic()
+        return self._began is not None
 
     async def _watch(self, patience_s: float) -> None:
         if not await self.came_to_serve():
@@ -138,6 +145,10 @@ class WorkerProcess(ServingProcess):
         self.send(signal.SIGKILL)
 
 
-def _as_safe() -> list[str]:
-    """Return the flag without which the current folder hides modules, unless it does so here."""
-    return [] if sys.path[0] == str(Path.cwd()) else ["-P"]
+def module_arguments(module: str) -> tuple[str, ...]:
+    """Return the arguments with which this interpreter runs a module.
+
+    With -P, without which the current folder hides modules, unless this process runs without it.
+    """
+    safe = () if sys.path[0] == str(Path.cwd()) else ("-P",)
+    return (*safe, "-m", module)

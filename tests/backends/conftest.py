@@ -9,7 +9,6 @@ import pytest
 import cuda_device
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
-from device_servers import connected, served
 from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.cupy_cuda.backend import Cuda
@@ -22,20 +21,14 @@ from numba_here import needs_numba
         "numpy_cpu",
         pytest.param("numba_cpu", marks=needs_numba),
         pytest.param("cuda", marks=needs_simulator),
-        pytest.param("device_process", marks=needs_simulator),
     ],
 )
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Give each backend in turn, on one thread, ready to compute."""
-    if request.param not in {"cuda", "device_process"}:
+    if request.param != "cuda":
         chosen, _ = backends.choose(request.param)
         chosen.warm_up()
         yield chosen
         return
     device = SimulatedDevice(cuda_device.compiled())
-    cuda = Cuda(device, memory_bytes=1 << 30, staged_bytes=1 << 16)
-    if request.param == "cuda":
-        yield cuda
-        return
-    with served(cuda) as there, connected(there) as several:
-        yield several
+    yield Cuda(device, memory_bytes=1 << 30, staged_bytes=1 << 16)

@@ -19,12 +19,12 @@ import oracles
 from backend_calls import applied
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
-from gradwire import Client, OutOfMemoryError, ServerError, ops
+from gradwire import Client, OutOfMemoryError, RetryPolicy, UnavailableError, ops
 from gradwire_server import LocalClient
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
 from gradwire_server.backends.cupy_cuda.memory import size_class
+from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
 from serving import serving
 
@@ -203,14 +203,15 @@ def test_a_server_answers_with_it_and_survives_want_of_memory() -> None:
     gradient = np.random.default_rng(0).standard_normal((1, 3, 34, 66)).astype(np.float32)
     shape = (1, 3, 17, 33)
     expected = LocalClient("numpy_cpu").evaluate(operator, gradient, output_shape=shape)
-    with serving(backend=backend) as server, Client(server.address) as client:
+    once = RetryPolicy(max_attempts=1)
+    with serving(backend=backend) as server, Client(server.address, retry=once) as client:
         with pytest.raises(OutOfMemoryError):
             client.evaluate(operator, gradient, output_shape=shape)
         device.capacity = 64 * MIB
         result = client.evaluate(operator, gradient, output_shape=shape)
         assert client.server_info().backend == "cuda"
         device.broken = "an illegal memory access was encountered"
-        with pytest.raises(ServerError) as lost:
+        with pytest.raises(UnavailableError) as lost:
             client.evaluate(operator, gradient, output_shape=shape)
-    assert lost.value.reason == "INTERNAL"
+    assert lost.value.reason == "DEVICE_LOST"
     oracles.same_bits(result, expected)

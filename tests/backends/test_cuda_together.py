@@ -22,7 +22,8 @@ from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceError, DeviceLostError
+from gradwire_server.backends.cupy_cuda.device import DeviceError
+from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
 
 pytestmark = needs_simulator

@@ -13,7 +13,8 @@ import pytest
 from cuda_here import needs_cuda_packages
 from gradwire_server.backends.cupy_cuda import cupy_device
 from gradwire_server.backends.cupy_cuda.cuda_errors import is_lasting
-from gradwire_server.backends.cupy_cuda.device import DeviceError, DeviceLostError
+from gradwire_server.backends.cupy_cuda.device import DeviceError
+from gradwire_server.errors import DeviceLostError
 
 
 def _without_cupy(program: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,9 +81,5 @@ def test_a_lost_device_stays_lost_for_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    find_spec("gradwire_server.devices") is None,
-    reason="the device belongs to the server's own process, which does not replace itself",
-)
 def test_a_server_replaces_a_lost_device_and_loses_no_call(tmp_path: Path) -> None:
     faulty_device.check_replacement(tmp_path, kind="sim")

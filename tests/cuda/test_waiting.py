@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server.backends.cupy_cuda import waiting
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
 from gradwire_server.backends.cupy_cuda.waiting import Slots, Waiter
+from gradwire_server.errors import DeviceLostError
 
 
 @dataclass(frozen=True, eq=False)

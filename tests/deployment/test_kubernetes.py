@@ -86,7 +86,7 @@ def test_a_server_may_start_slowly_and_drain_to_its_end(manifests: Manifests) ->
 def test_memory_is_enough_for_what_the_settings_let_in(manifests: Manifests) -> None:
     settings, resources = manifests.settings, manifests.container["resources"]
     watcher = WATCHER if settings.workers > 1 else 0
-    fixed = settings.workers * WORKER + watcher + ARRIVING
+    fixed = max(1, settings.workers) * WORKER + watcher + ARRIVING
     assert quantity(resources["limits"]["memory"]) >= settings.max_memory_bytes + fixed
     assert resources["limits"]["memory"] == resources["requests"]["memory"]
 

@@ -27,6 +27,7 @@ from gradwire.errors import GradwireError
 from gradwire.retries import is_retryable
 from gradwire.timing import read_timing
 from gradwire_server import calls, encoding, failures, headers, many_items, wire
+from gradwire_server.app import device_watch
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.engine import Admission, Limits, PlanCache, Preparer
@@ -221,6 +222,7 @@ def _workshop() -> Workshop:
         admission=admission,
         pool=ThreadPoolExecutor(1),
         active=ActiveCalls(),
+        device=device_watch(settings),
         ready=ready,
         draining=asyncio.Event(),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,6 @@ faulty_device: Any = pytest.importorskip("faulty_device", reason=NEEDS)
 pytest.importorskip("grpc_reflection", reason=NEEDS)
 
 FLAGS = ("--backend", "cuda", "--log-level", "info")
-needs_device_process = pytest.mark.skipif(
-    find_spec("gradwire_server.devices") is None,
-    reason="the device belongs to the server's own process, which does not replace itself",
-)
 
 
 def test_threads_at_once_get_the_bits_of_numpy(cuda: Cuda, tmp_path: Path) -> None:
@@ -32,7 +27,6 @@ def test_threads_at_once_get_the_bits_of_numpy(cuda: Cuda, tmp_path: Path) -> No
         assert "device lost" not in command.log
 
 
-@needs_device_process
 def test_a_lost_device_is_replaced_and_calls_in_flight_succeed(cuda: Cuda, tmp_path: Path) -> None:
     del cuda
     faulty_device.check_replacement(tmp_path, kind="cuda")

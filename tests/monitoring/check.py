@@ -28,8 +28,6 @@ import grpc
 import numpy as np
 import yaml
 
-from cudasim.compiler import why_not
-from device_commands import device, serving
 from gradwire import Client, GradwireError, ops, v1
 from gradwire.retries import RetryPolicy
 from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
@@ -165,10 +163,6 @@ def _answers(server: Prometheus) -> bool:
         return False
 
 
-def _of_devices(query: str) -> bool:
-    return "gradwire_device_" in query
-
-
 def _of_certificates(query: str) -> bool:
     return "gradwire_certificate_" in query
 
@@ -183,11 +177,7 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
         command.wait_for_log("worker serves worker=1 ", times=2)
         time.sleep(LOAD_S / 2)
         every = (*queries(), *scaling(), *alerts(server))
-        asked = [
-            (where, query)
-            for where, query in every
-            if not (_of_devices(query) or _of_certificates(query))
-        ]
+        asked = [(where, query) for where, query in every if not _of_certificates(query)]
         for where, query in asked:
             _until(partial(server.query, query), f"no data for {where}: {query}")
     finally:
@@ -206,27 +196,6 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
         f"{len(asked)} queries have data; {load.succeeded} calls counted; {samples:.0f} samples "
         f"in a scrape, which took at most {scrape_s * 1e3:.0f} ms\n"
     )
-
-
-def _has_two(server: Prometheus, query: str) -> bool:
-    return len(server.query(query)) == 2
-
-
-def _check_devices(folder: Path) -> None:
-    """Have the queries of devices answered by a server on two simulated ones, one of which ends."""
-    with serving(folder, "--http-port", "127.0.0.1:0", devices=2) as command:
-        (target,) = re.findall(r" http address=(\S+)", command.log)
-        with prometheus(target, folder) as server:
-            _until(lambda: _answers(server), "Prometheus has not scraped the server")
-            os.kill(device(command), signal.SIGKILL)
-            asked = [(where, query) for where, query in queries() if _of_devices(query)]
-            for where, query in asked:
-                _until(
-                    partial(_has_two, server, query), f"no data of two devices for {where}: {query}"
-                )
-            restarts = "sum(gradwire_device_restarts_total)"
-            _until(lambda: server.query(restarts) == [1.0], "no restart of a device was told")
-    sys.stdout.write(f"{len(asked)} queries of devices have data\n")
 
 
 def _check_certificates(folder: Path) -> None:
@@ -259,11 +228,6 @@ def main() -> None:
             _check(server, command, Load(command.address))
     with tempfile.TemporaryDirectory() as name:
         _check_certificates(Path(name))
-    if why := why_not():
-        sys.stdout.write(f"the queries of devices are not asked: {why}\n")
-    else:
-        with tempfile.TemporaryDirectory() as name:
-            _check_devices(Path(name))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ _LEFT_OUT = (
     "backends/test_cuda.py",
     "backends/test_cuda_overlap.py",
     "backends/test_cuda_together.py",
-    "backends/test_device_process.py",
     "backends/test_numba_memory.py",
     "backends/test_numba_processors.py",
     "backends/test_numba_team.py",

@@ -29,7 +29,7 @@ SAMPLES: list[errors.EvaluationError] = [
     errors.LayoutNotStreamableError("held", limit="max_request_memory_bytes", allowed=5),
     errors.OverloadedError("full", retry_after_s=0.25),
     errors.StartingError("not yet", retry_after_s=0.25),
-    errors.DeviceAwayError("lost", retry_after_s=0.25),
+    errors.DeviceLostError("lost", retry_after_s=0.25),
     errors.UnauthenticatedError("none"),
     errors.PermissionDeniedError("not this"),
     errors.StalledError("still"),

@@ -159,8 +159,12 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "--max-message-bytes is 2147483648",
     ),
     "rank beyond the wire": (("--max-rank", "9"), "--max-rank is 9"),
-    "no workers": (("--workers", "0"), "--workers is 0; at least 1"),
+    "workers below none": (("--workers", "-1"), "--workers is -1; at least 0"),
     "a port for workers": (("--workers", "50051"), "--workers is 50051; at most 1024"),
+    "a GPU on a unix socket": (
+        ("--backend", "cuda", "--address", "unix:/tmp/gradwire"),
+        "--backend is cuda and --address unix:/tmp/gradwire: a worker that loses its GPU is",
+    ),
     "workers on a unix socket": (
         ("--workers", "2", "--address", "unix:/tmp/gradwire"),
         "--workers is 2 and --address unix:/tmp/gradwire",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gradwire_server.settings import Settings
 from gradwire_server.telemetry.cells import Cells, place
 from gradwire_server.telemetry.definitions import REQUEST_DURATION
-from gradwire_server.telemetry.ledger import DeviceLedger, Ledgers, Running
+from gradwire_server.telemetry.ledger import Ledgers
 from gradwire_server.telemetry.processes import Processes
 from gradwire_server.web import page, words
 from gradwire_server.web.history import History, totals
@@ -78,7 +78,6 @@ def test_what_is_empty_is_said_in_words() -> None:
     for phrase in (
         "not serving",
         "Not known yet: no worker has told.",
-        "No GPU is in use.",
         "No call has ended",
         "Nothing has been called yet.",
         "All have their defaults.",
@@ -102,30 +101,12 @@ def test_every_state_has_words_and_not_only_a_color(state: str) -> None:
     assert "its event loop hangs" in read(told(state=state, workers=places)).text
 
 
-def test_devices_are_told() -> None:
-    device = {
-        "device": "0",
-        "name": "NVIDIA H200",
-        "state": "away",
-        "memory_bytes": {"now": 1 << 30, "limit": 4 << 30},
-        "restarts": 2,
-    }
-    text = read(told(devices=[device])).text
-    for phrase in ("GPU 0", "NVIDIA H200", "away", "1.07 GB of 4.29 GB"):
-        assert phrase in text
-    assert "No GPU" not in text
-
-
-def test_what_is_known_of_a_device_comes_from_its_ledger() -> None:
-    ledgers = Ledgers.of_this_process(Cells.private())
-    ledger = DeviceLedger("3", lambda: 5e9)
-    ledger.device = "NVIDIA L4"
-    ledger.add(Running(None, pid=7))
-    ledgers.devices.append(ledger)
-    history = History(lambda: totals(ledgers.read()))
-    (device,) = status(Subject.now(Settings(), "a:1"), ledgers, history, Processes())["devices"]
-    assert (device["device"], device["name"], device["state"]) == ("3", "NVIDIA L4", "there")
-    assert device["memory_bytes"]["now"] == 5e9
+def test_memory_of_gpus_is_told_where_workers_have_them() -> None:
+    (worker,) = told()["workers"]
+    assert "GPU memory" not in read(told()).text
+    text = read(told(workers=[worker | {"device_memory_bytes": 1 << 30}])).text
+    assert "GPU memory" in text
+    assert "1.07 GB" in text
 
 
 Told: TypeAlias = dict[str, "Told"] | list["Told"] | str | float | None

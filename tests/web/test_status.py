@@ -90,7 +90,7 @@ def test_calls_items_and_errors_are_told() -> None:
     phases = {each["phase"]: each for each in told["latency"]["phases"]}
     assert phases["call"]["count"] == 9
     assert 0 < phases["compute"]["p50_s"] <= phases["compute"]["p99_s"]
-    assert told["devices"] == []
+    assert [each["device_memory_bytes"] for each in told["workers"]] == [0]
 
 
 def test_a_stream_that_is_refused_for_a_limit_has_its_operator(tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ _CUDA = "cuda"
 # What choose() takes.
 NAMES = ("auto", _CUDA, _COMPILED, NumpyCpu.name)
 
+# The module that counts devices, check(), and opens the first, open_device(cache_dir=FOLDER); both
+# raise ImportError that says what is missing. Tests have a module of simulated devices.
+DEVICES = "gradwire_server.backends.cupy_cuda.cupy_device"
+
 # Of the smallest devices that serve, a half or less.
 CUDA_MEMORY_BYTES = 4 << 30
 
@@ -101,15 +105,12 @@ class Repeats(Protocol):
 
 
 @runtime_checkable
-class MayBeAway(Protocol):
-    """A backend that cannot compute at times."""
+class TakesDeviceMemory(Protocol):
+    """A backend that computes in memory of a device."""
 
-    def watch(self, tell: Callable[[bool], object]) -> bool:
-        """Return whether it can compute, and tell whenever that changes, from some thread."""
-        ...
-
-    def close(self) -> None:
-        """Compute and tell no more; whoever waits for warm_up() gets RuntimeError."""
+    @property
+    def memory_taken(self) -> int:
+        """Bytes of the device's memory that are in use or kept for later."""
         ...
 
 
@@ -206,19 +207,21 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
 
 
 def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
-    """Connect to the device."""
+    """Open the device."""
     from gradwire_server.backends.cupy_cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
-    from gradwire_server.backends.cupy_cuda.cupy_device import CupyDevice  # noqa: PLC0415
 
     try:
-        device = CupyDevice(cache_dir=cache_dir)
+        device = import_module(DEVICES).open_device(cache_dir=cache_dir)
         backend = Cuda(device, memory_bytes=memory_bytes)
     except (ImportError, MemoryError, RuntimeError) as error:
         why = " ".join(str(error).split())  # CuPy may say it in many lines
-        raise ValueError(
-            f'backend: "{_CUDA}" came, which cannot run here: {why}; "auto" computes on the CPU'
-        ) from error
+        raise ValueError(cannot_run_cuda(why)) from error
     return backend, f"{_CUDA} was asked for; {device.name}"
+
+
+def cannot_run_cuda(why: str) -> str:
+    """Return the message that the CUDA backend cannot run here."""
+    return f'backend: "{_CUDA}" came, which cannot run here: {why}; "auto" computes on the CPU'
 
 
 def _why_not_cuda() -> str:
@@ -230,11 +233,13 @@ def _why_not_cuda() -> str:
 
 __all__ = [
     "CUDA_MEMORY_BYTES",
+    "DEVICES",
     "NAMES",
     "Backend",
-    "MayBeAway",
     "NumpyCpu",
+    "TakesDeviceMemory",
     "bound",
+    "cannot_run_cuda",
     "choose",
     "compute_dtype",
     "device_numbers",

@@ -14,14 +14,13 @@ otlp, spans   OpenTelemetry, where it is installed and asked for
 from __future__ import annotations
 
 from gradwire_server.telemetry.cells import Cells
-from gradwire_server.telemetry.ledger import DeviceLedger, Ledger, Ledgers, Running
+from gradwire_server.telemetry.ledger import Ledger, Ledgers, Running
 from gradwire_server.telemetry.observer import Observer
 from gradwire_server.telemetry.recording import Recorder
 from gradwire_server.telemetry.sampling import Sampler
 
 __all__ = [
     "Cells",
-    "DeviceLedger",
     "Ledger",
     "Ledgers",
     "Observer",

@@ -49,14 +49,11 @@ class Metric:
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     by_worker: bool = False
-    by_device: bool = False
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Names of the labels, that of the worker or the device first."""
+        """Names of the labels, that of the worker first."""
         own = tuple(label.name for label in self.labels)
-        if self.by_device:
-            return ("device", *own)
         return ("worker", *own) if self.by_worker else own
 
     @property
@@ -206,10 +203,18 @@ BUILD = Metric(
 )
 
 # What each worker keeps of its own; counts first, which outlive the process that counted.
+DEVICE_MEMORY = Metric(
+    "gradwire_device_memory_bytes",
+    "gauge",
+    "Memory of its GPU that the worker has taken, tables and buffers it keeps included.",
+    unit="bytes",
+    by_worker=True,
+)
+
 COUNTS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS, LOOKUPS, LAG)
 STATES = (
     *(IN_FLIGHT, QUEUE_DEPTH, MEMORY, MEMORY_LIMIT, STREAMS, STREAMS_LIMIT, READY),
-    BUILD,
+    *(DEVICE_MEMORY, BUILD),
 )
 
 # What follows from the others, or is known to the process that answers.
@@ -230,19 +235,6 @@ RESTARTS = Metric(
     "counter",
     "Processes that took the place of one that had ended.",
     by_worker=True,
-)
-DEVICE_MEMORY = Metric(
-    "gradwire_device_memory_bytes",
-    "gauge",
-    "Memory of a GPU that its process has taken, tables and buffers it keeps included.",
-    unit="bytes",
-    by_device=True,
-)
-DEVICE_RESTARTS = Metric(
-    "gradwire_device_restarts_total",
-    "counter",
-    "Processes that took a GPU over from one that had ended.",
-    by_device=True,
 )
 CERTIFICATE_EXPIRES = Metric(
     "gradwire_certificate_expiration_timestamp_seconds",
@@ -280,5 +272,5 @@ PROCESSES = (
         by_worker=True,
     ),
 )
-_DERIVED = (WORKER_REQUESTS, RESTARTS, DEVICE_MEMORY, DEVICE_RESTARTS, CERTIFICATE_EXPIRES)
+_DERIVED = (WORKER_REQUESTS, RESTARTS, CERTIFICATE_EXPIRES)
 METRICS = (REQUESTS, *COUNTS, *STATES, *_DERIVED, *PROCESSES)

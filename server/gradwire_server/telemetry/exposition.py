@@ -57,12 +57,11 @@ class _Metrics(Collector):
 
     def collect(self) -> Iterator[PrometheusMetric]:
         with self._lock:
-            workers, devices = self._ledgers.read(), self._ledgers.read_devices()
-            processes = [*workers, *(one.processes for one in devices)]
+            workers = self._ledgers.read()
             expires_s = self._ledgers.certificate_expires_s()
             found = [
-                *families(workers, devices, expires_s),
-                *self._processes.read(processes),
+                *families(workers, expires_s),
+                *self._processes.read(workers),
             ]
         for family in found:
             metric = _in_prometheus_form(family)

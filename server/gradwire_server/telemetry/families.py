@@ -14,8 +14,6 @@ from gradwire_server.telemetry.definitions import (
     BUILD,
     CERTIFICATE_EXPIRES,
     COUNTS,
-    DEVICE_MEMORY,
-    DEVICE_RESTARTS,
     REQUEST_DURATION,
     REQUESTS,
     RESTARTS,
@@ -23,7 +21,7 @@ from gradwire_server.telemetry.definitions import (
     WORKER_REQUESTS,
     Metric,
 )
-from gradwire_server.telemetry.ledger import Device, Worker
+from gradwire_server.telemetry.ledger import Worker
 
 # Of a metric with few time series all are told, from the start; of others those that counted.
 _FEW_CELLS = 32
@@ -56,14 +54,10 @@ class Family:
     samples: tuple[Sample, ...]
 
 
-def families(
-    workers: Sequence[Worker],
-    devices: Sequence[Device] = (),
-    certificate_expires_s: float | None = None,
-) -> list[Family]:
+def families(workers: Sequence[Worker], certificate_expires_s: float | None = None) -> list[Family]:
     """Return all that workers tell: merged, but for the metrics that tell workers apart.
 
-    And what is known of devices, each by itself, and of the certificate.
+    And what is known of the certificate.
     """
     merged = np.sum([worker.values for worker in workers], axis=0) if workers else np.zeros(TOTAL)
     found = [_family(metric, workers, merged) for metric in (*COUNTS, *STATES)]
@@ -76,11 +70,6 @@ def families(
         *found,
         Family(WORKER_REQUESTS, by_worker),
         Family(RESTARTS, restarts),
-        Family(DEVICE_MEMORY, tuple(Sample((one.name,), one.memory_bytes) for one in devices)),
-        Family(
-            DEVICE_RESTARTS,
-            tuple(Sample((one.name,), float(one.processes.restarts)) for one in devices),
-        ),
         Family(
             CERTIFICATE_EXPIRES,
             () if certificate_expires_s is None else (Sample((), certificate_expires_s),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,22 +32,6 @@ class Worker:
     values: NDArray[np.float64]
     pids: tuple[int, ...]
     restarts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What is known of one device at one moment.
-
-    name          as it is labeled
-    device        what it is called; empty until it is found
-    memory_bytes  of its memory that are taken
-    processes     that had it and have it; they count nothing
-    """
-
-    name: str
-    memory_bytes: float
-    processes: Worker
-    device: str = ""
 
 
 class Running:
@@ -142,44 +126,24 @@ class Ledger:
         return next((told for told in reversed(running) if told), dict[str, str]())
 
 
-class DeviceLedger(Ledger):
-    """The processes of one device, which count nothing.
-
-    device  what the device is called; empty until it is found
-    memory  reads the bytes of its memory that they take
-    """
-
-    def __init__(self, name: str, memory: Callable[[], float]) -> None:
-        super().__init__(f"device-{name}", wanted=False)
-        self.name, self.memory = name, memory
-        self.device = ""
-
-
 class Ledgers:
-    """Those of all workers of a server, and of its devices.
+    """Those of all workers of a server.
 
-    devices                to which more may come
     certificate_expires_s  tells when the server's certificate does, in seconds since 1970; None
                            where there is none
     """
 
     def __init__(self, workers: int, *, wanted: bool = True) -> None:
         self.all = tuple(Ledger(str(number), wanted=wanted) for number in range(workers))
-        self.devices = list[DeviceLedger]()
         self.certificate_expires_s: Callable[[], float | None] = lambda: None
 
     def read(self) -> list[Worker]:
         """Return what is known of every worker now."""
         return [ledger.read() for ledger in self.all]
 
-    def read_devices(self) -> list[Device]:
-        """Return what is known of every device now."""
-        return [Device(one.name, one.memory(), one.read(), one.device) for one in self.devices]
-
     @classmethod
-    def of_this_process(cls, cells: Cells, devices: Sequence[DeviceLedger] = ()) -> Ledgers:
-        """Make those of a server that is one process, but for those of its devices."""
+    def of_this_process(cls, cells: Cells) -> Ledgers:
+        """Make those of a server that is one process."""
         ledgers = cls(1)
-        ledgers.devices.extend(devices)
         ledgers.all[0].add(Running(cells, pid=os.getpid()))
         return ledgers

@@ -74,11 +74,7 @@ class MetricsPusher:
     def _export(self) -> None:
         now_ns = time.time_ns()
         form = _Form(self._conventions, self._started_ns, now_ns)
-        told = families(
-            self._ledgers.read(),
-            self._ledgers.read_devices(),
-            self._ledgers.certificate_expires_s(),
-        )
+        told = families(self._ledgers.read(), self._ledgers.certificate_expires_s())
         found = [form.metric(each) for each in told if each.samples]
         scope = sdk.ScopeMetrics(InstrumentationScope("gradwire_server", VERSION), found, "")
         self._exporter.export(sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")]))

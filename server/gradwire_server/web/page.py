@@ -151,23 +151,11 @@ def _what_computes(told: Mapping[str, Any]) -> Markup:
     if told["backend"]:
         reason = told["backend_reason"].removeprefix(told["backend"])
         what = joined(element("strong", told["backend"]), reason, ".")
-    devices = [
-        (
-            f"GPU {each['device']}",
-            each["name"] or words.NOTHING,
-            "✓ there" if each["state"] == "there" else "✕ away, to be opened again",
-            " of ".join(words.size(each["memory_bytes"][name]) for name in ("now", "limit")),
-            words.count(each["restarts"]),
-        )
-        for each in told["devices"]
-    ]
-    table = _table(("", "device", "state", "memory", "restarts"), devices, words_in=3)
     return _section(
         "computes",
         "What computes",
         element("p", what),
         element("p", f"{workers} of {threads} each, numerics version {told['numerics_version']}."),
-        table if devices else element("p", "No GPU is in use.", class_="note"),
     )
 
 
@@ -233,20 +221,23 @@ def _error(told: Mapping[str, Any], now: datetime) -> Markup:
 
 
 def _workers(told: Mapping[str, Any]) -> Markup:
+    memory = {"request budget": "request_budget_bytes", "resident memory": "resident_bytes"}
+    if any(each["device_memory_bytes"] for each in told["workers"]):
+        memory["GPU memory"] = "device_memory_bytes"
     rows = [
         (
             each["worker"],
             _WORKER_STATES[each["state"]],
             ", ".join(map(str, each["pids"])) or words.NOTHING,
             *(words.count(each[name]) for name in ("restarts", "in_flight", "queue", "streams")),
-            *(words.size(each[name]) for name in ("request_budget_bytes", "resident_bytes")),
+            *(words.size(each[name]) for name in memory.values()),
             words.span(each["processor_s"]),
         )
         for each in told["workers"]
     ]
     names = (
         *("worker", "state", "process", "restarts", "in flight", "queue", "streams"),
-        *("request budget", "resident memory", "processor time"),
+        *(*memory, "processor time"),
     )
     return _section("workers", "Workers", _table(names, rows, words_in=2))
 

@@ -1,7 +1,6 @@
 """What the status page tells, as a dictionary of plain values: /status.json is just this.
 
-state      serving, partly (some workers do not), away (none does: it starts, stops or waits for a
-           device)
+state      serving, partly (some workers do not), away (none does: it starts, stops or is replaced)
 rates      a second, of the last seconds; None until there is anything to compare with
 history    of each five seconds in the last five minutes, the oldest first
 latency    quantiles in seconds of the last minutes; "call" lasts from its arrival to its status
@@ -9,7 +8,7 @@ operators  those that were called; the last one may be "", of calls that named n
 errors     the latest, the last one first
 workers    request_budget_bytes is what calls in flight are let in for; resident_bytes and
            processor_s are what the system gives the worker's processes, in processor_s those that
-           have ended too
+           have ended too; device_memory_bytes is what it has taken of its GPU
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from gradwire_server.phases import PHASES
 from gradwire_server.settings import Settings
 from gradwire_server.telemetry.cells import span
 from gradwire_server.telemetry.definitions import (
+    DEVICE_MEMORY,
     IN_FLIGHT,
     MEMORY,
     MEMORY_LIMIT,
@@ -40,7 +40,7 @@ from gradwire_server.telemetry.definitions import (
     STREAMS_LIMIT,
     Metric,
 )
-from gradwire_server.telemetry.ledger import Device, Ledgers, Worker
+from gradwire_server.telemetry.ledger import Ledgers, Worker
 from gradwire_server.telemetry.notes import NotedError, newest
 from gradwire_server.telemetry.processes import Processes
 from gradwire_server.version import VERSION
@@ -101,7 +101,6 @@ def status(
         **_counted(history, totals(workers)),
         **_held(subject.settings, workers),
         "workers": places,
-        "devices": [_device(one, subject.settings) for one in ledgers.read_devices()],
         "errors": _errors(ledgers),
     }
 
@@ -215,22 +214,13 @@ def _workers(
             "queue": int(sum(_states([worker], QUEUE_DEPTH))),
             "request_budget_bytes": int(sum(_states([worker], MEMORY))),
             "resident_bytes": int(resident.get(worker.name, 0)),
+            "device_memory_bytes": int(sum(_states([worker], DEVICE_MEMORY))),
             "processor_s": round(processor.get(worker.name, 0.0), 2),
             "streams": int(sum(_states([worker], STREAMS))),
             "silent_s": round(silent, 1),
         }
         for worker, silent in zip(workers, silent_s, strict=True)
     ]
-
-
-def _device(device: Device, settings: Settings) -> dict[str, Any]:
-    return {
-        "device": device.name,
-        "name": device.device,
-        "state": "there" if device.processes.pids else "away",
-        "memory_bytes": {"now": int(device.memory_bytes), "limit": settings.cuda_memory_bytes},
-        "restarts": device.processes.restarts,
-    }
 
 
 def _errors(ledgers: Ledgers) -> list[dict[str, Any]]:

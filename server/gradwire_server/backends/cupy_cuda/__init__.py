@@ -15,6 +15,5 @@
 - registered.py   memory of the host that needs none of that
 - backend.py      plans and tensors on those
 
-A device that is lost stays lost until the process is replaced: a server has `device_process` for
-that.
+A device that is lost stays lost until the process is replaced, as a worker is by its supervisor.
 """

@@ -19,13 +19,13 @@ from gradwire_server.backends.cupy_cuda.device import (
     Bytes,
     Device,
     DeviceError,
-    DeviceLostError,
 )
 from gradwire_server.backends.cupy_cuda.registered import Registered
 from gradwire_server.backends.cupy_cuda.slots import Slot
 from gradwire_server.backends.cupy_cuda.taking import Taken, Taking
 from gradwire_server.backends.cupy_cuda.turns import Turns
 from gradwire_server.backends.cupy_cuda.waiting import Slots, Waiter
+from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
 
 # Streams. A call has one to itself, and a large one up to three while nobody waits.
@@ -107,7 +107,7 @@ class Cuda:
         """
         try:
             self._device.register(memory)
-        except (DeviceError, MemoryError) as error:
+        except (DeviceError, DeviceLostError, MemoryError) as error:
             self._note(error)
             _log.warning(
                 "not pinned: copies take longer",
@@ -164,7 +164,7 @@ class Cuda:
     def _lead(self, slot: Slot, waiter: _Waiter) -> None:
         """Compute a call together with those that joined it; without them if that fails."""
         if waiter.joined:
-            with contextlib.suppress(MemoryError, DeviceError):
+            with contextlib.suppress(MemoryError, DeviceError, DeviceLostError):
                 self._compute(slot, [waiter.call, *(one.call for one in waiter.joined)])
                 waiting.send_off(waiter.joined, done=True)
                 waiter.joined = ()
@@ -184,7 +184,7 @@ class Cuda:
             finally:
                 self._taking.give_back(taken)
                 self._turns.end()
-        except DeviceError as error:
+        except (DeviceError, DeviceLostError) as error:
             self._note(error)
             raise
 
@@ -202,7 +202,7 @@ class Cuda:
             _finish(taken.slots)
         except BaseException:
             for slot in taken.slots:
-                with contextlib.suppress(DeviceError):
+                with contextlib.suppress(DeviceError, DeviceLostError):
                     slot.abandon()
             raise
 
@@ -222,9 +222,6 @@ class Cuda:
     def _note(self, error: Exception) -> None:
         if isinstance(error, DeviceLostError) and not self._lost:
             self._lost = str(error)
-            _log.error(
-                "device lost", extra={"facts": {"device": self._device.name, "error": error}}
-            )
 
 
 def _finish(slots: Iterable[Slot]) -> None:

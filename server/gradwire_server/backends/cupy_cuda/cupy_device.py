@@ -21,8 +21,9 @@ import numpy as np
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 from gradwire_server.backends.cupy_cuda.cuda_errors import NO_DEVICE, OUT_OF_MEMORY, is_lasting
-from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceError, DeviceLostError
+from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceError
 from gradwire_server.backends.kept_files import forget_others
+from gradwire_server.errors import DeviceLostError
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +53,9 @@ def check() -> int:
     return int(count)
 
 
-def find(number: int, *, cache_dir: str) -> tuple[CupyDevice, int]:
-    """Return a device, and how many there are; raises ImportError as check() does."""
-    device = CupyDevice(number, cache_dir=cache_dir)
-    return device, check()
+def open_device(*, cache_dir: str) -> CupyDevice:
+    """Return the first device; raises ImportError as check() does."""
+    return CupyDevice(cache_dir=cache_dir)
 
 
 class CupyMemory:
@@ -150,7 +150,8 @@ class CupyDevice:
         try:
             with self.used():
                 self._cupy.cuda.runtime.hostUnregister(address)
-        except (DeviceError, MemoryError) as error:  # raised here it would reach nobody
+        except (DeviceError, DeviceLostError, MemoryError) as error:
+            # Raised here it would reach nobody.
             _log.warning("memory stays pinned", extra={"facts": {"error": error}})
 
     def stream(self) -> CupyStream:

@@ -17,10 +17,6 @@ class DeviceError(RuntimeError):
     """The device has refused what one call asked for; others go on."""
 
 
-class DeviceLostError(DeviceError):
-    """The device has failed; nothing more can be computed on it in this process."""
-
-
 class Memory(Protocol):
     """Memory of a device, given back once nothing refers to it."""
 

@@ -11,6 +11,7 @@ from gradwire_server.backends.cuda.programs import Buffer, Program, packed
 from gradwire_server.backends.cupy_cuda.copies import Copies
 from gradwire_server.backends.cupy_cuda.device import Array, Device, DeviceError, Memory
 from gradwire_server.backends.cupy_cuda.registered import Registered
+from gradwire_server.errors import DeviceLostError
 
 # Of what lies in one allocation: a line of the device's caches.
 ALIGNMENT = 128
@@ -113,7 +114,7 @@ class Slot:
                 self._copies.up(address, [array])
             self._copies.finish()
         except BaseException:
-            with contextlib.suppress(DeviceError):
+            with contextlib.suppress(DeviceError, DeviceLostError):
                 self._copies.abandon()
             raise
         return addresses

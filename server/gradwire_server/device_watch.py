@@ -1,0 +1,98 @@
+"""Detection of a lost device: an error that lasts, or work that does not come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from gradwire_server.errors import DeviceLostError
+
+T = TypeVar("T")
+
+_log = logging.getLogger("gradwire_server")
+
+# Exit status of a process that has lost its device.
+LOST_STATUS = 3
+# Parts of the stall time. They are counted rather than read from a clock, so that a process that
+# was stopped for long itself does not take its device for lost.
+_PARTS = 4
+
+
+class DeviceWatch:
+    """Notices when this process loses its device. Belongs to one event loop.
+
+    lost            set once the device is lost for good
+    error           what every call is answered with from then on
+    listeners_shut  clear while this process listens: callers get the error only once it is set, so
+                    that none of them connects to this process again
+
+    stall_timeout_s  seconds after which a call to the device counts as lost
+    retry_after_s    seconds after which callers may retry
+    """
+
+    def __init__(self, *, stall_timeout_s: float, retry_after_s: float) -> None:
+        self._stall_timeout_s, self._retry_after_s = stall_timeout_s, retry_after_s
+        self._at_work = dict[Future[Any], int]()
+        self._timer: asyncio.TimerHandle | None = None
+        self.lost = asyncio.Event()
+        self.error: DeviceLostError | None = None
+        self.listeners_shut = asyncio.Event()
+        self.listeners_shut.set()
+
+    async def result(self, done: Future[Any], outcome: asyncio.Future[T]) -> T:
+        """Return the outcome of work on the device.
+
+        done  the end of the work in its thread; it is watched also if nobody waits any more
+
+        Raises DeviceLostError where the device is lost meanwhile.
+        """
+        self._watch(done)
+        try:
+            return await outcome
+        except DeviceLostError as error:
+            lost = self.lose(str(error))
+        await self.listeners_shut.wait()
+        raise lost
+
+    def lose(self, why: str) -> DeviceLostError:
+        """Note that the device is lost; return what calls are answered with."""
+        if self.error is None:
+            after = self._retry_after_s
+            self.error = DeviceLostError(
+                f"the device is lost: {why}; another process opens it: retry after {after} s",
+                retry_after_s=after,
+            )
+            self.lost.set()
+            _log.error("device lost", extra={"facts": {"error": why, "status": LOST_STATUS}})
+        return self.error
+
+    def _watch(self, done: Future[Any]) -> None:
+        self._at_work[done] = 0
+        done.add_done_callback(self._forget)
+        if self._timer is None:
+            self._wait_on()
+
+    def _forget(self, done: Future[Any]) -> None:
+        self._at_work.pop(done, None)
+
+    def _wait_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._stall_timeout_s / _PARTS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for done, parts in list(self._at_work.items()):
+            if done.done():
+                self._forget(done)
+            elif done.running():
+                self._at_work[done] = parts + 1
+                if parts == _PARTS:
+                    self.lose(
+                        f"it has not answered for {self._stall_timeout_s} s "
+                        "(GRADWIRE_STALL_TIMEOUT_S)"
+                    )
+                    return
+        if self._at_work:
+            self._wait_on()

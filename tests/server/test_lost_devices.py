@@ -1,0 +1,528 @@
+"""A worker that loses its GPU ends and is replaced: simulated GPUs, real supervisors and workers.
+
+The table of faults: no call brings other bits, none is lost to a caller with the SDK, and each
+fault has its message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import simulated_device
+from callers import KINDS, Callers
+from cuda_here import needs_simulator
+from device_commands import FLAGS, PROGRAM, TESTS, serving, variables
+from gradwire import Client, Item, OutOfMemoryError, RetryPolicy, Timing, ops, v1
+from gradwire_server import DeviceLostError, LocalClient, backends
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.plans import Plan
+from processes import Command, is_running, run_command
+from raw_calls import RawClient, float32, opening, read_all, wait_until
+from refusals import check_in_band, check_refusal
+from scraping import get, scrape
+from serving import serving as serving_here
+
+pytestmark = needs_simulator
+
+LINEAR = ops.InterpolateBackward(mode="linear", data_format="NCX")
+HTTP = ("--http-port", "127.0.0.1:0")
+SENT, RECEIVED = (1, 3, 64, 64), (1, 3, 32, 32)
+LARGE, HALVED = KINDS["stream"].sent, KINDS["stream"].received
+# A start of a worker may take long on a busy machine.
+PATIENT = RetryPolicy(max_attempts=60, max_backoff_s=0.5)
+LOST = (
+    f"the device is lost: {simulated_device.ILLEGAL}; another process opens it: retry after 0.25 s"
+)
+
+
+def gradient(shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+
+def evaluated(target: Client | LocalClient, shape: tuple[int, ...] = SENT) -> bytes:
+    """Return the bytes of the result of one call."""
+    half = (*shape[:2], shape[2] // 2, shape[3] // 2)
+    return target.evaluate(LINEAR, gradient(shape), output_shape=half).tobytes()
+
+
+def expected(shape: tuple[int, ...] = SENT) -> bytes:
+    with LocalClient("numpy_cpu") as local:
+        return evaluated(local, shape)
+
+
+def request(shape: tuple[int, ...] = SENT) -> v1.EvaluateRequest:
+    """Ask for the same as `evaluated` does, in one message."""
+    half = (*shape[:2], shape[2] // 2, shape[3] // 2)
+    return v1.EvaluateRequest(
+        operator=ops.to_message(LINEAR),
+        input=float32(*shape),
+        output=float32(*half),
+        data=gradient(shape).tobytes(),
+    )
+
+
+def worker(command: Command, number: int = 0) -> int:
+    return command.workers[number]
+
+
+def lose(command: Command, folder: Path, number: int = 0) -> None:
+    """Have a device lost by the next call that comes to it, and make such a call."""
+    file = folder / f"broken-{number}"
+    file.touch()
+
+    def is_lost() -> bool:
+        # The kernel chooses the worker of each connection.
+        with Client(command.address, retry=PATIENT) as client:
+            assert evaluated(client) == expected()
+        return not file.exists()
+
+    wait_until(is_lost)
+
+
+def http(command: Command) -> str:
+    return str(re.findall(r" http address=(\S+)", command.log)[0])
+
+
+def check_replaced(command: Command, first: int, *, status: int) -> None:
+    """Wait for the end of a worker and for the next one; assert that it computes."""
+    command.wait_for_log(f"worker ended worker=0 pid={first} device=0 status={status} restarts=1 ")
+    wait_until(lambda: worker(command) != first)
+    with Client(command.address, retry=PATIENT) as client:
+        assert evaluated(client) == expected()
+
+
+class Losing(NumpyCpu):
+    """NumPy, as a device that is lost once a test says so."""
+
+    may_wait = True
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+
+    def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Compute, or lose the device."""
+        if self.lost.is_set():
+            raise DeviceLostError("gone")
+        super().apply(plan, x, y)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("devices")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Iterator[Command]:
+    """Run a server on two devices, with a worker for each."""
+    with serving(folder, *HTTP, "--compute-threads", "2", devices=2) as command:
+        command.wait_for_log(" worker serves ", times=2)
+        yield command
+        pids = list(command.workers.values())
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+    assert not any(map(is_running, pids))
+
+
+def test_every_way_to_call_has_the_bits_of_numpy(two: Command) -> None:
+    with Client(two.address) as client, LocalClient("numpy_cpu") as local:
+        info = client.server_info()
+        assert (info.backend, info.backend_reason) == ("cuda", "cuda was asked for; simulated")
+        assert evaluated(client) == expected()
+        assert evaluated(client, LARGE) == expected(LARGE)
+        arrays = [gradient((1, 1, 8, size)) for size in range(8, 48, 2)]
+        items = [Item(LINEAR, one, output_shape=(1, 1, 4, one.shape[3] // 2)) for one in arrays]
+        for result, item in zip(client.evaluate_many(items), items, strict=True):
+            same = local.evaluate(LINEAR, item.array, output_shape=item.output_shape)
+            assert np.asarray(result).tobytes() == same.tobytes()
+
+
+def test_each_worker_sees_one_device_and_the_supervisor_opens_none(two: Command) -> None:
+    def seen(pid: int) -> list[bytes]:
+        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return [line for line in lines if line.startswith(b"CUDA_VISIBLE_DEVICES=")]
+
+    def has_kernels(pid: int) -> bool:
+        return "cudasim" in Path(f"/proc/{pid}/maps").read_text()
+
+    assert [seen(worker(two, number)) for number in (0, 1)] == [
+        [b"CUDA_VISIBLE_DEVICES=0"],
+        [b"CUDA_VISIBLE_DEVICES=1"],
+    ]
+    assert [has_kernels(pid) for pid in (two.pid, worker(two, 0), worker(two, 1))] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_want_of_memory_is_an_error_that_passes(two: Command, folder: Path) -> None:
+    shape = (1, 2, 300, 300)
+    for number in (0, 1):
+        (folder / f"full-{number}").touch()
+    with Client(two.address) as client:
+        with pytest.raises(OutOfMemoryError):
+            evaluated(client, shape)
+        for number in (0, 1):
+            (folder / f"full-{number}").unlink()
+        assert evaluated(client, shape) == expected(shape)
+
+
+def test_metrics_tell_what_each_worker_takes_of_its_device(two: Command) -> None:
+    with RawClient(two.address) as client:
+        assert client.evaluate(request()).refusal is None
+    wait_until(
+        lambda: all(
+            scrape(http(two)).value("gradwire_device_memory_bytes", worker=number) > 0
+            for number in "01"
+        )
+    )
+
+
+@pytest.mark.slow
+def test_a_device_that_is_lost_leaves_the_other_one_serving(two: Command, folder: Path) -> None:
+    """Lost and killed, one after the other, then both at once; health of the port stays."""
+    served = two.log.count(" worker serves ")
+    with Callers(two.address, "unary", "async stream", "many", retry=PATIENT) as callers:
+        callers.wait_for_more()
+        lose(two, folder)
+        two.wait_for_log(" worker serves ", times=served + 1)
+        callers.wait_for_more()
+        os.kill(worker(two, 1), signal.SIGKILL)
+        two.wait_for_log(" worker serves ", times=served + 2)
+        lose(two, folder, 0)
+        lose(two, folder, 1)
+        two.wait_for_log(" worker serves ", times=served + 4)
+        callers.wait_for_more()
+    callers.check()
+
+
+@pytest.mark.slow
+def test_while_one_device_is_away_the_other_one_serves_every_call(
+    two: Command, folder: Path
+) -> None:
+    served = two.log.count(" worker serves worker=0 ")
+    (folder / "waits-0").touch()
+    with Callers(two.address, "unary", "stream", retry=PATIENT) as callers:
+        lose(two, folder)
+        for _ in range(3):
+            callers.wait_for_more()
+        assert get(http(two), "/readyz")[0] == 200
+        assert two.log.count(" worker serves worker=0 ") == served
+        (folder / "waits-0").unlink()
+        two.wait_for_log(" worker serves worker=0 ", times=served + 1)
+    callers.check()
+
+
+@pytest.mark.slow
+def test_a_rolling_restart_renews_the_workers_without_a_word_to_callers(two: Command) -> None:
+    before = [worker(two, number) for number in (0, 1)]
+    with Callers(two.address, "stream") as callers:
+        callers.wait_for_more()
+        two.signal(signal.SIGUSR2)
+        two.wait_for_log(" rolling restart done")
+        callers.wait_for_more()
+    callers.check()
+    assert not any(map(is_running, before))
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [("load-0", simulated_device.AWAY), ("broken-0", simulated_device.ILLEGAL)],
+    ids=["load", "warm-up"],
+)
+def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
+    tmp_path: Path, file: str, why: str
+) -> None:
+    (tmp_path / file).touch()
+    with serving(tmp_path) as command:
+        assert f' device lost worker=0 error="{why}" status=3\n' in command.log
+        assert "worker ended worker=0 " in command.log
+        with Client(command.address) as client:
+            assert evaluated(client) == expected()
+
+
+def test_a_device_that_does_not_answer_as_it_is_opened_is_lost(tmp_path: Path) -> None:
+    waits, log = tmp_path / "waits-0", tmp_path / "log"
+    waits.touch()
+
+    def let_go() -> None:
+        wait_until(lambda: log.exists() and " device lost " in log.read_text())
+        waits.unlink()
+
+    letting_go = threading.Thread(target=let_go)
+    letting_go.start()
+    with serving(tmp_path, "--stall-timeout-s", "2") as command:
+        letting_go.join()
+        assert "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)" in command.log
+        with Client(command.address) as client:
+            assert evaluated(client) == expected()
+
+
+def test_a_call_that_loses_the_device_says_so_and_the_next_one_finds_another_worker(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, *HTTP) as command, RawClient(command.address) as client:
+        first = worker(command)
+        (tmp_path / "waits-0").touch()
+        (tmp_path / "broken-0").touch()
+        refused = check_refusal(
+            client.evaluate(request()).refusal, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST"
+        )
+        assert refused.message == LOST
+        assert refused.retry_after_s == 0.25
+        assert command.log.count("device lost") == 1
+        wait_until(lambda: not is_running(first))
+        assert get(http(command), "/readyz")[0] == 503
+        (tmp_path / "waits-0").unlink()
+        check_replaced(command, first, status=3)
+        wait_until(lambda: get(http(command), "/readyz")[0] == 200)
+
+
+def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
+    """Its listener is closed before the first status leaves, and every call ends alike."""
+    backend, held = Losing(), threading.Event()
+
+    def waiting() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(request(LARGE))
+        held.wait()
+
+    with serving_here(backend=backend) as server, RawClient(server.address) as client:
+        stream = client.start(waiting())
+        first = next(stream)
+        backend.lost.set()
+        refused = client.evaluate(request()).refusal
+        host, _, port = server.address.rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
+        check_refusal(refused, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
+        also = read_all(stream, itertools.chain([first], stream)).refusal
+        check_refusal(also, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
+        held.set()
+        wait_until(server.server.over.is_set)
+
+
+def test_every_stream_in_flight_ends_with_the_device(tmp_path: Path) -> None:
+    """Those that wait for their callers, too; each says so in its last message."""
+    over = threading.Event()
+
+    def waiting() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(request(LARGE))
+        over.wait()
+
+    with serving(tmp_path) as command, RawClient(command.address) as client:
+        streams = [client.start(waiting()) for _ in range(3)]
+        opened = [next(each) for each in streams]
+        (tmp_path / "broken-0").touch()
+        assert client.evaluate(request()).refusal is not None
+        for first, each in zip(opened, streams, strict=True):
+            answer = read_all(each, itertools.chain([first], each))
+            refused = check_refusal(answer.refusal, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
+            assert refused.message == LOST
+            check_in_band(refused)
+        over.set()
+
+
+def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    timings = list[Timing]()
+
+    def lose_midway(_sent: int, received: int) -> None:
+        if received and not timings and not lost.is_set():
+            lost.set()
+            (tmp_path / "broken-0").touch()
+
+    lost = threading.Event()
+    shape = (4, 64, 320, 320)
+    half = (4, 64, 160, 160)
+    array = gradient(shape)
+    with LocalClient("numpy_cpu") as local:
+        same = local.evaluate(LINEAR, array, output_shape=half)
+    with serving(tmp_path) as command:
+        first = worker(command)
+        with Client(command.address, retry=PATIENT) as client:
+            result = client.evaluate(
+                LINEAR,
+                array,
+                output_shape=half,
+                on_progress=lose_midway,
+                on_timing=timings.append,
+            )
+        assert result.tobytes() == same.tobytes()
+        assert lost.is_set()
+        assert timings[0].tries > 1
+        check_replaced(command, first, status=3)
+
+
+def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, "--stall-timeout-s", "1") as command,
+        RawClient(command.address) as client,
+    ):
+        first = worker(command)
+        (tmp_path / "hung-0").touch()
+        refused = check_refusal(
+            client.evaluate(request()).refusal, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST"
+        )
+        assert "it has not answered for 1.0 s (GRADWIRE_STALL_TIMEOUT_S)" in refused.message
+        check_replaced(command, first, status=3)
+
+
+def test_a_device_that_hangs_is_lost_also_if_no_caller_waits_any_more(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, "--stall-timeout-s", "1.5") as command,
+        RawClient(command.address) as client,
+    ):
+        first = worker(command)
+        (tmp_path / "hung-0").touch()
+        late = client.evaluate(request(), timeout_s=0.3).refusal
+        assert late is not None
+        assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        check_replaced(command, first, status=3)
+
+
+@pytest.mark.parametrize("shape", [SENT, LARGE], ids=["unary", "stream"])
+def test_a_worker_that_is_killed_amid_a_call_costs_it_a_retry(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    with serving(tmp_path) as command, RawClient(command.address) as stock:
+        first = worker(command)
+        hung = tmp_path / "hung-0"
+        hung.touch()
+        answers = list[bytes]()
+        with Client(command.address, retry=PATIENT) as client:
+            calling = threading.Thread(target=lambda: answers.append(evaluated(client, shape)))
+            calling.start()
+            wait_until(lambda: not hung.exists())
+            # The kernel hangs, and so does whatever comes after it.
+            waiting = stock.stub.Evaluate.future(request(), timeout=60)
+            os.kill(first, signal.SIGKILL)
+            calling.join()
+        assert answers == [expected(shape)]
+        with pytest.raises(grpc.RpcError) as broken:
+            waiting.result()
+        assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
+        check_replaced(command, first, status=-9)
+
+
+@pytest.mark.slow
+def test_a_device_that_stays_away_ends_the_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as command:
+        (tmp_path / "absent-0").touch()
+        os.kill(worker(command), signal.SIGKILL)
+        assert command.wait() == 1
+        assert command.log.splitlines()[-1] == (
+            "Error: worker 0 could not start 5 times in a row and no other one serves; it lost its "
+            "device"
+        )
+
+
+@pytest.mark.slow
+def test_a_device_that_was_never_there_keeps_no_other_one_from_serving(tmp_path: Path) -> None:
+    (tmp_path / "absent-0").touch()
+    with serving(tmp_path, *HTTP, devices=2) as command:
+        with Client(command.address, retry=PATIENT) as client:
+            assert evaluated(client) == expected()
+        assert get(http(command), "/readyz")[0] == 200
+        (tmp_path / "absent-0").unlink()
+        command.wait_for_log(" worker serves worker=0 ")
+
+
+@pytest.mark.slow
+def test_a_worker_that_nothing_ends_holds_up_no_other_one_and_no_end(tmp_path: Path) -> None:
+    """A driver may hold a process whatever signal it gets; here a supervisor's SIGKILL is lost."""
+    program = (str(TESTS / "unkillable.py"),)
+    flags = (*HTTP, "--stall-timeout-s", "2", "--grace-s", "0")
+    with serving(tmp_path, *flags, devices=2, program=program) as command:
+        command.wait_for_log(" worker serves ", times=2)
+        stuck = worker(command)
+        os.kill(stuck, signal.SIGSTOP)
+        command.wait_for_log(f"worker hangs pid={stuck} ")
+        command.wait_for_log(f"worker ignores SIGKILL worker=0 pid={stuck} ")
+        with Client(command.address, retry=PATIENT, timeout_s=60) as client:
+            assert evaluated(client) == expected()
+        assert get(http(command), "/readyz")[0] == 200
+        other = worker(command, 1)
+        os.kill(other, signal.SIGKILL)
+        wait_until(lambda: worker(command, 1) != other)
+        assert is_running(stuck)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 1
+        assert command.log.splitlines()[-1] == (
+            f"Error: worker 0 is left behind: SIGKILL has not ended {stuck}"
+        )
+    # The system kills it when its parent has ended.
+    wait_until(lambda: not is_running(stuck))
+
+
+def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_path: Path) -> None:
+    outer = {"CUDA_VISIBLE_DEVICES": "3, 7,5"}
+    flags = ("--cuda-devices", "1", "--workers", "2")
+    with serving(tmp_path, *flags, env=outer) as command:
+        told = re.findall(r" worker serves worker=(\d) pid=\d+ device=(\d)", command.log)
+        assert sorted(told) == [("0", "7"), ("1", "7")]
+        pids = list(command.workers.values())
+        assert all(map(is_running, pids))
+        os.kill(command.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_running, pids)))
+
+
+NOT_HERE = (
+    f'backend: "cuda" came, which cannot run here: {simulated_device.NONE}; '
+    '"auto" computes on the CPU'
+)
+NOT_DIVIDED = (
+    "--workers is 3 and there are 2 GPUs; a multiple of 2 is needed, or 0 for one worker on each, "
+    "or other --cuda-devices"
+)
+NOT_NUMBERED = "--cuda-devices is 0,2, and CUDA sees 2; numbers from 0 to 1 would do"
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "message"),
+    [
+        ("missing", (), NOT_HERE),
+        ("", ("--workers", "3"), NOT_DIVIDED),
+        ("", ("--cuda-devices", "0,2"), NOT_NUMBERED),
+    ],
+    ids=["no device", "workers", "devices"],
+)
+def test_a_start_that_cannot_be_ends_with_one_line(
+    tmp_path: Path, file: str, flags: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "count").write_text("2")
+    if file:
+        (tmp_path / file).touch()
+    done = run_command(*FLAGS, *flags, env=variables(tmp_path), program=PROGRAM)
+    assert done.returncode == 1
+    assert done.stderr == f"Error: {message}\n"
+
+
+def test_a_local_client_says_that_the_device_is_lost_and_its_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "DEVICES", "simulated_device")
+    monkeypatch.setenv(simulated_device.FOLDER, str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with LocalClient("cuda") as local:
+        assert evaluated(local) == expected()
+        (tmp_path / "broken-0").touch()
+        for shape in (SENT, LARGE):
+            with pytest.raises(DeviceLostError, match=simulated_device.ILLEGAL):
+                evaluated(local, shape)
+        with pytest.raises(DeviceLostError):
+            next(local.evaluate_many([Item(LINEAR, gradient(SENT), output_shape=RECEIVED)]))
+    assert evaluated(LocalClient("cuda")) == expected()
