@@ -21,8 +21,8 @@ from cudasim.compiler import Mode
 from cudasim.module import Buffer as SimulatorBuffer
 from cudasim.module import Module, SimError
 from gradwire_server.backends.cuda import dispatch
+from gradwire_server.backends.cuda.device import Bytes, DeviceError, DeviceLostError
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
-from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceError, DeviceLostError
 
 SOURCES = Path(str(files("gradwire_server.backends.cuda")))
 

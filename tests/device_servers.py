@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.device_process import channels
 from gradwire_server.backends.device_process.backend import DeviceProcesses
 from gradwire_server.backends.device_process.jobs import Address

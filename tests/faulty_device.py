@@ -24,9 +24,9 @@ from typing import Any
 import cuda_device
 import cuda_table
 from cuda_device import SimulatedDevice
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.device import DeviceLostError
 
 # The same of whoever starts a process of a device and of that process.
 _KIND, _FOLDER = "FAULTY_DEVICE", "FAULTY_DEVICE_FOLDER"

@@ -16,10 +16,10 @@ import cuda_device
 import cuda_table
 from cuda_device import SimulatedDevice
 from cuda_table import Row
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.device import Device
 from gradwire_server.backends.cuda.programs import Kernel
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import Device
 
 _MEMORY_BYTES = 256 << 20
 

@@ -24,7 +24,7 @@ from benchmarks.gpu.cases import GpuRow
 from benchmarks.gpu.costs import Cost, CostPace
 from benchmarks.gpu.streams import CudaStream, DeviceStream, SimulatedStream
 from gradwire_server.backends import Backend, NumpyCpu, choose
-from gradwire_server.backends.cupy_cuda import cupy_device
+from gradwire_server.backends.cuda import cupy_device
 
 _GPU, _CPUS = "cuda", ("numba_cpu", "numpy_cpu")
 # Room for the largest request in a slot, and for others.
@@ -144,7 +144,7 @@ class SimulatedMachine:
 
     def costs(self) -> Iterator[Cost]:
         """Measure two sizes from host memory to host memory."""
-        cuda: Any = import_module("gradwire_server.backends.cupy_cuda.backend")
+        cuda: Any = import_module("gradwire_server.backends.cuda.backend")
         backends: dict[str, Backend] = {
             _GPU: cuda.Cuda(self._device(), memory_bytes=64 << 20),
             NumpyCpu.name: NumpyCpu(),

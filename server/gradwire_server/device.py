@@ -17,8 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from gradwire_server import logs
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import Device
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.device import Device
 from gradwire_server.backends.device_process.jobs import BOARD_BYTES, DeviceJob
 from gradwire_server.backends.device_process.server import DeviceServer
 from gradwire_server.backends.device_process.shared_memory import SharedMemory

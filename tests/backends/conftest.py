@@ -12,7 +12,7 @@ from cuda_here import needs_simulator
 from device_servers import connected, served
 from gradwire_server import backends
 from gradwire_server.backends import Backend
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from numba_here import needs_numba
 
 

@@ -22,9 +22,9 @@ from cuda_here import needs_simulator
 from gradwire import Client, OutOfMemoryError, ServerError, ops
 from gradwire_server import LocalClient
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
-from gradwire_server.backends.cupy_cuda.memory import size_class
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.device import DeviceLostError
+from gradwire_server.backends.cuda.memory import size_class
 from gradwire_server.plans import Plan
 from serving import serving
 

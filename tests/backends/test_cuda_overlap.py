@@ -22,7 +22,7 @@ from backend_calls import applied
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
 
 pytestmark = needs_simulator

@@ -24,7 +24,7 @@ from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from device_servers import connected, served
 from gradwire_server.backends import Backend, NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.device_process import channels
 from gradwire_server.backends.device_process.backend import DeviceProcesses
 from gradwire_server.backends.device_process.channels import PROTOCOL, Channel

@@ -10,7 +10,7 @@ import cuda_device
 import cuda_table
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from kernel_cases import Case
 
 pytestmark = needs_simulator

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cuda_here import needs_cuda_packages
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.cuda_errors import is_lasting
-from gradwire_server.backends.cupy_cuda.device import DeviceError, DeviceLostError
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.cuda_errors import is_lasting
+from gradwire_server.backends.cuda.device import DeviceError, DeviceLostError
 
 
 def _without_cupy(program: str) -> str:
@@ -26,7 +26,7 @@ def _without_cupy(program: str) -> str:
 
 def test_the_backend_itself_needs_no_cupy() -> None:
     assert _without_cupy(
-        "from gradwire_server.backends.cupy_cuda import backend, cupy_device\nprint('imported')"
+        "from gradwire_server.backends.cuda import backend, cupy_device\nprint('imported')"
     ).startswith("imported")
 
 

@@ -20,7 +20,7 @@ import service_load
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
 from large_tensor import check_planes
 from serving import serving

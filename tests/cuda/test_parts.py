@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gradwire_server.backends.cupy_cuda import parts
+from gradwire_server.backends.cuda import parts
 
 sizes = st.integers(1, 1 << 40)
 

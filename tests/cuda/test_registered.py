@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire_server.backends.cupy_cuda.registered import Registered
+from gradwire_server.backends.cuda.registered import Registered
 
 
 def test_only_arrays_wholly_inside_and_in_order_are_copied_straight() -> None:

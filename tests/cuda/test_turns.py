@@ -10,7 +10,7 @@ from threading import Event, Lock
 
 import pytest
 
-from gradwire_server.backends.cupy_cuda.turns import Turns
+from gradwire_server.backends.cuda.turns import Turns
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.backends.cupy_cuda import waiting
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
-from gradwire_server.backends.cupy_cuda.waiting import Slots, Waiter
+from gradwire_server.backends.cuda import waiting
+from gradwire_server.backends.cuda.device import DeviceLostError
+from gradwire_server.backends.cuda.waiting import Slots, Waiter
 
 
 @dataclass(frozen=True, eq=False)

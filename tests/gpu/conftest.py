@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
 
 
 @pytest.fixture(scope="session")

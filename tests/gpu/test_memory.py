@@ -17,8 +17,8 @@ import kernel_maps as maps
 import oracles
 from backend_calls import applied
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
 from large_tensor import check_planes
 

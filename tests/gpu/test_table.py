@@ -14,7 +14,7 @@ import oracles
 from backend_calls import applied
 from cuda_table import Row
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
 
 

@@ -207,8 +207,8 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
 
 def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
     """Connect to the device."""
-    from gradwire_server.backends.cupy_cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
-    from gradwire_server.backends.cupy_cuda.cupy_device import CupyDevice  # noqa: PLC0415
+    from gradwire_server.backends.cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
+    from gradwire_server.backends.cuda.cupy_device import CupyDevice  # noqa: PLC0415
 
     try:
         device = CupyDevice(cache_dir=cache_dir)

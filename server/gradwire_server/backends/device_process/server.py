@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.device import DeviceLostError
 from gradwire_server.backends.device_process.channels import PROTOCOL, Channel, Message
 from gradwire_server.backends.device_process.plan_encoding import decoded
 from gradwire_server.backends.device_process.shared_memory import SharedMemory

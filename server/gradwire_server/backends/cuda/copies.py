@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gradwire_server.backends.cupy_cuda.device import Array, Bytes, Mark, Stream
-from gradwire_server.backends.cupy_cuda.parts import Span, pieces
-from gradwire_server.backends.cupy_cuda.registered import Registered
+from gradwire_server.backends.cuda.device import Array, Bytes, Mark, Stream
+from gradwire_server.backends.cuda.parts import Span, pieces
+from gradwire_server.backends.cuda.registered import Registered
 
 
 class Copies:

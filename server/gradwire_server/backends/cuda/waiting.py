@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Generic, Protocol, TypeVar
 
-from gradwire_server.backends.cupy_cuda.device import DeviceLostError
+from gradwire_server.backends.cuda.device import DeviceLostError
 
 # Calls computed together: so many, and of so many bytes in all.
 MOST_TOGETHER = 64

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gradwire_server.backends.cuda.copies import Copies
+from gradwire_server.backends.cuda.device import Array, Device, DeviceError, Memory
 from gradwire_server.backends.cuda.programs import Buffer, Program, packed
-from gradwire_server.backends.cupy_cuda.copies import Copies
-from gradwire_server.backends.cupy_cuda.device import Array, Device, DeviceError, Memory
-from gradwire_server.backends.cupy_cuda.registered import Registered
+from gradwire_server.backends.cuda.registered import Registered
 
 # Of what lies in one allocation: a line of the device's caches.
 ALIGNMENT = 128

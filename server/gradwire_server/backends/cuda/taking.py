@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gradwire_server.backends.cupy_cuda import parts
-from gradwire_server.backends.cupy_cuda.calls import Call
-from gradwire_server.backends.cupy_cuda.device import Device
-from gradwire_server.backends.cupy_cuda.kept import Kept
-from gradwire_server.backends.cupy_cuda.memory import BoundedMemory, size_class
-from gradwire_server.backends.cupy_cuda.slots import ALIGNMENT, Part, Ready, Slot
-from gradwire_server.backends.cupy_cuda.waiting import Slots
+from gradwire_server.backends.cuda import parts
+from gradwire_server.backends.cuda.calls import Call
+from gradwire_server.backends.cuda.device import Device
+from gradwire_server.backends.cuda.kept import Kept
+from gradwire_server.backends.cuda.memory import BoundedMemory, size_class
+from gradwire_server.backends.cuda.slots import ALIGNMENT, Part, Ready, Slot
+from gradwire_server.backends.cuda.waiting import Slots
 
 # Streams of one call: one goes up, one is computed, one comes down.
 _MOST_SLOTS = 3

@@ -11,21 +11,20 @@ from threading import Lock
 import ml_dtypes
 import numpy as np
 
-from gradwire_server.backends.cuda import kernels
-from gradwire_server.backends.cupy_cuda import waiting
-from gradwire_server.backends.cupy_cuda.calls import Call
-from gradwire_server.backends.cupy_cuda.device import (
+from gradwire_server.backends.cuda import kernels, waiting
+from gradwire_server.backends.cuda.calls import Call
+from gradwire_server.backends.cuda.device import (
     Array,
     Bytes,
     Device,
     DeviceError,
     DeviceLostError,
 )
-from gradwire_server.backends.cupy_cuda.registered import Registered
-from gradwire_server.backends.cupy_cuda.slots import Slot
-from gradwire_server.backends.cupy_cuda.taking import Taken, Taking
-from gradwire_server.backends.cupy_cuda.turns import Turns
-from gradwire_server.backends.cupy_cuda.waiting import Slots, Waiter
+from gradwire_server.backends.cuda.registered import Registered
+from gradwire_server.backends.cuda.slots import Slot
+from gradwire_server.backends.cuda.taking import Taken, Taking
+from gradwire_server.backends.cuda.turns import Turns
+from gradwire_server.backends.cuda.waiting import Slots, Waiter
 from gradwire_server.plans import BandedMap, Plan
 
 # Streams. A call has one to itself, and a large one up to three while nobody waits.

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from threading import RLock
 
-from gradwire_server.backends.cupy_cuda.device import Device, Memory
+from gradwire_server.backends.cuda.device import Device, Memory
 
 _LEAST = 1 << 20
 # Sizes between a power of two and the next: at most a quarter of a block is unused.

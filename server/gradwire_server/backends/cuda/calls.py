@@ -9,9 +9,9 @@ from functools import cache, partial
 from typing import Self
 
 from gradwire_server.backends.cuda import dispatch
+from gradwire_server.backends.cuda.device import Array
 from gradwire_server.backends.cuda.kernels import Format
 from gradwire_server.backends.cuda.programs import Program
-from gradwire_server.backends.cupy_cuda.device import Array
 from gradwire_server.plans import BandedMap, Pass, Plan
 
 

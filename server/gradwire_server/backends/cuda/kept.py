@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire_server.backends.cuda.calls import Call
 from gradwire_server.backends.cuda.programs import Program
-from gradwire_server.backends.cupy_cuda.calls import Call
-from gradwire_server.backends.cupy_cuda.slots import Ready
+from gradwire_server.backends.cuda.slots import Ready
 from gradwire_server.plans import Plan
 from gradwire_server.recent import Recent
 

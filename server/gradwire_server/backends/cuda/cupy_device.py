@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gradwire_server.backends.cuda import build
+from gradwire_server.backends.cuda.cuda_errors import NO_DEVICE, OUT_OF_MEMORY, is_lasting
+from gradwire_server.backends.cuda.device import Bytes, DeviceError, DeviceLostError
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
-from gradwire_server.backends.cupy_cuda.cuda_errors import NO_DEVICE, OUT_OF_MEMORY, is_lasting
-from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceError, DeviceLostError
 from gradwire_server.backends.kept_files import forget_others
 
 _log = logging.getLogger(__name__)

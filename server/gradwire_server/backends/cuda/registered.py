@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from gradwire_server.backends.cupy_cuda.device import Array, Bytes
+from gradwire_server.backends.cuda.device import Array, Bytes
 
 
 class Registered:
