@@ -26,7 +26,7 @@ import cuda_table
 from cuda_device import SimulatedDevice
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.backend import Cuda
-from gradwire_server.backends.cuda.device import DeviceLostError
+from gradwire_server.errors import DeviceLostError
 
 # The same of whoever starts a process of a device and of that process.
 _KIND, _FOLDER = "FAULTY_DEVICE", "FAULTY_DEVICE_FOLDER"

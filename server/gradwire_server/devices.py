@@ -28,7 +28,7 @@ from gradwire_server.worker_process import ServingProcess
 
 _PROCESS = "gradwire_server.device"
 # What finds a device, in its process: MODULE:FUNCTION as device.Find has it.
-FIND = "gradwire_server.backends.cuda.cupy_device:find"
+FIND = "gradwire_server.device:find"
 # What a process without calls may take to end.
 _STOP_S = 10.0
 

@@ -111,3 +111,9 @@ class UnauthenticatedError(EvaluationError):
 
 class PermissionDeniedError(EvaluationError):
     """Who calls may not do this."""
+
+
+class DeviceLostError(RuntimeError):
+    """The device of this process has failed; the process can compute nothing more on it."""
+
+    retry_after_s: float = 1.0

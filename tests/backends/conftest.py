@@ -33,7 +33,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         yield chosen
         return
     device = SimulatedDevice(cuda_device.compiled())
-    cuda = Cuda(device, memory_bytes=1 << 30, staged_bytes=1 << 16)
+    cuda = Cuda(device, memory_bytes=1 << 30, buffer_bytes=1 << 16)
     if request.param == "cuda":
         yield cuda
         return

@@ -107,7 +107,7 @@ def test_tables_of_many_plans_leave_room_for_slabs() -> None:
     # A quarter of the memory is left to tables; those of all plans take more.
     assert device.sizes.count(3 * MIB) == 1
     assert sum(device.sizes) > 4 * MIB
-    assert device.most_lent <= 4 * MIB
+    assert device.most_taken <= 4 * MIB
 
 
 def test_no_more_memory_is_taken_than_the_limit() -> None:

@@ -186,7 +186,7 @@ def test_calls_wait_for_memory_that_others_have(together: int) -> None:
 
     with ThreadPoolExecutor(together) as pool:
         list(pool.map(work, range(together)))
-    assert device.most_lent <= 2 * MIB
+    assert device.most_taken <= 2 * MIB
 
 
 def test_calls_wait_for_memory_on_a_device_that_has_less_than_it_may_take() -> None:

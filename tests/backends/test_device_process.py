@@ -43,7 +43,7 @@ class Watched(Cuda):
     """Remembers the plans that it applied."""
 
     def __init__(self, device: SimulatedDevice) -> None:
-        super().__init__(device, memory_bytes=256 * MIB, staged_bytes=1 << 16)
+        super().__init__(device, memory_bytes=256 * MIB, buffer_bytes=1 << 16)
         self.plans = list[Plan]()
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:

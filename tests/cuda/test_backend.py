@@ -19,7 +19,7 @@ pytestmark = needs_simulator
 @cache
 def _backend() -> Cuda:
     """Return one for all rows, so that each finds what others left in memory."""
-    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, slots=2)
+    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, streams=2)
 
 
 @pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)

@@ -206,19 +206,31 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
 
 
 def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
-    """Connect to the device."""
+    """Open the device; small calls get a CPU backend of one thread."""
     from gradwire_server.backends.cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
     from gradwire_server.backends.cuda.cupy_device import CupyDevice  # noqa: PLC0415
 
     try:
         device = CupyDevice(cache_dir=cache_dir)
-        backend = Cuda(device, memory_bytes=memory_bytes)
+        cpu = _cpu(cache_dir=cache_dir)
+        work = inline_work_of(cpu)
+        backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu, cpu_work=work)
     except (ImportError, MemoryError, RuntimeError) as error:
         why = " ".join(str(error).split())  # CuPy may say it in many lines
         raise ValueError(
             f'backend: "{_CUDA}" came, which cannot run here: {why}; "auto" computes on the CPU'
         ) from error
-    return backend, f"{_CUDA} was asked for; {device.name}"
+    return backend, (
+        f"{_CUDA} was asked for; {device.name}; {cpu.name} computes calls below {work} "
+        "multiplications"
+    )
+
+
+def _cpu(*, cache_dir: str) -> Backend:
+    try:
+        return _compiled(threads=1, cache_dir=cache_dir)
+    except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+        return instead_of_compiled("auto", error)[0]
 
 
 def _why_not_cuda() -> str:

@@ -1,15 +1,20 @@
-"""CUDA kernels with the bits of `numpy_cpu`, and how a plan becomes launches of them.
+"""CUDA kernels with the bits of `numpy_cpu`, and the backend `cuda` that launches them.
 
-How a plan becomes machine code:
+From a plan to launches, functions of values that need neither a GPU nor a driver:
 
-- dispatch.py   from a plan to a program, a list of launches: which kernels, in which order
-- launches.py   one launch of each kernel: its tables, its grid, its arguments in order
-- geometry.py   grids, strips and tiles
-- tables.py     maps as kernels read them
-- programs.py   what a program is: launches, tables, scratch memory
-- kernels.py    every kernel there is, by name
-- build.py      compiles them; the one module here that imports cupy, and only when it is called
-- *.cu          the kernels, each with its formula, on numbers.cuh
+- dispatch.py     from a plan to a program, a list of launches: which kernels, in which order
+- launches.py     one launch of each kernel: its tables, its grid, its arguments in order
+- geometry.py     grids, strips and tiles
+- tables.py       maps as kernels read them
+- programs.py     what a program is: launches, tables, scratch memory
+- kernels.py      every kernel there is, by name
+- build.py        compiles them with NVRTC and caches cubins
+- *.cu            the kernels, each with its formula, on numbers.cuh
 
-All but build.py are functions of values: they need neither a GPU nor a driver.
+From host arrays to launches:
+
+- device.py       protocol of a device; tests have a simulated one
+- cupy_device.py  the current CUDA device; this module and build.py import cupy, when called
+- staging.py      streams with pinned buffers, and the queue of calls for them
+- backend.py      plans and tensors on those
 """

@@ -1,58 +1,155 @@
-"""The backend: plans and tensors on a device."""
+"""The CUDA backend: plans and tensors on a device.
+
+A call is cut along its outer slices, which are independent, into parts that fit a pinned buffer.
+All parts go through one stream, so that they share the device memory of one part: while the device
+copies and computes a part, the thread fills or empties the pinned buffers of its neighbors. That
+memory copy of the host is slower than the bus and the kernels, so several streams for one call
+would gain little.
+
+A call owns its stream, its pinned buffers and its device memory until the device has completed its
+last copy, also after an error.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
+from typing import Self
 
 import ml_dtypes
 import numpy as np
 
-from gradwire_server.backends.cuda import kernels, waiting
-from gradwire_server.backends.cuda.calls import Call
-from gradwire_server.backends.cuda.device import (
-    Array,
-    Bytes,
-    Device,
-    DeviceError,
-    DeviceLostError,
-)
-from gradwire_server.backends.cuda.registered import Registered
-from gradwire_server.backends.cuda.slots import Slot
-from gradwire_server.backends.cuda.taking import Taken, Taking
-from gradwire_server.backends.cuda.turns import Turns
-from gradwire_server.backends.cuda.waiting import Slots, Waiter
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.backends import Backend
+from gradwire_server.backends.cuda import dispatch, kernels
+from gradwire_server.backends.cuda.device import Array, Device, DeviceError, Memory
+from gradwire_server.backends.cuda.programs import Buffer, Program, packed
+from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.errors import DeviceLostError
+from gradwire_server.plans import BandedMap, Pass, Plan
+from gradwire_server.recent import Recent
 
-# Streams. A call has one to itself, and a large one up to three while nobody waits.
-_SLOTS = 4
-# Pinned memory of each: what one part reads, or what it writes. The less, the more of it stays in
-# the processor's cache while a call goes round its streams.
-_STAGED_BYTES = 4 << 20
-# Of the device's memory, for each.
-_SLAB_BYTES = 16 << 20
-# For tables of recent plans, of the limit; slabs leave twice that, so that there is room for the
-# next ones before the oldest go.
+# Calls that compute at once; each has a thread that copies for it.
+_STREAMS = 4
+# Of a pinned buffer: what a processor's second-level cache holds, and long against a launch.
+_BUFFER_BYTES = 2 << 20
+# Of buffers in one allocation: a line of the device's cache.
+_ALIGNMENT = 128
+# Programs that are cached, most bytes of their tables on the host, and the share of the limit that
+# tables on the device may have.
+_MOST_PROGRAMS = 512
+_TABLE_BYTES = 64 << 20
 _TABLES_SHARE = 8
-# Calls of so few bytes are computed together, if they wait.
-_SMALL_BYTES = 256 << 10
 
 _STORAGE_TYPES = [np.dtype(one) for one in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
+_X, _Y = Buffer("x"), Buffer("y")
+
 _log = logging.getLogger(__name__)
 
-_Waiter = Waiter[Call, Slot]
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """Arrays x[outer, ...] and y[outer, ...], and what is done to each outer slice.
+
+    make      makes the program of so many slices
+    plan      that is applied; None where programs are not worth caching
+    carried   whether y is read too
+    programs  of this call, by slices
+    """
+
+    x: Array
+    y: Array
+    make: Callable[[int], Program]
+    plan: Plan | None = None
+    carried: bool = False
+    programs: dict[int, Program] = field(default_factory=dict[int, Program])
+
+    @classmethod
+    def of_plan(cls, plan: Plan, x: Array, y: Array, *, multiprocessors: int) -> Self:
+        """Return the call that applies a plan: axes before its first pass are outer."""
+        first = min((one.axis for one in plan.passes), default=len(plan.input_shape))
+        outer = math.prod(plan.input_shape[:first])
+        passes = tuple(Pass(one.axis - first, one.map) for one in plan.passes)
+        inner = Plan(plan.input_shape[first:], plan.output_shape[first:], passes, plan.fill)
+
+        def make(slices: int) -> Program:
+            return dispatch.program(
+                inner, x.dtype, y.dtype, copies=slices, multiprocessors=multiprocessors
+            )
+
+        x_slices = x.reshape(outer, *inner.input_shape)
+        return cls(x_slices, y.reshape(outer, *inner.output_shape), make, plan)
+
+    @classmethod
+    def of_bands(
+        cls, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int, multiprocessors: int
+    ) -> Self:
+        """Return the call that adds the taps of a map along an axis."""
+        if axis == 0:
+            x, y, axis = x[None], y[None], 1
+
+        def make(slices: int) -> Program:
+            return dispatch.accumulation(
+                bands,
+                (slices, *x.shape[1:]),
+                x.dtype,
+                axis=axis,
+                carried=carried,
+                multiprocessors=multiprocessors,
+            )
+
+        return cls(x, y, make, carried=carried > 0)
+
+    @property
+    def slice_bytes(self) -> tuple[int, int]:
+        """Bytes of x and of y for one outer slice."""
+        return self.x.nbytes // len(self.x), self.y.nbytes // len(self.y)
+
+    def slices(self, part_bytes: int) -> int:
+        """Return the slices of a part: equal parts, of so many bytes at most or of one slice."""
+        most = max(1, part_bytes // max(self.slice_bytes))
+        parts = -(-len(self.x) // most)
+        return -(-len(self.x) // parts)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a call computes its parts with.
+
+    program    of a part
+    slices     that the program is made for; the last part may have fewer
+    addresses  of the program's buffers
+    memory     the block of x, y and scratch, then that of the tables; empty after release()
+    uploads    whether the tables are not on the device yet
+    """
+
+    program: Program
+    slices: int
+    addresses: Mapping[Buffer, int]
+    memory: list[Memory]
+    uploads: bool
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self.memory.clear()
 
 
 class Cuda:
     """Applies plans on a device. Threads may share it.
 
-    memory_bytes  most of the device's memory that is taken at once
-    slots         streams; calls beyond wait for one
-    staged_bytes  pinned memory of each stream, 2 or more; 0 for the default
+    memory_bytes  most device memory of the pool
+    cpu           computes calls of few multiplications, and plans without passes
+    cpu_work      multiplications from which a call is computed on the device
+    streams       calls that compute at once; others wait in order of arrival
+    buffer_bytes  of a pinned buffer; each stream has a few
+    wait_s        time that a call may wait for device memory that other calls have
     """
 
     name = "cuda"
@@ -64,168 +161,180 @@ class Cuda:
         device: Device,
         *,
         memory_bytes: int,
-        slots: int = _SLOTS,
-        staged_bytes: int = 0,
+        cpu: Backend | None = None,
+        cpu_work: int = 0,
+        streams: int = _STREAMS,
+        buffer_bytes: int = _BUFFER_BYTES,
+        wait_s: float = 30.0,
     ) -> None:
-        self._device = device
-        self._registered = Registered()
-        staged = staged_bytes or _STAGED_BYTES
-        made = [Slot(device, self._registered, staged_bytes=staged) for _ in range(slots)]
-        self._made = made
-        self._slots = Slots[Call, Slot](made)
-        tables = memory_bytes // _TABLES_SHARE
-        self._taking = Taking(
-            device,
-            made,
-            self._slots,
-            limit=memory_bytes,
-            table_bytes=tables,
-            slab_bytes=min(_SLAB_BYTES, (memory_bytes - 2 * tables) // slots),
-            part_bytes=staged,
-        )
-        self._turns = Turns()
+        device.limit_memory(memory_bytes)
+        self._device, self._limit = device, memory_bytes
+        self._cpu, self._cpu_work = cpu or NumpyCpu(), cpu_work
+        self._streams = [StagedStream(device, buffer_bytes=buffer_bytes) for _ in range(streams)]
+        self._queue = CallQueue(self._streams)
+        self._buffer_bytes, self._wait_s = buffer_bytes, wait_s
+        self._programs = Recent[tuple[Plan, Program]](most=_MOST_PROGRAMS, max_weight=_TABLE_BYTES)
+        self._forget_tables()
         self._lock = Lock()
         self._is_warm = False
         self._lost = ""
 
     @property
     def memory_taken(self) -> int:
-        """Bytes of the device's memory that are in use or kept for later."""
-        return self._taking.memory_taken
+        """Bytes of device memory that the pool has, in use or cached."""
+        return self._device.memory_taken
 
     @property
     def calls_waiting(self) -> int:
-        """Calls that wait for a stream."""
-        return self._slots.waiting
-
-    def register(self, memory: Bytes) -> None:
-        """Have memory of the host pinned for as long as the array exists.
-
-        Row-major tensors that lie in it are copied straight from it and to it. Where it cannot be
-        pinned they go through the backend's own memory, as others do.
-        """
-        try:
-            self._device.register(memory)
-        except (DeviceError, MemoryError) as error:
-            self._note(error)
-            _log.warning(
-                "not pinned: copies take longer",
-                extra={"facts": {"bytes": memory.nbytes, "error": error}},
-            )
-        else:
-            self._registered.add(memory)
+        """Calls that wait for a stream or for memory."""
+        return self._queue.waiting
 
     def warm_up(self) -> None:
-        """Compile all kernels, or load what was compiled before, and use every stream once."""
+        """Load all kernels, compiling those that are not cached, and use every stream once."""
         with self._lock:
             if not self._is_warm:
+                self._cpu.warm_up()
                 every = {one for dtype in _STORAGE_TYPES for one in kernels.every(dtype)}
-                self._device.load(sorted(every))
-                with contextlib.suppress(MemoryError):  # which may be there once calls come
-                    self._try_slots()
+                with self._noting_loss():
+                    self._device.load(sorted(every))
+                    with contextlib.suppress(MemoryError):  # later calls may find some
+                        self._use_streams()
                 self._is_warm = True
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as the protocol of backends says."""
+        self._check()
         if not y.size:
             return
-        if not plan.passes and x.dtype == y.dtype:
-            y[...] = x  # every bit of it, those of NaN too
+        if not plan.passes or plan.work < self._cpu_work:
+            self._cpu.apply(plan, x, y)
             return
-        self._do(Call.of_plan(plan, x, y, multiprocessors=self._device.multiprocessors))
+        many = self._device.multiprocessors
+        self._compute(_Call.of_plan(plan, x, y, multiprocessors=many))
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
         """Add the taps of every output on x to y, as the protocol of backends says."""
+        self._check()
         if not y.size:
             return
+        if bands.nnz * (y.size // bands.outputs) < self._cpu_work:
+            self._cpu.accumulate(bands, x, y, axis=axis, carried=carried)
+            return
         many = self._device.multiprocessors
-        self._do(Call.of_bands(bands, x, y, axis=axis, carried=carried, multiprocessors=many))
+        call = _Call.of_bands(bands, x, y, axis=axis, carried=carried, multiprocessors=many)
+        self._compute(call)
 
-    def _do(self, call: Call) -> None:
-        """Compute a call, or wait until another one that is equal has computed it too."""
+    def _compute(self, call: _Call) -> None:
         self.warm_up()
-        small = call.nbytes <= _SMALL_BYTES
-        waiter = _Waiter(call, call.key if small else None, call.nbytes)
-        while (slot := self._slots.take(waiter)) is None:
-            if waiter.done:
-                return
-            waiter = _Waiter(call, None, call.nbytes)
-        try:
-            self._lead(slot, waiter)
-        except DeviceLostError as error:
-            waiting.send_off(waiter.joined, lost=str(error))
-            waiter.joined = ()
-            raise
-        finally:
-            waiting.send_off(waiter.joined)
-            self._slots.give_back(slot)
+        slices = call.slices(self._buffer_bytes)
+        self._program(call, slices)  # not in the queue, where other calls would wait for it
+        hold = partial(self._hold, call, slices)
+        with self._noting_loss(), self._queue.turn(hold, wait_s=self._wait_s) as (staged, held):
+            _run(staged, call, held)
+            if held.uploads and call.plan is not None:
+                tables = sum(one.nbytes for one in held.program.tables)
+                self._tables.keep(held.program, held.memory[-1], weight=tables)
 
-    def _lead(self, slot: Slot, waiter: _Waiter) -> None:
-        """Compute a call together with those that joined it; without them if that fails."""
-        if waiter.joined:
-            with contextlib.suppress(MemoryError, DeviceError):
-                self._compute(slot, [waiter.call, *(one.call for one in waiter.joined)])
-                waiting.send_off(waiter.joined, done=True)
-                waiter.joined = ()
-                return
-            self._check()
-            waiting.send_off(waiter.joined)
-            waiter.joined = ()
-        self._compute(slot, [waiter.call])
-
-    def _compute(self, slot: Slot, calls: Sequence[Call]) -> None:
-        """Compute equal calls together, or one alone; nothing is pending afterwards."""
-        self._check()
-        try:
-            taken = self._turns.take(partial(self._taking.take, slot, calls))
-            try:
-                self._run(taken)
-            finally:
-                self._taking.give_back(taken)
-                self._turns.end()
-        except DeviceError as error:
-            self._note(error)
-            raise
-
-    def _run(self, taken: Taken) -> None:
-        """Let every part go up and be computed while earlier ones come down."""
-        try:
-            for part in taken.parts:
-                if len(taken.slots) > 1 and self._slots.waiting:
-                    _finish(taken.slots)
-                    self._taking.give_back_others(taken)
-                slot = taken.slots[0]
-                taken.slots.rotate(-1)
-                slot.finish()
-                slot.begin(part, taken.ready[part.slices])
-            _finish(taken.slots)
-        except BaseException:
-            for slot in taken.slots:
-                with contextlib.suppress(DeviceError):
-                    slot.abandon()
-            raise
-
-    def _try_slots(self) -> None:
-        """Compute one number on every stream, so that each has its memory before calls come."""
+    def _use_streams(self) -> None:
+        """Compute one number on every stream."""
         one = np.ones(1, np.float16)
         plan = Plan(one.shape, one.shape, ())
-        for slot in self._made:
-            result = np.empty(1, np.float32)
-            many = self._device.multiprocessors
-            self._compute(slot, [Call.of_plan(plan, one, result, multiprocessors=many)])
+        for staged in self._streams:
+            y = np.empty(1, np.float32)
+            call = _Call.of_plan(plan, one, y, multiprocessors=self._device.multiprocessors)
+            _run(staged, call, self._hold(call, 1))
+
+    def _hold(self, call: _Call, slices: int) -> _Held:
+        """Allocate all that a call needs. Parts are smaller where there is not enough for them."""
+        is_short = False
+        while True:
+            self._check()
+            try:
+                return self._held(call, slices)
+            except MemoryError as error:
+                if is_short and slices == 1:
+                    raise MemoryError(f"{error}; cuda_memory_bytes is {self._limit}") from error
+            self._forget_tables()
+            is_short, slices = True, -(-slices // 2)
+
+    def _held(self, call: _Call, slices: int) -> _Held:
+        program = self._program(call, slices)
+        sizes = [*(slices * one for one in call.slice_bytes), *program.scratch]
+        offsets, work_bytes = packed(sizes, alignment=_ALIGNMENT)
+        tables = [one.nbytes for one in program.tables]
+        table_offsets, table_bytes = packed(tables, alignment=_ALIGNMENT)
+        kept = self._tables.get(program)
+        there = [] if kept is None else [kept]
+        uploads = bool(table_bytes) and not there
+        missing = [work_bytes, table_bytes] if uploads else [work_bytes]
+        memory = [*(self._device.allocate(one) for one in missing), *there]
+        at_x, at_y, *scratch = (memory[0].address + one for one in offsets)
+        addresses = {_X: at_x, _Y: at_y}
+        addresses |= {Buffer("scratch", number): at for number, at in enumerate(scratch)}
+        base = memory[-1].address
+        addresses |= {Buffer("table", number): base + at for number, at in enumerate(table_offsets)}
+        return _Held(program, slices, addresses, memory, uploads)
+
+    def _program(self, call: _Call, slices: int) -> Program:
+        """Return a call's program of so many slices."""
+        found = call.programs.get(slices)
+        if found is None:
+            found = call.programs[slices] = self._cached(call, slices)
+        return found
+
+    def _cached(self, call: _Call, slices: int) -> Program:
+        if call.plan is None:
+            return call.make(slices)
+        key = (id(call.plan), call.x.dtype.num, call.y.dtype.num, slices)
+        found = self._programs.get(key)
+        if found is None:
+            found = (
+                call.plan,
+                call.make(slices),
+            )  # with the plan, so that its identity stays its own
+            tables = sum(one.nbytes for one in found[1].tables)
+            self._programs.keep(key, found, weight=tables)
+        return found[1]
+
+    def _forget_tables(self) -> None:
+        """Release the tables on the device that no call uses."""
+        most = self._limit // _TABLES_SHARE
+        self._tables = Recent[Memory](most=_MOST_PROGRAMS, max_weight=most)
 
     def _check(self) -> None:
         if self._lost:
             raise DeviceLostError(self._lost)
 
-    def _note(self, error: Exception) -> None:
-        if isinstance(error, DeviceLostError) and not self._lost:
-            self._lost = str(error)
-            _log.error(
-                "device lost", extra={"facts": {"device": self._device.name, "error": error}}
-            )
+    @contextmanager
+    def _noting_loss(self) -> Generator[None]:
+        """Have later calls fail at once where the device is lost."""
+        try:
+            yield
+        except DeviceLostError as error:
+            if not self._lost:
+                facts = {"device": self._device.name, "error": error}
+                _log.error("device lost", extra={"facts": facts})
+            self._lost = self._lost or str(error)
+            raise
 
 
-def _finish(slots: Iterable[Slot]) -> None:
-    for slot in slots:
-        slot.finish()
+def _run(staged: StagedStream, call: _Call, held: _Held) -> None:
+    """Compute a call part by part; the device is done with it afterwards."""
+    program, at = held.program, held.addresses
+    try:
+        if held.uploads:
+            for number, table in enumerate(program.tables):
+                staged.up(at[Buffer("table", number)], table)
+        for first in range(0, len(call.x), held.slices):
+            part = slice(first, first + held.slices)
+            staged.up(at[_X], call.x[part])
+            if call.carried:
+                staged.up(at[_Y], call.y[part])
+            for launch in program.launches:
+                staged.stream.launch(launch, at)
+            staged.down(call.y[part], at[_Y])
+        staged.drain()
+    except BaseException:
+        with contextlib.suppress(DeviceError, DeviceLostError):
+            staged.abandon()
+        raise

@@ -1,37 +1,52 @@
-"""A real device, through CuPy.
+"""The current CUDA device, through CuPy.
 
-Nothing of CuPy is imported before it is needed: that takes half a second, and it is optional.
+A process computes on one device, the first that CUDA_VISIBLE_DEVICES leaves. CuPy is optional and
+takes half a second to import, so it is imported only when a device is opened.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from gradwire_server.backends.cuda import build
-from gradwire_server.backends.cuda.cuda_errors import NO_DEVICE, OUT_OF_MEMORY, is_lasting
-from gradwire_server.backends.cuda.device import Bytes, DeviceError, DeviceLostError
+from gradwire_server.backends.cuda.device import Bytes, DeviceError
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 from gradwire_server.backends.kept_files import forget_others
+from gradwire_server.errors import DeviceLostError
 
 _log = logging.getLogger(__name__)
 
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
+_NO_DEVICE = 100  # cudaErrorNoDevice
 
-def check() -> int:
-    """Return how many devices there are.
+# After these, CUDA's documentation says, every later call fails until the process ends; or they
+# report hardware or a server that is gone. The driver's errors have the runtime's numbers.
+_LASTING = frozenset(
+    (
+        *(3, 4, 46),  # no initialization, unloading, devices unavailable
+        *(_NO_DEVICE, 101, 201),  # no device, invalid device, invalid context
+        *(214, 220, 226),  # uncorrectable ECC, uncorrectable NVLink, contained
+        *(700, 702, 709, 710),  # illegal address, launch timeout, context destroyed, assert
+        *(714, 715, 716),  # hardware stack error, illegal instruction, misaligned address
+        *(717, 718, 719, 721),  # invalid address space, invalid pc, launch failure, tensor memory
+        *(806, 810, 911, 999),  # lost MPS server, client ended by it, external device, unknown
+    )
+)
 
-    Raises ImportError that says what is missing: CuPy, the driver or a device.
-    """
+
+def check() -> None:
+    """Raise ImportError that says what is missing: CuPy, NVRTC, the driver or a device."""
     if find_spec("cupy") is None:
         raise ImportError(
             'CuPy is not installed; install it with pip install "gradwire[cuda13]", or '
@@ -44,78 +59,91 @@ def check() -> int:
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        if error.status != NO_DEVICE:
+        if error.status != _NO_DEVICE:
             raise ImportError(str(error)) from error
         count = 0
     if not count:
         raise ImportError("the NVIDIA driver sees no device")
-    return int(count)
 
 
-def find(number: int, *, cache_dir: str) -> tuple[CupyDevice, int]:
-    """Return a device, and how many there are; raises ImportError as check() does."""
-    device = CupyDevice(number, cache_dir=cache_dir)
-    return device, check()
+def cubins(cache_dir: str) -> Path:
+    """Return the folder of compiled kernels; cache_dir is empty for the user's cache folder."""
+    if cache_dir:
+        return Path(cache_dir) / "cuda"
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "gradwire" / "cuda"
+
+
+def is_lasting(status: int) -> bool:
+    """Whether a process can do nothing more on its device after this error."""
+    return status in _LASTING
+
+
+def translated(error: Any, *, lasts: bool) -> Exception:
+    """Return an error of CUDA as MemoryError, DeviceLostError or DeviceError.
+
+    lasts  whether later calls fail too
+    """
+    if error.status == _OUT_OF_MEMORY:
+        return MemoryError(str(error))
+    return DeviceLostError(str(error)) if lasts else DeviceError(str(error))
 
 
 class CupyMemory:
-    """Memory of the device, given back when nothing refers to it."""
+    """A block of CuPy's pool, returned to it when nothing refers to it."""
 
-    def __init__(self, memory: Any, nbytes: int) -> None:
-        self._memory, self.nbytes = memory, nbytes
-        self.address = int(memory.ptr)
+    def __init__(self, pointer: Any) -> None:
+        self._pointer, self.address = pointer, int(pointer.ptr)
 
 
 class CupyDevice:
-    """One of the devices that CUDA_VISIBLE_DEVICES leaves.
+    """The current device. Raises ImportError where there is none, as check() does.
 
-    number     of the device among them
-    cache_dir  folder in which compiled kernels are kept; empty for the user's cache folder
-
-    Raises ImportError where it is not there, as check() does.
+    cache_dir  folder in which compiled kernels are cached; empty for the user's cache folder
     """
 
-    def __init__(self, number: int = 0, *, cache_dir: str = "") -> None:
-        count = check()
-        if number >= count:
-            raise ImportError(f"there is no device {number}; the NVIDIA driver sees {count}")
-        self._number = number
+    def __init__(self, *, cache_dir: str = "") -> None:
+        check()
         self._cupy: Any = import_module("cupy")
+        cuda = self._cupy.cuda
+        self._errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError
         self._cache = cubins(cache_dir)
         self._functions = dict[Kernel, Any]()
         self._lock = Lock()
-        with self.used():
-            properties = self._cupy.cuda.runtime.getDeviceProperties(self._number)
+        with self.translating():
+            self._pool = cuda.MemoryPool()
+            properties = cuda.runtime.getDeviceProperties(cuda.runtime.getDevice())
         self.name: str = properties["name"].decode()
         self.architecture = 10 * int(properties["major"]) + int(properties["minor"])
         self.multiprocessors = int(properties["multiProcessorCount"])
 
     @contextmanager
-    def used(self) -> Generator[None]:
-        """Have this thread use the device, and errors of CUDA be errors of ours."""
-        cuda = self._cupy.cuda
-        errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError
+    def translating(self) -> Generator[None]:
+        """Raise errors of CUDA as those of the protocol."""
         try:
-            with cuda.Device(self._number):
-                yield
-        except errors as error:
+            yield
+        except self._errors as error:
             lasts = is_lasting(error.status)
-            if not lasts and error.status != OUT_OF_MEMORY:
-                lasts = self._fails(errors)
-            raise_as_ours(error, lasts=lasts)
+            if not lasts and error.status != _OUT_OF_MEMORY:
+                lasts = self._fails()
+            raise translated(error, lasts=lasts) from error
 
-    def _fails(self, errors: tuple[type[Exception], ...]) -> bool:
-        """Whether the device does nothing any more, after an error that need not mean so."""
+    def _fails(self) -> bool:
+        """Whether the device fails after an error that need not last."""
         try:
-            with self._cupy.cuda.Device(self._number):
-                self._cupy.cuda.runtime.deviceSynchronize()
-        except errors:
+            self._cupy.cuda.runtime.deviceSynchronize()
+        except self._errors:
             return True
         return False
 
+    @property
+    def memory_taken(self) -> int:
+        """Bytes that CuPy's pool has."""
+        return int(self._pool.total_bytes())
+
     def load(self, kernels: Collection[Kernel]) -> None:
-        """Compile kernels, or find what was compiled before, and make them ready."""
-        with self._lock, self.used():
+        """Compile kernels, or find them in the cache, and load them."""
+        with self._lock, self.translating():
             for source, expressions in build.by_source(kernels).items():
                 cubin = build.build(source, expressions, self.architecture, self._cache)
                 for line in build.spills(cubin.log):
@@ -123,49 +151,47 @@ class CupyDevice:
                     _log.warning("spilled registers: it is slower", extra={"facts": facts})
                 module = self._cupy.RawModule(path=str(cubin.path))
                 for expression in expressions:
-                    function = module.get_function(cubin.lowered[expression])
-                    _ = function.kernel  # CuPy and CUDA would load it at the first launch
+                    # RawKernel itself takes no stream, its function does.
+                    function = module.get_function(cubin.lowered[expression]).kernel
                     self._functions[Kernel(source, expression)] = function
         forget_others(self._cache / build.version())
 
+    def limit_memory(self, nbytes: int) -> None:
+        """Set the limit of CuPy's pool."""
+        with self.translating():
+            self._pool.set_limit(size=nbytes)
+
     def allocate(self, nbytes: int) -> CupyMemory:
-        """Return memory of the device, past CuPy's pool, which would keep what is given back."""
-        with self.used():
-            return CupyMemory(self._cupy.cuda.Memory(nbytes), nbytes)
+        """Return a block of CuPy's pool."""
+        with self.translating():
+            try:
+                return CupyMemory(self._pool.malloc(nbytes))
+            except MemoryError:
+                # At its limit the pool does not give up blocks that are too small.
+                self._pool.free_all_blocks()
+            return CupyMemory(self._pool.malloc(nbytes))
 
     def pinned(self, nbytes: int) -> Bytes:
-        """Return page-locked memory of the host."""
-        with self.used():
-            memory = self._cupy.cuda.pinned_memory
+        """Return page-locked host memory, which no pool holds."""
+        memory = self._cupy.cuda.pinned_memory
+        with self.translating():
             pointer = memory.PinnedMemoryPointer(memory.PinnedMemory(nbytes), 0)
         return np.frombuffer(pointer, np.uint8, nbytes)
 
-    def register(self, memory: Bytes) -> None:
-        """Make memory of the host page-locked for as long as the array exists."""
-        with self.used():
-            self._cupy.cuda.runtime.hostRegister(memory.ctypes.data, memory.nbytes, 0)
-        weakref.finalize(memory, self._unregister, memory.ctypes.data).atexit = False
-
-    def _unregister(self, address: int) -> None:
-        try:
-            with self.used():
-                self._cupy.cuda.runtime.hostUnregister(address)
-        except (DeviceError, MemoryError) as error:  # raised here it would reach nobody
-            _log.warning("memory stays pinned", extra={"facts": {"error": error}})
-
     def stream(self) -> CupyStream:
-        """Return a stream that waits for no other."""
-        with self.used():
-            return CupyStream(self, self._cupy, self._functions)
+        """Return a stream that does not wait for the default stream."""
+        with self.translating():
+            return CupyStream(self, self._cupy.cuda, self._functions)
 
 
 class CupyStream:
-    """A stream of the device."""
+    """A stream of the current device."""
 
-    def __init__(self, device: CupyDevice, cupy: Any, functions: Mapping[Kernel, Any]) -> None:
-        self._device, self._functions = device, functions
-        self._runtime, self._event = cupy.cuda.runtime, cupy.cuda.Event
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+    def __init__(self, device: CupyDevice, cuda: Any, functions: Mapping[Kernel, Any]) -> None:
+        self._translating, self._functions = device.translating, functions
+        self._runtime = cuda.runtime
+        self._event = partial(cuda.Event, disable_timing=True)
+        self._stream = cuda.Stream(non_blocking=True)
 
     def up(self, address: int, source: Bytes) -> None:
         """Copy pinned memory to the device."""
@@ -176,60 +202,35 @@ class CupyStream:
         self._copy(target.ctypes.data, address, target.nbytes, self._runtime.memcpyDeviceToHost)
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
-        """Run a kernel that was loaded."""
-        function = self._functions[launch.kernel]
-        with self._device.used(), self._stream:
-            function(
-                launch.grid,
-                launch.block,
-                launch.resolved(addresses),
-                shared_mem=launch.shared_bytes,
-            )
+        """Launch a loaded kernel."""
+        function, arguments = self._functions[launch.kernel], launch.resolved(addresses)
+        with self._translating():
+            function(launch.grid, launch.block, arguments, launch.shared_bytes, self._stream)
 
-    def mark(self) -> CupyMark:
-        """Return a mark behind all that was given so far."""
-        with self._device.used():
-            event = self._event(disable_timing=True)
+    def mark(self, *, blocking: bool) -> CupyMark:
+        """Return an event behind the work so far."""
+        with self._translating():
+            event = self._event(block=blocking)
             event.record(self._stream)
-        return CupyMark(self._device, event)
+        return CupyMark(self._translating, event)
 
     def synchronize(self) -> None:
-        """Wait until all is done."""
-        with self._device.used():
+        """Wait until the work so far has completed."""
+        with self._translating():
             self._stream.synchronize()
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
-        with self._device.used():
+        with self._translating():
             self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
 
 
 class CupyMark:
-    """An event in a stream."""
+    """An event of a stream."""
 
-    def __init__(self, device: CupyDevice, event: Any) -> None:
-        self._device, self._event = device, event
+    def __init__(self, translating: Any, event: Any) -> None:
+        self._translating, self._event = translating, event
 
     def wait(self) -> None:
-        """Wait until it has come."""
-        with self._device.used():
+        """Wait until the stream has reached it."""
+        with self._translating():
             self._event.synchronize()
-
-
-def raise_as_ours(error: Any, *, lasts: bool) -> NoReturn:
-    """Raise an error of CUDA as what the backend knows.
-
-    lasts  whether every later call will fail too
-    """
-    if error.status == OUT_OF_MEMORY:
-        raise MemoryError(str(error)) from error
-    if lasts:
-        raise DeviceLostError(str(error)) from error
-    raise DeviceError(str(error)) from error
-
-
-def cubins(cache_dir: str) -> Path:
-    """Return the folder of compiled kernels."""
-    if cache_dir:
-        return Path(cache_dir) / "cuda"
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "gradwire" / "cuda"

@@ -1,4 +1,4 @@
-"""What the backend asks of a device."""
+"""Protocol of the device that the CUDA backend computes on."""
 
 from __future__ import annotations
 
@@ -10,73 +10,69 @@ import numpy.typing as npt
 
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 
+Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 
 class DeviceError(RuntimeError):
-    """The device has refused what one call asked for; others go on."""
-
-
-class DeviceLostError(DeviceError):
-    """The device has failed; nothing more can be computed on it in this process."""
+    """The device has refused one call; others are not affected."""
 
 
 class Memory(Protocol):
-    """Memory of a device, given back once nothing refers to it."""
+    """A block of device memory, returned to the pool when nothing refers to it."""
 
     @property
     def address(self) -> int:
-        """Where it begins, a multiple of 16."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
+        """First address, a multiple of 128."""
         ...
 
 
 class Mark(Protocol):
-    """A place in a stream."""
+    """A position in a stream."""
 
     def wait(self) -> None:
-        """Wait until all is done that the stream was given before."""
+        """Wait until the stream has reached it."""
         ...
 
 
 class Stream(Protocol):
-    """What is done in order, some time before synchronize() returns. For one thread at a time.
+    """Work that the device does in order, for one thread at a time.
 
-    Each method raises DeviceLostError where the device has failed, be it at an earlier task, and
-    DeviceError where it refuses this one.
+    Each method raises DeviceLostError where the device has failed, also at earlier work, and
+    DeviceError where it refuses this call.
     """
 
     def up(self, address: int, source: Bytes) -> None:
-        """Copy pinned memory to the device; it must stay as it is until that is done."""
+        """Copy pinned memory to the device. It must not change before the copy has completed."""
         ...
 
     def down(self, target: Bytes, address: int) -> None:
         """Copy from the device to pinned memory."""
         ...
 
-    def mark(self) -> Mark:
-        """Return a mark behind all that the stream was given so far."""
+    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        """Launch a loaded kernel; addresses has every buffer among its arguments."""
         ...
 
-    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
-        """Run a kernel that was loaded; addresses has every buffer among its arguments."""
+    def mark(self, *, blocking: bool) -> Mark:
+        """Return a mark behind the work so far.
+
+        blocking  whether the thread that waits for it sleeps instead of spinning
+        """
         ...
 
     def synchronize(self) -> None:
-        """Wait until all is done."""
+        """Wait until the work so far has completed."""
         ...
 
 
 class Device(Protocol):
-    """A device; threads may share it, but for its streams.
+    """A device, shared by threads.
 
-    name             as people know it
+    name             as its vendor calls it
     architecture     compute capability: 90 is 9.0
-    multiprocessors  that it has
+    multiprocessors  number of streaming multiprocessors
+    memory_taken     bytes of device memory that the pool has, in use or cached
     """
 
     @property
@@ -88,28 +84,29 @@ class Device(Protocol):
     @property
     def multiprocessors(self) -> int: ...  # noqa: D102
 
+    @property
+    def memory_taken(self) -> int: ...  # noqa: D102
+
     def load(self, kernels: Collection[Kernel]) -> None:
-        """Compile kernels, or find what was compiled before, and make them ready."""
+        """Compile kernels, or find them in the cache, and load them."""
+        ...
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Set the most device memory that the pool may have."""
         ...
 
     def allocate(self, nbytes: int) -> Memory:
-        """Return memory of the device; MemoryError where there is not so much."""
+        """Return a block of the pool; MemoryError where the limit or the device has no more.
+
+        The pool may lend a block again as soon as nothing refers to it, whether or not the device
+        still works on it: the caller keeps it until then.
+        """
         ...
 
     def pinned(self, nbytes: int) -> Bytes:
-        """Return memory of the host that streams copy from and to; MemoryError likewise."""
-        ...
-
-    def register(self, memory: Bytes) -> None:
-        """Make memory of the host pinned for as long as the array exists.
-
-        Raises DeviceError or MemoryError where that cannot be.
-        """
+        """Return page-locked host memory; MemoryError where there is none."""
         ...
 
     def stream(self) -> Stream:
         """Return a new stream."""
         ...
-
-
-Array = npt.NDArray[Any]

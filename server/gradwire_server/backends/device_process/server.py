@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.backends.cuda.backend import Cuda
-from gradwire_server.backends.cuda.device import DeviceLostError
 from gradwire_server.backends.device_process.channels import PROTOCOL, Channel, Message
 from gradwire_server.backends.device_process.plan_encoding import decoded
 from gradwire_server.backends.device_process.shared_memory import SharedMemory
+from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
 
 _log = logging.getLogger("gradwire_server")
@@ -133,7 +133,6 @@ class DeviceServer:
 
     def _lane(self, channel: Channel, memory: SharedMemory) -> None:
         plans = dict[int, _Held]()
-        self._backend.register(memory.bytes)
         while True:
             task, fds = channel.receive()
             try:
