@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from threading import Event, RLock
@@ -48,7 +48,8 @@ class SimulatedMemory:
 class SimulatedDevice:
     """What the CUDA backend asks of a device, on the CPU.
 
-    Its pool poisons released blocks and lends them again, and streams refuse to use them.
+    Its pool poisons released blocks and lends them again. Streams refuse tasks whose memory was
+    released meanwhile.
 
     multiprocessors  that it says it has
     capacity         bytes of memory
@@ -85,9 +86,11 @@ class SimulatedDevice:
         self.entered = Event()
         self.trace = list[tuple[str, int]]()
         self.streams = 0
+        self._memory_lock = RLock()
         self._limit = 0
         self._cached = list[SimulatorBuffer]()
-        self._in_use = dict[int, int]()
+        self._in_use = dict[int, tuple[int, int]]()
+        self._loans = 0
         self._pinned = dict[int, int]()
 
     @property
@@ -104,7 +107,7 @@ class SimulatedDevice:
 
     def allocate(self, nbytes: int) -> SimulatedMemory:
         """Return memory full of NaN."""
-        with self.lock:
+        with self._memory_lock:
             buffer = next((one for one in self._cached if one.nbytes == nbytes), None)
             if buffer is None:
                 most = min(self._limit, self.capacity)
@@ -118,23 +121,25 @@ class SimulatedDevice:
                 self._cached.remove(buffer)
             self.lent += nbytes
             self.most_taken = max(self.most_taken, self.memory_taken)
-            self._in_use[buffer.address] = nbytes
+            self._loans += 1
+            self._in_use[buffer.address] = nbytes, self._loans
             made = SimulatedMemory(buffer)
             finalize(made, self._take_back, buffer)
             return made
 
     def _take_back(self, buffer: SimulatorBuffer) -> None:
-        with self.lock:
+        with self._memory_lock:
             del self._in_use[buffer.address]
             self.lent -= buffer.nbytes
             ctypes.memset(buffer.address, 0xFF, buffer.nbytes)
             self._cached.append(buffer)
 
-    def check_in_use(self, address: int, nbytes: int = 1) -> None:
-        """Raise AssertionError where memory is used that no call holds."""
-        blocks = self._in_use.items()
-        held = any(first <= address and address + nbytes <= first + size for first, size in blocks)
-        assert held, "a released block is used"
+    def loan(self, address: int, nbytes: int) -> int:
+        """Return the number of the loan that memory belongs to; AssertionError where it is none."""
+        for first, (size, number) in list(self._in_use.items()):
+            if first <= address and address + nbytes <= first + size:
+                return number
+        raise AssertionError("memory is used that no call holds")
 
     def pinned(self, nbytes: int) -> Bytes:
         """Return memory full of what no result is."""
@@ -176,30 +181,27 @@ class SimulatedStream:
     def up(self, address: int, source: Bytes) -> None:
         """Copy pinned memory to the device."""
         self._device.check_pinned(source)
-        self._copy("up", address, address, source.ctypes.data, source.nbytes)
+        copy = partial(ctypes.memmove, address, source.ctypes.data, source.nbytes)
+        self._give("up", [(address, source.nbytes)], copy)
 
     def down(self, target: Bytes, address: int) -> None:
         """Copy from the device to pinned memory."""
         self._device.check_pinned(target)
-        self._copy("down", address, target.ctypes.data, address, target.nbytes)
+        copy = partial(ctypes.memmove, target.ctypes.data, address, target.nbytes)
+        self._give("down", [(address, target.nbytes)], copy)
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
         """Run a kernel."""
-        arguments = launch.resolved(addresses)
-
-        def run() -> None:
-            for one in launch.arguments:
-                if isinstance(one, Buffer):
-                    self._device.check_in_use(addresses[one])
-            self._device.module.launch(
-                launch.kernel.expression,
-                launch.grid,
-                launch.block,
-                arguments,
-                shared_bytes=launch.shared_bytes,
-            )
-
-        self._give("launch", run)
+        run = partial(
+            self._device.module.launch,
+            launch.kernel.expression,
+            launch.grid,
+            launch.block,
+            launch.resolved(addresses),
+            shared_bytes=launch.shared_bytes,
+        )
+        used = [addresses[one] for one in launch.arguments if isinstance(one, Buffer)]
+        self._give("launch", [(one, 0) for one in used], run)
 
     def mark(self, *, blocking: bool) -> SimulatedMark:
         """Return a mark behind all tasks so far."""
@@ -215,19 +217,21 @@ class SimulatedStream:
             self._device.trace.append(("wait", self._number))
             self._do(until)
 
-    def _copy(self, what: str, address: int, target: int, source: int, nbytes: int) -> None:
+    def _give(
+        self, what: str, used: Collection[tuple[int, int]], task: Callable[[], object]
+    ) -> None:
+        """Take a task; used are the addresses and sizes of the memory that it uses."""
+        loans = [self._device.loan(*one) for one in used]
+
         def run() -> None:
-            self._device.check_in_use(address, nbytes)
-            ctypes.memmove(target, source, nbytes)
+            assert [self._device.loan(*one) for one in used] == loans, "memory was lent again"
+            task()
 
-        self._give(what, run)
-
-    def _give(self, what: str, task: Callable[[], object]) -> None:
         self._device.entered.set()
         with self._device.lock:
             self._device.check_accepted()
             self._device.trace.append((what, self._number))
-            self._tasks.append(task)
+            self._tasks.append(run)
             self._given += 1
             if self._device.eager:
                 self._do(self._given)

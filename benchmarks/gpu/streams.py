@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.compute.cases import Array
 from gradwire_server.backends.cuda import build
-from gradwire_server.backends.cuda.cubins import Cubin
+from gradwire_server.backends.cuda.build import Cubin
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 
 

@@ -127,14 +127,14 @@ class _Held:
     slices     that the program is made for; the last part may have fewer
     addresses  of the program's buffers
     memory     the block of x, y and scratch, then that of the tables; empty after release()
-    uploads    whether the tables are not on the device yet
+    uploads    bytes of the tables where they are not on the device yet; else 0
     """
 
     program: Program
     slices: int
     addresses: Mapping[Buffer, int]
     memory: list[Memory]
-    uploads: bool
+    uploads: int
 
     def release(self) -> None:
         """Let go of the memory."""
@@ -232,8 +232,7 @@ class Cuda:
         with self._noting_loss(), self._queue.turn(hold, wait_s=self._wait_s) as (staged, held):
             _run(staged, call, held)
             if held.uploads and call.plan is not None:
-                tables = sum(one.nbytes for one in held.program.tables)
-                self._tables.keep(held.program, held.memory[-1], weight=tables)
+                self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
 
     def _use_streams(self) -> None:
         """Compute one number on every stream."""
@@ -265,7 +264,7 @@ class Cuda:
         table_offsets, table_bytes = packed(tables, alignment=_ALIGNMENT)
         kept = self._tables.get(program)
         there = [] if kept is None else [kept]
-        uploads = bool(table_bytes) and not there
+        uploads = 0 if there else table_bytes
         missing = [work_bytes, table_bytes] if uploads else [work_bytes]
         memory = [*(self._device.allocate(one) for one in missing), *there]
         at_x, at_y, *scratch = (memory[0].address + one for one in offsets)
