@@ -192,16 +192,18 @@ class SimulatedStream:
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
         """Run a kernel."""
+        arguments = launch.resolved(addresses)
         run = partial(
             self._device.module.launch,
             launch.kernel.expression,
             launch.grid,
             launch.block,
-            launch.resolved(addresses),
+            arguments,
             shared_bytes=launch.shared_bytes,
         )
-        used = [addresses[one] for one in launch.arguments if isinstance(one, Buffer)]
-        self._give("launch", [(one, 0) for one in used], run)
+        places = zip(launch.arguments, arguments, strict=True)
+        used = [(int(at), 0) for place, at in places if isinstance(place, Buffer)]
+        self._give("launch", used, run)
 
     def mark(self, *, blocking: bool) -> SimulatedMark:
         """Return a mark behind all tasks so far."""

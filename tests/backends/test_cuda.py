@@ -20,7 +20,7 @@ from backend_calls import applied
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire import Client, OutOfMemoryError, ops
-from gradwire_server import LocalClient
+from gradwire_server import LocalClient, backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
@@ -251,6 +251,12 @@ def test_sums_below_a_number_of_multiplications_are_computed_by_the_cpu(more: in
     assert cpu.accumulated == (more == 1)
     NumpyCpu().accumulate(bands, x, expected, axis=1, carried=5)
     oracles.same_bits(sums, expected)
+
+
+@pytest.mark.parametrize("work", [0, 1, 1 << 18])
+def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work: int) -> None:
+    backend = Cuda(_device(), memory_bytes=MIB, cpu_work=work)
+    assert backends.inline_work_of(backend) == work - 1
 
 
 def test_plans_without_passes_need_no_device() -> None:

@@ -25,6 +25,10 @@ NAMES = ("auto", _CUDA, _COMPILED, NumpyCpu.name)
 # Of the smallest devices that serve, a half or less.
 CUDA_MEMORY_BYTES = 4 << 30
 
+# Multiplications from which the device computes a call, and not the CPU. An estimate, since no
+# device has been measured: a small call is expected to take 70 to 90 microseconds on a device, and
+# 10 on the CPU and what the multiplications take there, which is said below.
+CUDA_WORK = 1 << 18
 
 # Multiplications that take about 100 microseconds on one machine of two cores. The compiled backend
 # did 2700 to 6900 of them in a microsecond, by type and kernel; a call of NumPy takes 250
@@ -47,7 +51,7 @@ class Backend(Protocol):
 
     @property
     def may_wait(self) -> bool:
-        """Whether a call may wait for more than a processor: never on an event loop then."""
+        """Whether a call of more than inline_work_of() may wait for more than a processor."""
         ...
 
     def warm_up(self) -> None:
@@ -113,8 +117,20 @@ class MayBeAway(Protocol):
         ...
 
 
+@runtime_checkable
+class LeavesToCpu(Protocol):
+    """A backend that computes small calls on the CPU."""
+
+    @property
+    def cpu_work(self) -> int:
+        """Multiplications below which it does so."""
+        ...
+
+
 def inline_work_of(backend: Backend) -> int:
     """Return the multiplications up to which a thread would take longer to reach than to spare."""
+    if backend.may_wait:
+        return backend.cpu_work - 1 if isinstance(backend, LeavesToCpu) else 0
     return _INLINE_WORK.get(backend.name, _INLINE_WORK[NumpyCpu.name])
 
 
@@ -213,16 +229,15 @@ def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
     try:
         device = CupyDevice(cache_dir=cache_dir)
         cpu = _cpu(cache_dir=cache_dir)
-        work = inline_work_of(cpu)
-        backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu, cpu_work=work)
+        backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu, cpu_work=CUDA_WORK)
     except (ImportError, MemoryError, RuntimeError) as error:
         why = " ".join(str(error).split())  # CuPy may say it in many lines
         raise ValueError(
             f'backend: "{_CUDA}" came, which cannot run here: {why}; "auto" computes on the CPU'
         ) from error
     return backend, (
-        f"{_CUDA} was asked for; {device.name}; {cpu.name} computes calls below {work} "
-        "multiplications"
+        f"{_CUDA} was asked for; {device.name}; calls below {CUDA_WORK} multiplications are "
+        f"computed on the CPU, by {cpu.name}"
     )
 
 
@@ -242,6 +257,7 @@ def _why_not_cuda() -> str:
 
 __all__ = [
     "CUDA_MEMORY_BYTES",
+    "CUDA_WORK",
     "NAMES",
     "Backend",
     "MayBeAway",

@@ -13,7 +13,6 @@ last copy, also after an error.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -50,8 +49,6 @@ _TABLES_SHARE = 8
 _STORAGE_TYPES = [np.dtype(one) for one in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
 _X, _Y = Buffer("x"), Buffer("y")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -146,7 +143,7 @@ class Cuda:
 
     memory_bytes  most device memory of the pool
     cpu           computes calls of few multiplications, and plans without passes
-    cpu_work      multiplications from which a call is computed on the device
+    cpu_work      multiplications below which cpu computes a call
     streams       calls that compute at once; others wait in order of arrival
     buffer_bytes  of a pinned buffer; each stream has a few
     wait_s        time that a call may wait for device memory that other calls have
@@ -169,7 +166,7 @@ class Cuda:
     ) -> None:
         device.limit_memory(memory_bytes)
         self._device, self._limit = device, memory_bytes
-        self._cpu, self._cpu_work = cpu or NumpyCpu(), cpu_work
+        self._cpu, self.cpu_work = cpu or NumpyCpu(), cpu_work
         self._streams = [StagedStream(device, buffer_bytes=buffer_bytes) for _ in range(streams)]
         self._queue = CallQueue(self._streams)
         self._buffer_bytes, self._wait_s = buffer_bytes, wait_s
@@ -206,7 +203,7 @@ class Cuda:
         self._check()
         if not y.size:
             return
-        if not plan.passes or plan.work < self._cpu_work:
+        if not plan.passes or plan.work < self.cpu_work:
             self._cpu.apply(plan, x, y)
             return
         many = self._device.multiprocessors
@@ -217,7 +214,7 @@ class Cuda:
         self._check()
         if not y.size:
             return
-        if bands.nnz * (y.size // bands.outputs) < self._cpu_work:
+        if bands.nnz * (y.size // bands.outputs) < self.cpu_work:
             self._cpu.accumulate(bands, x, y, axis=axis, carried=carried)
             return
         many = self._device.multiprocessors
@@ -310,9 +307,6 @@ class Cuda:
         try:
             yield
         except DeviceLostError as error:
-            if not self._lost:
-                facts = {"device": self._device.name, "error": error}
-                _log.error("device lost", extra={"facts": facts})
             self._lost = self._lost or str(error)
             raise
 

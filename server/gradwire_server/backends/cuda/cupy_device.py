@@ -45,8 +45,11 @@ _LASTING = frozenset(
 )
 
 
-def check() -> None:
-    """Raise ImportError that says what is missing: CuPy, NVRTC, the driver or a device."""
+def check() -> int:
+    """Return how many devices there are.
+
+    Raises ImportError that says what is missing: CuPy, NVRTC, the driver or a device.
+    """
     if find_spec("cupy") is None:
         raise ImportError(
             'CuPy is not installed; install it with pip install "gradwire[cuda13]", or '
@@ -64,6 +67,12 @@ def check() -> None:
         count = 0
     if not count:
         raise ImportError("the NVIDIA driver sees no device")
+    return int(count)
+
+
+def open_device(*, cache_dir: str) -> CupyDevice:
+    """Return the current device; raises ImportError as check() does."""
+    return CupyDevice(cache_dir=cache_dir)
 
 
 def cubins(cache_dir: str) -> Path:
