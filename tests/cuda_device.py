@@ -42,7 +42,7 @@ class SimulatedMemory:
     """A block of a simulated device's pool."""
 
     def __init__(self, buffer: SimulatorBuffer) -> None:
-        self.address = buffer.address
+        self.ptr = buffer.address
 
 
 class SimulatedDevice:
@@ -205,9 +205,9 @@ class SimulatedStream:
         used = [(int(at), 0) for place, at in places if isinstance(place, Buffer)]
         self._give("launch", used, run)
 
-    def mark(self, *, blocking: bool) -> SimulatedMark:
-        """Return a mark behind all tasks so far."""
-        return SimulatedMark(self, self._given)
+    def mark(self, *, blocking: bool) -> Callable[[], None]:
+        """Return a function that does all tasks so far, and nothing else."""
+        return partial(self.do, self._given)
 
     def synchronize(self) -> None:
         """Do it all."""
@@ -250,14 +250,3 @@ class SimulatedStream:
         except SimError as error:
             self._device.broken = str(error)
             raise DeviceLostError(self._device.broken) from error
-
-
-class SimulatedMark:
-    """A place among the tasks of a stream."""
-
-    def __init__(self, stream: SimulatedStream, place: int) -> None:
-        self._stream, self._place = stream, place
-
-    def wait(self) -> None:
-        """Do what comes before, and nothing else."""
-        self._stream.do(self._place)

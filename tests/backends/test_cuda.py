@@ -259,6 +259,21 @@ def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work:
     assert backends.inline_work_of(backend) == work - 1
 
 
+def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Counting):
+        def warm_up(self) -> None:
+            raise KeyError("LOOP_VECTORIZE")
+
+    cpu, plan = Failing(), _plan(5)
+    backend = Cuda(_device(), memory_bytes=MIB, cpu=cpu, cpu_work=plan.work + 1)
+    backend.warm_up()
+    assert "slower backend" in caplog.text
+    _check(backend, plan)
+    assert not cpu.applied
+
+
 def test_plans_without_passes_need_no_device() -> None:
     device = _device()
     backend = Cuda(device, memory_bytes=64 * MIB)

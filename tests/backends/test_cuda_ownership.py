@@ -50,12 +50,12 @@ MUTANTS = [
         "self.stream.synchronize()",
         "pass",
     ),
-    Mutant("a result is read before its event", staging, "self.mark.wait()", "pass"),
+    Mutant("a result is read before its event", staging, "self.wait()", "pass"),
     Mutant(
         "a buffer is filled before its last copy has completed",
         staging,
-        "        slot.complete()\n",
-        "        if slot.target is not None:\n            slot.complete()\n",
+        "        pinned.complete()\n",
+        "        if pinned.target is not None:\n            pinned.complete()\n",
     ),
 ]
 

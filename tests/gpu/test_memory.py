@@ -69,7 +69,7 @@ def test_without_any_room_there_is_a_memory_error() -> None:
     device.limit_memory(2 * GIB)
     with _filled(), pytest.raises(MemoryError):
         device.allocate(GIB)
-    assert device.allocate(1 << 20).address
+    assert device.allocate(1 << 20).ptr
     with pytest.raises(MemoryError):
         device.allocate(3 * GIB)
     assert cuda.runtime.memGetInfo()[0] > GIB

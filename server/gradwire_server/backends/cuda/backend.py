@@ -24,7 +24,7 @@ from typing import Self
 import ml_dtypes
 import numpy as np
 
-from gradwire_server.backends import Backend
+from gradwire_server.backends import Backend, instead_of_compiled
 from gradwire_server.backends.cuda import dispatch, kernels
 from gradwire_server.backends.cuda.device import Array, Device, DeviceError, Memory
 from gradwire_server.backends.cuda.programs import Buffer, Program, packed
@@ -189,8 +189,12 @@ class Cuda:
     def warm_up(self) -> None:
         """Load all kernels, compiling those that are not cached, and use every stream once."""
         with self._lock:
+            self._check()
             if not self._is_warm:
-                self._cpu.warm_up()
+                try:
+                    self._cpu.warm_up()
+                except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+                    self._cpu, _ = instead_of_compiled("auto", error)
                 every = {one for dtype in _STORAGE_TYPES for one in kernels.every(dtype)}
                 with self._noting_loss():
                     self._device.load(sorted(every))
@@ -227,7 +231,8 @@ class Cuda:
         self._program(call, slices)  # not in the queue, where other calls would wait for it
         hold = partial(self._hold, call, slices)
         with self._noting_loss(), self._queue.turn(hold, wait_s=self._wait_s) as (staged, held):
-            _run(staged, call, held)
+            with self._noting_loss():  # before the next call has the stream
+                _run(staged, call, held)
             if held.uploads and call.plan is not None:
                 self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
 
@@ -264,33 +269,25 @@ class Cuda:
         uploads = 0 if there else table_bytes
         missing = [work_bytes, table_bytes] if uploads else [work_bytes]
         memory = [*(self._device.allocate(one) for one in missing), *there]
-        at_x, at_y, *scratch = (memory[0].address + one for one in offsets)
+        at_x, at_y, *scratch = (memory[0].ptr + one for one in offsets)
         addresses = {_X: at_x, _Y: at_y}
         addresses |= {Buffer("scratch", number): at for number, at in enumerate(scratch)}
-        base = memory[-1].address
+        base = memory[-1].ptr
         addresses |= {Buffer("table", number): base + at for number, at in enumerate(table_offsets)}
         return _Held(program, slices, addresses, memory, uploads)
 
     def _program(self, call: _Call, slices: int) -> Program:
         """Return a call's program of so many slices."""
-        found = call.programs.get(slices)
-        if found is None:
-            found = call.programs[slices] = self._cached(call, slices)
-        return found
-
-    def _cached(self, call: _Call, slices: int) -> Program:
-        if call.plan is None:
-            return call.make(slices)
         key = (id(call.plan), call.x.dtype.num, call.y.dtype.num, slices)
-        found = self._programs.get(key)
+        kept = None if call.plan is None else self._programs.get(key)
+        found = call.programs.get(slices) or (kept and kept[1])
         if found is None:
-            found = (
-                call.plan,
-                call.make(slices),
-            )  # with the plan, so that its identity stays its own
-            tables = sum(one.nbytes for one in found[1].tables)
-            self._programs.keep(key, found, weight=tables)
-        return found[1]
+            found = call.programs[slices] = call.make(slices)
+            if call.plan is not None:
+                # With the plan, so that no other object gets its identity.
+                weight = sum(one.nbytes for one in found.tables)
+                self._programs.keep(key, (call.plan, found), weight=weight)
+        return found
 
     def _forget_tables(self) -> None:
         """Release the tables on the device that no call uses."""

@@ -60,7 +60,7 @@ def check() -> None:
 
     Raises RuntimeError, with the folders that were searched, where NVRTC is missing.
     """
-    present = [name for name in _PACKAGES if _is_installed(name)]
+    present = [name for name in _PACKAGES if any(metadata.distributions(name=name))]
     if len(present) > 1:
         raise ImportError(
             f"{' and '.join(present)} are both installed and overwrite each other; "
@@ -131,12 +131,6 @@ def whole_elf(code: bytes) -> bytes:
     return code.ljust(end, b"\0")
 
 
-def registers(log: str) -> dict[str, int]:
-    """Return the registers of each kernel, by its lowered name, from what the compiler reported."""
-    found = re.findall(r"Compiling entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
-    return {name: int(count) for name, count in found}
-
-
 def spills(log: str) -> list[str]:
     """Return the lines of what the compiler reported that tell of spilled registers."""
     return [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
@@ -189,14 +183,6 @@ def _compiled(
 def _nvrtc() -> Any:
     """Import CuPy, which is optional and slow to import."""
     return import_module("cupy.cuda").nvrtc
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _cached(folder: Path, name: str) -> Cubin | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gradwire_server.backends.cuda import build
-from gradwire_server.backends.cuda.device import Bytes, DeviceError
+from gradwire_server.backends.cuda.device import Bytes, DeviceError, Memory
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 from gradwire_server.backends.kept_files import forget_others
 from gradwire_server.errors import DeviceLostError
@@ -98,13 +98,6 @@ def translated(error: Any, *, lasts: bool) -> Exception:
     return DeviceLostError(str(error)) if lasts else DeviceError(str(error))
 
 
-class CupyMemory:
-    """A block of CuPy's pool, returned to it when nothing refers to it."""
-
-    def __init__(self, pointer: Any) -> None:
-        self._pointer, self.address = pointer, int(pointer.ptr)
-
-
 class CupyDevice:
     """The current device. Raises ImportError where there is none, as check() does.
 
@@ -170,15 +163,16 @@ class CupyDevice:
         with self.translating():
             self._pool.set_limit(size=nbytes)
 
-    def allocate(self, nbytes: int) -> CupyMemory:
+    def allocate(self, nbytes: int) -> Memory:
         """Return a block of CuPy's pool."""
         with self.translating():
             try:
-                return CupyMemory(self._pool.malloc(nbytes))
+                found: Memory = self._pool.malloc(nbytes)
             except MemoryError:
-                # At its limit the pool does not give up blocks that are too small.
+                # At its limit the pool keeps cached blocks, although they are too small.
                 self._pool.free_all_blocks()
-            return CupyMemory(self._pool.malloc(nbytes))
+                found = self._pool.malloc(nbytes)
+        return found
 
     def pinned(self, nbytes: int) -> Bytes:
         """Return page-locked host memory, which no pool holds."""
@@ -216,30 +210,22 @@ class CupyStream:
         with self._translating():
             function(launch.grid, launch.block, arguments, launch.shared_bytes, self._stream)
 
-    def mark(self, *, blocking: bool) -> CupyMark:
-        """Return an event behind the work so far."""
+    def mark(self, *, blocking: bool) -> Callable[[], None]:
+        """Record an event; return what waits for it."""
         with self._translating():
             event = self._event(block=blocking)
             event.record(self._stream)
-        return CupyMark(self._translating, event)
+        return partial(self._wait, event)
 
     def synchronize(self) -> None:
         """Wait until the work so far has completed."""
         with self._translating():
             self._stream.synchronize()
 
+    def _wait(self, event: Any) -> None:
+        with self._translating():
+            event.synchronize()
+
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
         with self._translating():
             self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
-
-
-class CupyMark:
-    """An event of a stream."""
-
-    def __init__(self, translating: Any, event: Any) -> None:
-        self._translating, self._event = translating, event
-
-    def wait(self) -> None:
-        """Wait until the stream has reached it."""
-        with self._translating():
-            self._event.synchronize()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,16 +22,8 @@ class Memory(Protocol):
     """A block of device memory, returned to the pool when nothing refers to it."""
 
     @property
-    def address(self) -> int:
+    def ptr(self) -> int:
         """First address, a multiple of 128."""
-        ...
-
-
-class Mark(Protocol):
-    """A position in a stream."""
-
-    def wait(self) -> None:
-        """Wait until the stream has reached it."""
         ...
 
 
@@ -54,10 +46,10 @@ class Stream(Protocol):
         """Launch a loaded kernel; addresses has every buffer among its arguments."""
         ...
 
-    def mark(self, *, blocking: bool) -> Mark:
-        """Return a mark behind the work so far.
+    def mark(self, *, blocking: bool) -> Callable[[], None]:
+        """Return a function that waits until the work so far has completed.
 
-        blocking  whether the thread that waits for it sleeps instead of spinning
+        blocking  whether the waiting thread sleeps instead of spinning
         """
         ...
 

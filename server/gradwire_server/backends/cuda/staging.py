@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gradwire_server.backends.cuda.device import Array, Bytes, Device, Mark
+from gradwire_server.backends.cuda.device import Array, Bytes, Device
 
 # Buffers of a ring: input and result of one part, and of the next.
 RING = 4
@@ -21,24 +21,24 @@ _SPIN_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
-class _Slot:
+class _PinnedBuffer:
     """A pinned buffer and its last copy.
 
-    mark    behind that copy; None after complete()
+    wait    waits for that copy; None after complete()
     target  destination on the host, if the copy came from the device
     """
 
-    buffer: Bytes
-    mark: Mark | None = None
+    memory: Bytes
+    wait: Callable[[], None] | None = None
     target: Bytes | None = None
 
     def complete(self) -> None:
         """Wait for the last copy; write its result to the target."""
-        if self.mark is not None:
-            self.mark.wait()
+        if self.wait is not None:
+            self.wait()
         if self.target is not None:
-            self.target[:] = self.buffer[: self.target.nbytes]
-        self.mark = self.target = None
+            self.target[:] = self.memory[: self.target.nbytes]
+        self.wait = self.target = None
 
 
 class StagedStream:
@@ -50,7 +50,7 @@ class StagedStream:
 
     def __init__(self, device: Device, *, buffer_bytes: int) -> None:
         self.stream = device.stream()
-        self._slots = deque(_Slot(device.pinned(buffer_bytes)) for _ in range(RING))
+        self._ring = deque(_PinnedBuffer(device.pinned(buffer_bytes)) for _ in range(RING))
         self._most = buffer_bytes
         self._strided = list[tuple[Array, Array]]()
 
@@ -59,10 +59,10 @@ class StagedStream:
         source = _bytes(np.ascontiguousarray(array))
         for first in range(0, source.nbytes, self._most):
             piece = source[first : first + self._most]
-            slot = self._next()
-            slot.buffer[: piece.nbytes] = piece
-            self.stream.up(address + first, slot.buffer[: piece.nbytes])
-            slot.mark = self.stream.mark(blocking=piece.nbytes >= _SPIN_BYTES)
+            pinned = self._next()
+            pinned.memory[: piece.nbytes] = piece
+            self.stream.up(address + first, pinned.memory[: piece.nbytes])
+            pinned.wait = self.stream.mark(blocking=piece.nbytes >= _SPIN_BYTES)
 
     def down(self, array: Array, address: int) -> None:
         """Begin to copy from the device to an array, which drain() completes."""
@@ -72,10 +72,10 @@ class StagedStream:
         target = _bytes(whole)
         for first in range(0, target.nbytes, self._most):
             piece = target[first : first + self._most]
-            slot = self._next()
-            self.stream.down(slot.buffer[: piece.nbytes], address + first)
-            slot.mark = self.stream.mark(blocking=piece.nbytes >= _SPIN_BYTES)
-            slot.target = piece
+            pinned = self._next()
+            self.stream.down(pinned.memory[: piece.nbytes], address + first)
+            pinned.wait = self.stream.mark(blocking=piece.nbytes >= _SPIN_BYTES)
+            pinned.target = piece
 
     def drain(self) -> None:
         """Wait until all copies have completed and their arrays are written."""
@@ -88,16 +88,16 @@ class StagedStream:
     def abandon(self) -> None:
         """Wait until the device does nothing more on the stream; results are lost."""
         self._strided.clear()
-        for slot in self._slots:
-            slot.mark = slot.target = None
+        for pinned in self._ring:
+            pinned.wait = pinned.target = None
         self.stream.synchronize()
 
-    def _next(self) -> _Slot:
+    def _next(self) -> _PinnedBuffer:
         """Return the buffer whose last copy is oldest, once that has completed."""
-        slot = self._slots[0]
-        slot.complete()
-        self._slots.rotate(-1)
-        return slot
+        pinned = self._ring[0]
+        pinned.complete()
+        self._ring.rotate(-1)
+        return pinned
 
 
 class Releases(Protocol):
