@@ -67,6 +67,7 @@ class SimulatedDevice:
 
     name = "simulated"
     architecture = 90
+    cpu_work = 0
 
     def __init__(
         self,

@@ -43,6 +43,8 @@ class FaultyDevice:
     stray   what writes where it must not
     """
 
+    cpu_work = 0
+
     def __init__(self, device: Any, folder: Path, stray: Callable[[], None]) -> None:
         self._device, self._file, self._stray = device, folder / "stray", stray
 

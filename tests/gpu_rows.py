@@ -50,7 +50,7 @@ def main() -> None:
         )
     except ImportError as error:
         sys.exit(f"cuda cannot run here: {error}")
-    backend = Cuda(device, memory_bytes=_MEMORY_BYTES)
+    backend = Cuda(device, memory_bytes=_MEMORY_BYTES, cpu_work=0)
     sys.stdout.write(cuda_table.digest(backend, few_rows()) + "\n")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import cuda_device
 from cuda_device import SimulatedDevice, SimulatedMemory
 from gradwire_server import __main__ as server
-from gradwire_server import backends, devices
+from gradwire_server import devices
 
 # Folder where tests put files: broken-NUMBER, full-NUMBER, missing-NUMBER; count, a number in text.
 FOLDER = "SIMULATED_DEVICES"
@@ -55,5 +55,4 @@ class _Device(SimulatedDevice):
 
 if __name__ == "__main__":
     devices.FIND = "simulated_device:find"
-    backends.CUDA_WORK = 0
     server.main()

@@ -12,7 +12,7 @@ from gradwire_server.backends.cuda.backend import Cuda
 def cuda() -> Cuda:
     """Return the backend, ready to compute."""
     try:
-        backend = Cuda(cupy_device.CupyDevice(), memory_bytes=1 << 30)
+        backend = Cuda(cupy_device.CupyDevice(), memory_bytes=1 << 30, cpu_work=0)
     except ImportError as error:
         pytest.skip(f"cuda cannot run here: {error}")
     backend.warm_up()

@@ -25,11 +25,6 @@ NAMES = ("auto", _CUDA, _COMPILED, NumpyCpu.name)
 # Of the smallest devices that serve, a half or less.
 CUDA_MEMORY_BYTES = 4 << 30
 
-# Multiplications from which the device computes a call, and not the CPU. An estimate, since no
-# device has been measured: a small call is expected to take 70 to 90 microseconds on a device, and
-# 10 on the CPU and what the multiplications take there, which is said below.
-CUDA_WORK = 1 << 18
-
 # Multiplications that take about 100 microseconds on one machine of two cores. The compiled backend
 # did 2700 to 6900 of them in a microsecond, by type and kernel; a call of NumPy takes 250
 # microseconds however small it is, so that fewer would gain little.
@@ -229,15 +224,15 @@ def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
     try:
         device = CupyDevice(cache_dir=cache_dir)
         cpu = _cpu(cache_dir=cache_dir)
-        backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu, cpu_work=CUDA_WORK)
+        backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu)
     except (ImportError, MemoryError, RuntimeError) as error:
         why = " ".join(str(error).split())  # CuPy may say it in many lines
         raise ValueError(
             f'backend: "{_CUDA}" came, which cannot run here: {why}; "auto" computes on the CPU'
         ) from error
     return backend, (
-        f"{_CUDA} was asked for; {device.name}; calls below {CUDA_WORK} multiplications are "
-        f"computed on the CPU, by {cpu.name}"
+        f"{_CUDA} was asked for; {device.name}; calls below {backend.cpu_work} multiplications "
+        f"are computed on the CPU, by {cpu.name}"
     )
 
 
@@ -257,7 +252,6 @@ def _why_not_cuda() -> str:
 
 __all__ = [
     "CUDA_MEMORY_BYTES",
-    "CUDA_WORK",
     "NAMES",
     "Backend",
     "MayBeAway",

@@ -143,7 +143,7 @@ class Cuda:
 
     memory_bytes  most device memory of the pool
     cpu           computes calls of few multiplications, and plans without passes
-    cpu_work      multiplications below which cpu computes a call
+    cpu_work      multiplications below which cpu computes a call; None for the device's own
     streams       calls that compute at once; others wait in order of arrival
     buffer_bytes  of a pinned buffer; each stream has a few
     wait_s        time that a call may wait for device memory that other calls have
@@ -159,14 +159,15 @@ class Cuda:
         *,
         memory_bytes: int,
         cpu: Backend | None = None,
-        cpu_work: int = 0,
+        cpu_work: int | None = None,
         streams: int = _STREAMS,
         buffer_bytes: int = _BUFFER_BYTES,
         wait_s: float = 30.0,
     ) -> None:
         device.limit_memory(memory_bytes)
         self._device, self._limit = device, memory_bytes
-        self._cpu, self.cpu_work = cpu or NumpyCpu(), cpu_work
+        self._cpu = cpu or NumpyCpu()
+        self.cpu_work = device.cpu_work if cpu_work is None else cpu_work
         self._streams = [StagedStream(device, buffer_bytes=buffer_bytes) for _ in range(streams)]
         self._queue = CallQueue(self._streams)
         self._buffer_bytes, self._wait_s = buffer_bytes, wait_s

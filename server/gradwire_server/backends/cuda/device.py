@@ -64,6 +64,7 @@ class Device(Protocol):
     name             as its vendor calls it
     architecture     compute capability: 90 is 9.0
     multiprocessors  number of streaming multiprocessors
+    cpu_work         multiplications below which a processor is faster
     memory_taken     bytes of device memory that the pool has, in use or cached
     """
 
@@ -75,6 +76,9 @@ class Device(Protocol):
 
     @property
     def multiprocessors(self) -> int: ...  # noqa: D102
+
+    @property
+    def cpu_work(self) -> int: ...  # noqa: D102
 
     @property
     def memory_taken(self) -> int: ...  # noqa: D102
