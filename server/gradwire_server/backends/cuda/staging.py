@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition
-from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -138,7 +138,7 @@ class CallQueue(Generic[S]):
                 when a call has ended, and its MemoryError is final where no other call computes
         wait_s  seconds from now after which a MemoryError is final too
         """
-        stream, taken = self._take(take, monotonic() + wait_s)
+        stream, taken = self._take(take, time.monotonic() + wait_s)
         try:
             yield stream, taken
         finally:
@@ -158,10 +158,10 @@ class CallQueue(Generic[S]):
                         taken = take()
                         return self._idle.pop(), taken
                     except MemoryError:
-                        if len(self._idle) == self._count or monotonic() >= until:
+                        if len(self._idle) == self._count or time.monotonic() >= until:
                             raise
                     # Not inside `except`: the traceback may refer to memory.
-                    self._changed.wait(until - monotonic())
+                    self._changed.wait(until - time.monotonic())
             finally:
                 self._line.remove(ticket)
                 self._changed.notify_all()
