@@ -21,8 +21,8 @@ from cudasim.compiler import Mode
 from cudasim.module import Buffer as SimulatorBuffer
 from cudasim.module import Module, SimError
 from gradwire_server.backends.cuda import dispatch
+from gradwire_server.backends.cuda.device import Bytes, DeviceError
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
-from gradwire_server.backends.cupy_cuda.device import Bytes, DeviceError
 from gradwire_server.errors import DeviceLostError
 
 SOURCES = Path(str(files("gradwire_server.backends.cuda")))
@@ -39,30 +39,35 @@ def compiled(
 
 
 class SimulatedMemory:
-    """Memory of a simulated device."""
+    """A block of a simulated device's pool."""
 
     def __init__(self, buffer: SimulatorBuffer) -> None:
-        self._buffer, self.nbytes, self.address = buffer, buffer.nbytes, buffer.address
+        self.ptr = buffer.address
 
 
 class SimulatedDevice:
     """What the CUDA backend asks of a device, on the CPU.
 
+    Its pool poisons released blocks and lends them again. Streams refuse tasks whose memory was
+    released meanwhile.
+
     multiprocessors  that it says it has
-    capacity         bytes of memory; none are lent beyond
+    capacity         bytes of memory
     eager            whether streams do everything at once instead of at the last moment
-    most_lent        bytes that were lent at once
-    sizes            bytes of each block that was ever lent
-    broken           why all fails from now on; empty where it does not
+    lent             bytes of blocks that are in use
+    most_taken       most bytes that the pool ever had, in use or cached
+    sizes            bytes of each block that the pool ever took from the device
+    broken           why everything fails from now on; empty where it does not
     refused          why a task is refused, once; likewise
-    accepted         how many are not before that one
-    lock             without it streams are given nothing, and memory is not lent
-    entered          set when a stream is about to be given something
-    trace            what streams were given and who waited, in order: (what, stream)
+    accepted         tasks that are accepted before that one
+    lock             held while a stream takes a task or does some
+    entered          set when a stream is about to be given a task
+    trace            tasks given to streams, and waits, in order: (what, stream)
     """
 
     name = "simulated"
     architecture = 90
+    cpu_work = 0
 
     def __init__(
         self,
@@ -74,7 +79,7 @@ class SimulatedDevice:
     ) -> None:
         self.module, self.multiprocessors, self.capacity = module, multiprocessors, capacity
         self.eager = eager
-        self.lent = self.most_lent = 0
+        self.lent = self.most_taken = 0
         self.sizes = list[int]()
         self.broken = self.refused = ""
         self.accepted = 0
@@ -82,38 +87,67 @@ class SimulatedDevice:
         self.entered = Event()
         self.trace = list[tuple[str, int]]()
         self.streams = 0
+        self._memory_lock = RLock()
+        self._limit = 0
+        self._cached = list[SimulatorBuffer]()
+        self._in_use = dict[int, tuple[int, int]]()
+        self._loans = 0
         self._pinned = dict[int, int]()
+
+    @property
+    def memory_taken(self) -> int:
+        """Bytes that the pool has."""
+        return self.lent + sum(one.nbytes for one in self._cached)
 
     def load(self, kernels: Collection[Kernel]) -> None:
         """Do nothing: the module is compiled."""
 
+    def limit_memory(self, nbytes: int) -> None:
+        """Set the most that the pool may have."""
+        self._limit = nbytes
+
     def allocate(self, nbytes: int) -> SimulatedMemory:
         """Return memory full of NaN."""
-        with self.lock:
-            if self.lent + nbytes > self.capacity:
-                raise MemoryError(f"{nbytes} bytes of a simulated device")
+        with self._memory_lock:
+            buffer = next((one for one in self._cached if one.nbytes == nbytes), None)
+            if buffer is None:
+                most = min(self._limit, self.capacity)
+                if self.memory_taken + nbytes > most:
+                    self._cached.clear()
+                if self.lent + nbytes > most:
+                    raise MemoryError(f"{nbytes} bytes of a simulated device beside {self.lent}")
+                buffer = self.module.buffer(nbytes)
+                self.sizes.append(nbytes)
+            else:
+                self._cached.remove(buffer)
             self.lent += nbytes
-            self.sizes.append(nbytes)
-            self.most_lent = max(self.lent, self.most_lent)
-            made = SimulatedMemory(self.module.buffer(nbytes))
-            finalize(made, self._take_back, nbytes)
+            self.most_taken = max(self.most_taken, self.memory_taken)
+            self._loans += 1
+            self._in_use[buffer.address] = nbytes, self._loans
+            made = SimulatedMemory(buffer)
+            finalize(made, self._take_back, buffer)
             return made
 
-    def _take_back(self, nbytes: int) -> None:
-        with self.lock:
-            self.lent -= nbytes
+    def _take_back(self, buffer: SimulatorBuffer) -> None:
+        with self._memory_lock:
+            del self._in_use[buffer.address]
+            self.lent -= buffer.nbytes
+            ctypes.memset(buffer.address, 0xFF, buffer.nbytes)
+            self._cached.append(buffer)
+
+    def loan(self, address: int, nbytes: int) -> int:
+        """Return the number of the loan that memory belongs to; AssertionError where it is none."""
+        for first, (size, number) in list(self._in_use.items()):
+            if first <= address and address + nbytes <= first + size:
+                return number
+        raise AssertionError("memory is used that no call holds")
 
     def pinned(self, nbytes: int) -> Bytes:
         """Return memory full of what no result is."""
         made = np.full(nbytes, 0xFF, np.uint8)
-        self.register(made)
+        self._pinned[made.ctypes.data] = nbytes
+        finalize(made, self._pinned.pop, made.ctypes.data)
         return made
-
-    def register(self, memory: Bytes) -> None:
-        """Let streams copy from memory and to it, until the array is gone."""
-        self.check_accepted()
-        self._pinned[memory.ctypes.data] = memory.nbytes
-        finalize(memory, self._pinned.pop, memory.ctypes.data)
 
     def check_accepted(self) -> None:
         """Raise DeviceError, once, where something is to be refused."""
@@ -148,28 +182,33 @@ class SimulatedStream:
     def up(self, address: int, source: Bytes) -> None:
         """Copy pinned memory to the device."""
         self._device.check_pinned(source)
-        self._give("up", partial(ctypes.memmove, address, source.ctypes.data, source.nbytes))
+        copy = partial(ctypes.memmove, address, source.ctypes.data, source.nbytes)
+        self._give("up", [(address, source.nbytes)], copy)
 
     def down(self, target: Bytes, address: int) -> None:
         """Copy from the device to pinned memory."""
         self._device.check_pinned(target)
-        self._give("down", partial(ctypes.memmove, target.ctypes.data, address, target.nbytes))
+        copy = partial(ctypes.memmove, target.ctypes.data, address, target.nbytes)
+        self._give("down", [(address, target.nbytes)], copy)
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
         """Run a kernel."""
+        arguments = launch.resolved(addresses)
         run = partial(
             self._device.module.launch,
             launch.kernel.expression,
             launch.grid,
             launch.block,
-            launch.resolved(addresses),
+            arguments,
             shared_bytes=launch.shared_bytes,
         )
-        self._give("launch", run)
+        places = zip(launch.arguments, arguments, strict=True)
+        used = [(int(at), 0) for place, at in places if isinstance(place, Buffer)]
+        self._give("launch", used, run)
 
-    def mark(self) -> SimulatedMark:
-        """Return a mark behind all tasks so far."""
-        return SimulatedMark(self, self._given)
+    def mark(self, *, blocking: bool) -> Callable[[], None]:
+        """Return a function that does all tasks so far, and nothing else."""
+        return partial(self.do, self._given)
 
     def synchronize(self) -> None:
         """Do it all."""
@@ -181,12 +220,21 @@ class SimulatedStream:
             self._device.trace.append(("wait", self._number))
             self._do(until)
 
-    def _give(self, what: str, task: Callable[[], object]) -> None:
+    def _give(
+        self, what: str, used: Collection[tuple[int, int]], task: Callable[[], object]
+    ) -> None:
+        """Take a task; used are the addresses and sizes of the memory that it uses."""
+        loans = [self._device.loan(*one) for one in used]
+
+        def run() -> None:
+            assert [self._device.loan(*one) for one in used] == loans, "memory was lent again"
+            task()
+
         self._device.entered.set()
         with self._device.lock:
             self._device.check_accepted()
             self._device.trace.append((what, self._number))
-            self._tasks.append(task)
+            self._tasks.append(run)
             self._given += 1
             if self._device.eager:
                 self._do(self._given)
@@ -203,14 +251,3 @@ class SimulatedStream:
         except SimError as error:
             self._device.broken = str(error)
             raise DeviceLostError(self._device.broken) from error
-
-
-class SimulatedMark:
-    """A place among the tasks of a stream."""
-
-    def __init__(self, stream: SimulatedStream, place: int) -> None:
-        self._stream, self._place = stream, place
-
-    def wait(self) -> None:
-        """Do what comes before, and nothing else."""
-        self._stream.do(self._place)

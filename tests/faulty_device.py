@@ -24,8 +24,8 @@ from typing import Any
 import cuda_device
 import cuda_table
 from cuda_device import SimulatedDevice
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.errors import DeviceLostError
 
 # The same of the supervisor and of its workers.
@@ -42,6 +42,8 @@ class FaultyDevice:
     device  the one that it is otherwise
     stray   what writes where it must not
     """
+
+    cpu_work = 0
 
     def __init__(self, device: Any, folder: Path, stray: Callable[[], None]) -> None:
         self._device, self._file, self._stray = device, folder / "stray", stray

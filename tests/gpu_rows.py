@@ -16,10 +16,10 @@ import cuda_device
 import cuda_table
 from cuda_device import SimulatedDevice
 from cuda_table import Row
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.device import Device
 from gradwire_server.backends.cuda.programs import Kernel
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import Device
 
 _MEMORY_BYTES = 256 << 20
 
@@ -50,7 +50,7 @@ def main() -> None:
         )
     except ImportError as error:
         sys.exit(f"cuda cannot run here: {error}")
-    backend = Cuda(device, memory_bytes=_MEMORY_BYTES)
+    backend = Cuda(device, memory_bytes=_MEMORY_BYTES, cpu_work=0)
     sys.stdout.write(cuda_table.digest(backend, few_rows()) + "\n")
 
 

@@ -24,7 +24,8 @@ from benchmarks.gpu.cases import GpuRow
 from benchmarks.gpu.costs import Cost, CostPace
 from benchmarks.gpu.streams import CudaStream, DeviceStream, SimulatedStream
 from gradwire_server.backends import Backend, NumpyCpu, choose
-from gradwire_server.backends.cupy_cuda import cupy_device
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
 
 _GPU, _CPUS = "cuda", ("numba_cpu", "numpy_cpu")
 # Room for the largest request in a slot, and for others.
@@ -104,6 +105,8 @@ class RealMachine:
             except (ImportError, ValueError, RuntimeError) as error:
                 self.missing[name] = str(error)
                 continue
+            if isinstance(backend, Cuda):
+                backend.cpu_work = 0  # the size from which the device pays is to be found
             yield name, backend
             if name != _GPU:
                 return
@@ -144,9 +147,8 @@ class SimulatedMachine:
 
     def costs(self) -> Iterator[Cost]:
         """Measure two sizes from host memory to host memory."""
-        cuda: Any = import_module("gradwire_server.backends.cupy_cuda.backend")
         backends: dict[str, Backend] = {
-            _GPU: cuda.Cuda(self._device(), memory_bytes=64 << 20),
+            _GPU: Cuda(self._device(), memory_bytes=64 << 20),
             NumpyCpu.name: NumpyCpu(),
         }
         pace = CostPace(rounds=3, budget_s=0.1)

@@ -63,12 +63,14 @@ class GpuPace:
 
     rounds    of all contestants
     warm      untimed runs of each one before
-    ahead     copies asked for first, which keep the device busy until the rounds are asked for
+    ramp_s    time that the device copies first, so that its clocks have risen
+    ahead     copies asked for next, which keep the device busy until the rounds are asked for
     budget_s  a slow contestant takes part in as many rounds as fit in so long, twice at least
     """
 
     rounds: int = 25
     warm: int = 3
+    ramp_s: float = 0.2
     ahead: int = 10
     budget_s: float = 0.5
 
@@ -83,8 +85,8 @@ def samples(
     most = {one.name: _rounds(stream, one, pace) for one in contestants}
     marks: dict[str, list[tuple[Any, Any]]] = {one.name: [] for one in contestants}
     for one in contestants:
-        for _ in range(pace.ahead if one.name == "copy" else 0):
-            one.run()
+        if one.name == "copy":
+            _ramp(stream, one, pace)
     for number in range(pace.rounds):
         for one in contestants if number % 2 else contestants[::-1]:
             if number < most[one.name]:
@@ -93,6 +95,20 @@ def samples(
                 marks[one.name].append((first, stream.mark()))
     stream.settle()
     return {name: [stream.seconds(*pair) for pair in pairs] for name, pairs in marks.items()}
+
+
+def _ramp(stream: DeviceStream, copy: GpuContestant, pace: GpuPace) -> None:
+    """Copy until the clocks have risen; leave some copies behind."""
+    busy_s = 0.0
+    while busy_s < pace.ramp_s:
+        first = stream.mark()
+        for _ in range(pace.ahead):
+            copy.run()
+        last = stream.mark()
+        stream.settle()
+        busy_s += stream.seconds(first, last)
+    for _ in range(pace.ahead):
+        copy.run()
 
 
 def _rounds(stream: DeviceStream, one: GpuContestant, pace: GpuPace) -> int:
@@ -117,6 +133,7 @@ class Run:
 
     seconds  after which rows are left out
     case     names of cases, with * for any text
+    clocks   MHz of the device at the end of each row, where they can be read
     broken   rows with wrong bits, and those that raised what none should
     """
 
@@ -127,6 +144,7 @@ class Run:
     case: str = "*"
     records: list[GpuRecord] = field(default_factory=list[GpuRecord])
     costs: list[Cost] = field(default_factory=list[Cost])
+    clocks: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     broken: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
@@ -150,6 +168,7 @@ class Run:
             except Exception as error:  # noqa: BLE001 - the other rows are worth having
                 self.broken.append(f"{name}: {type(error).__name__}: {_short(error)}")
             else:
+                self.clocks[f"{name} {len(self.records)}"] = self.stream.clocks()
                 yield self.records[-1]
             gc.collect()  # memory of the device goes with what refers to it
 
@@ -170,6 +189,7 @@ class Run:
             **more,
             **self.stream.facts,
             "missing": self.machine.missing,
+            "clocks_mhz": self.clocks,
             "broken": self.broken,
             "records": [asdict(one) for one in self.records],
             "costs": [asdict(one) for one in self.costs],

@@ -7,6 +7,7 @@ order.
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,11 @@ import numpy as np
 
 from benchmarks.compute.cases import Array
 from gradwire_server.backends.cuda import build
-from gradwire_server.backends.cuda.cubins import Cubin
+from gradwire_server.backends.cuda.build import Cubin
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
+
+_CLOCKS = ("clocks.sm", "clocks.mem")
+_NUMBERS_ONLY = ("--format=csv,noheader,nounits", "--id=0")
 
 
 class Block(Protocol):
@@ -92,6 +96,10 @@ class DeviceStream(Protocol):
 
     def seconds(self, first: Any, last: Any) -> float:
         """Return the time from one mark to another, both past."""
+        ...
+
+    def clocks(self) -> dict[str, int]:
+        """Return the MHz of the multiprocessors and of the memory now; nothing where unknown."""
         ...
 
 
@@ -201,6 +209,16 @@ class CudaStream:
         """Return the time from one mark to another, both past."""
         return float(self._cuda.get_elapsed_time(first, last)) / 1e3
 
+    def clocks(self) -> dict[str, int]:
+        """Ask nvidia-smi."""
+        command = ["nvidia-smi", f"--query-gpu={','.join(_CLOCKS)}", *_NUMBERS_ONLY]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            numbers = done.stdout.splitlines()[0].split(", ")
+            return {name: int(one) for name, one in zip(_CLOCKS, numbers, strict=True)}
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+            return {}
+
 
 class SimulatedStream:
     """Runs everything at once on the CPU; its times say nothing of a GPU.
@@ -256,6 +274,10 @@ class SimulatedStream:
     def seconds(self, first: float, last: float) -> float:
         """Return the time from one mark to another."""
         return last - first
+
+    def clocks(self) -> dict[str, int]:
+        """Return nothing."""
+        return {}
 
 
 def put(stream: DeviceStream, arrays: Sequence[Array]) -> list[Block]:

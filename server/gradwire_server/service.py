@@ -71,10 +71,10 @@ class Workshop:
     @property
     def inline_work(self) -> int:
         """Multiplications up to which a call is computed on the event loop."""
-        if self.backend.may_wait:
-            return 0
-        given = self.settings.inline_work
-        return given if given >= 0 else inline_work_of(self.backend)
+        given, usual = self.settings.inline_work, inline_work_of(self.backend)
+        if given < 0:
+            return usual
+        return min(given, usual) if self.backend.may_wait else given
 
     async def prepare(self, request: EvaluationRequest, context: callers.Context) -> Evaluation:
         """Lower a request: here where that is quick, else in a thread, in turn.

@@ -11,7 +11,7 @@ from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server import backends
 from gradwire_server.backends import Backend
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from numba_here import needs_numba
 
 
@@ -31,4 +31,4 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         yield chosen
         return
     device = SimulatedDevice(cuda_device.compiled())
-    yield Cuda(device, memory_bytes=1 << 30, staged_bytes=1 << 16)
+    yield Cuda(device, memory_bytes=1 << 30, buffer_bytes=1 << 16)

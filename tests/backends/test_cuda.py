@@ -1,14 +1,14 @@
-"""The CUDA backend's host side, on a simulated device: memory, threads, errors.
+"""The CUDA backend on a simulated device: memory, errors, and calls that the CPU computes.
 
-That its bits are NumPy's is said in test_every_backend.py, and row by row in tests/cuda.
+That its bits are NumPy's is tested in test_every_backend.py, and row by row in tests/cuda.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -20,26 +20,33 @@ from backend_calls import applied
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire import Client, OutOfMemoryError, RetryPolicy, UnavailableError, ops
-from gradwire_server import LocalClient
+from gradwire_server import LocalClient, backends
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.memory import size_class
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
-from gradwire_server.plans import Plan
+from gradwire_server.plans import BandedMap, Plan
 from serving import serving
 
 pytestmark = needs_simulator
 
 MIB = 1 << 20
+ILLEGAL = "an illegal memory access was encountered"
 
 
 def _device(*, capacity: int = 1 << 40) -> SimulatedDevice:
     return SimulatedDevice(cuda_device.compiled(), capacity=capacity)
 
 
-def _plan(side: int) -> Plan:
+def _plan(side: int, *, outer: int = 2) -> Plan:
     up = maps.linear(side, 2 * side)
-    return Plan.build([None, up, up], (2, side, side)).adjoint()
+    return Plan.build([None, up, up], (outer, side, side)).adjoint()
+
+
+def _whole(side: int) -> Plan:
+    """Return a plan whose first axis moves too: it cannot be cut into parts."""
+    up = maps.linear(side, 2 * side)
+    return Plan.build([up, up], (side, side)).adjoint()
 
 
 def _check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
@@ -49,7 +56,7 @@ def _check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
 
 
 def test_threads_at_once_have_the_bits_of_numpy() -> None:
-    backend = Cuda(_device(), memory_bytes=256 * MIB, slots=2, staged_bytes=4096)
+    backend = Cuda(_device(), memory_bytes=256 * MIB, streams=2, buffer_bytes=4096)
     plans = [_plan(side) for side in (5, 16, 33)]
     start = threading.Barrier(6)
 
@@ -62,109 +69,68 @@ def test_threads_at_once_have_the_bits_of_numpy() -> None:
         list(pool.map(work, range(6)))
 
 
-@pytest.mark.parametrize("staged", [1, 100, 4096, 1 << 20])
-def test_what_exceeds_pinned_memory_goes_through_it_in_parts(staged: int) -> None:
-    backend = Cuda(_device(), memory_bytes=64 * MIB, slots=1, staged_bytes=staged)
-    _check(backend, _plan(9))
-    sums = np.ones((1, 12, 6), np.float32)[:, :, ::2]
-    expected = sums.copy()
-    bands = maps.linear(9, 12)
-    x = np.random.default_rng(1).standard_normal((1, 9, 3)).astype(np.float32)
-    backend.accumulate(bands, x, sums, axis=1, carried=12)
-    NumpyCpu().accumulate(bands, x, expected, axis=1, carried=12)
-    oracles.same_bits(sums.copy(), expected)
-
-
-def test_memory_and_tables_are_kept_and_taken_once() -> None:
+def test_tables_stay_on_the_device_and_nothing_else_does() -> None:
     device = _device()
-    backend = Cuda(device, memory_bytes=64 * MIB, slots=1)
+    backend = Cuda(device, memory_bytes=64 * MIB)
     plan = _plan(40)
     _check(backend, plan)
-    taken = backend.memory_taken
-    assert 0 < taken == device.lent
+    lent, taken = device.lent, backend.memory_taken
+    assert 0 < lent < taken
     for seed in range(3):
+        device.trace.clear()
         _check(backend, plan, seed)
-    assert backend.memory_taken == taken
+        assert [what for what, _ in device.trace if what != "wait"] == ["up", "launch", "down"]
+    assert (device.lent, backend.memory_taken) == (lent, taken)
 
 
-def test_calls_find_slabs_that_were_taken_before_they_came() -> None:
+def test_tables_of_many_plans_have_a_share_of_the_memory() -> None:
     device = _device()
-    backend = Cuda(device, memory_bytes=64 * MIB, slots=3)
-    backend.warm_up()
-    assert device.sizes.count(16 * MIB) == 3
-    before = len(device.sizes)
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(partial(_check, backend, _plan(9)), range(9)))
-    assert sum(device.sizes[before:]) < MIB
-
-
-def test_tables_of_many_plans_leave_room_for_slabs() -> None:
-    device = _device()
-    backend = Cuda(device, memory_bytes=4 * MIB, slots=1)
-    for side in range(50, 300):
+    backend = Cuda(device, memory_bytes=MIB)
+    for side in range(100, 300, 2):
         up = maps.linear(side, 2 * side)
         _check(backend, Plan.build([up], (side,)))
-    # A quarter of the memory is left to tables; those of all plans take more.
-    assert device.sizes.count(3 * MIB) == 1
-    assert sum(device.sizes) > 4 * MIB
-    assert device.most_lent <= 4 * MIB
+    assert MIB // 16 < device.lent <= MIB // 8
+    assert device.most_taken <= MIB
 
 
 def test_no_more_memory_is_taken_than_the_limit() -> None:
     device = _device()
-    backend = Cuda(device, memory_bytes=2 * MIB, slots=1)
+    backend = Cuda(device, memory_bytes=2 * MIB)
     with pytest.raises(MemoryError, match=r"cuda_memory_bytes is 2097152"):
-        _check(backend, _plan(600))
-    assert device.lent <= 2 * MIB
-    _check(backend, _plan(20))
+        _check(backend, _whole(600))
+    assert device.most_taken <= 2 * MIB
+    _check(backend, _whole(20))
 
 
-def test_what_is_kept_is_given_back_for_what_is_needed() -> None:
-    device = _device(capacity=7 * MIB)
-    backend = Cuda(device, memory_bytes=1 << 30, slots=2)
-    both = threading.Barrier(2)
-
-    def once(_number: int) -> None:
-        both.wait()
-        _check(backend, _plan(200))
-
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(4):
-            list(pool.map(once, range(2)))
-    large = _plan(320)
-    _check(backend, large)
-    assert device.lent <= 7 * MIB
-
-
-def test_a_slot_gives_its_buffer_back_for_tables() -> None:
+def test_tables_that_no_call_uses_are_released_for_a_call() -> None:
     device = _device()
-    backend = Cuda(device, memory_bytes=3 * MIB, slots=1)
-    _check(backend, _plan(200))
-    assert backend.memory_taken > 2 * MIB
-    up = maps.linear(35_000, 70_000)
-    _check(backend, Plan.build([up], (35_000,)))
-    assert max(set(device.sizes) - {9 * MIB // 4}) > 3 * MIB - 9 * MIB // 4
-
-
-def test_tables_are_given_back_for_a_large_slab() -> None:
-    device = _device()
-    backend = Cuda(device, memory_bytes=4 * MIB, slots=1)
+    backend = Cuda(device, memory_bytes=4 * MIB)
     for side in range(3000, 3010):
         _check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
-    tables = backend.memory_taken - 3 * MIB
-    large = _plan(435)
-    assert 5 * np.prod(large.output_shape[1:]) * 4 + tables > 4 * MIB
-    _check(backend, Plan.build([one.map for one in large.passes], large.input_shape[1:]))
+    large = _whole(435)
+    needed = 5 * math.prod(large.output_shape) * 4
+    assert needed < 4 * MIB < needed + device.lent
+    _check(backend, large)
 
 
-def test_a_device_without_memory_is_an_error_that_passes() -> None:
-    device = _device(capacity=0)
+@pytest.mark.parametrize("capacity", [0, 200_000])
+def test_a_device_without_memory_is_an_error_that_passes(capacity: int) -> None:
+    device = _device(capacity=capacity)
     backend = Cuda(device, memory_bytes=1 << 30)
-    plan = _plan(20)
+    backend.warm_up()
+    plan = _whole(200)
     with pytest.raises(MemoryError):
         _check(backend, plan)
     device.capacity = 8 * MIB
     _check(backend, plan)
+
+
+def test_a_device_with_less_memory_than_a_part_computes_smaller_parts() -> None:
+    device = _device(capacity=MIB // 2)
+    backend = Cuda(device, memory_bytes=64 * MIB)
+    _check(backend, _plan(32, outer=64))
+    assert device.sizes.count(max(device.sizes)) < 3
+    assert 0 < device.most_taken <= MIB // 2
 
 
 def test_memory_goes_with_the_backend() -> None:
@@ -177,26 +143,150 @@ def test_memory_goes_with_the_backend() -> None:
     assert not device.lent
 
 
-def test_a_lost_device_stays_lost_and_says_why() -> None:
+def test_a_lost_device_fails_every_later_call_at_once() -> None:
     device = _device()
     backend = Cuda(device, memory_bytes=64 * MIB)
     plan, other = _plan(20), _plan(21)
     _check(backend, plan)
-    device.broken = "an illegal memory access was encountered"
-    with pytest.raises(DeviceLostError, match=device.broken):
+    device.broken = ILLEGAL
+    with pytest.raises(DeviceLostError, match=ILLEGAL):
         _check(backend, plan)
     device.broken = ""
-    for one in (plan, other):
-        with pytest.raises(DeviceLostError, match="an illegal memory access"):
+    device.trace.clear()
+    for one in (plan, other, Plan((2,), (2,), ())):
+        with pytest.raises(DeviceLostError, match=ILLEGAL):
             _check(backend, one)
+    ones = np.ones((1, 4), np.float32)
+    with pytest.raises(DeviceLostError, match=ILLEGAL):
+        backend.accumulate(maps.linear(4, 4), ones, ones.copy(), axis=1, carried=0)
+    assert not device.trace
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, MIB, MIB + 1, 5 * MIB, 9 * MIB, 3 << 30, (3 << 30) + 1])
-def test_a_block_is_hardly_larger_than_what_it_holds(nbytes: int) -> None:
-    assert nbytes <= size_class(nbytes) <= max(MIB, 1.25 * nbytes + MIB)
+def test_a_device_that_is_lost_while_it_gets_ready_stays_lost() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB)
+    device.broken = ILLEGAL
+    for _ in range(2):
+        with pytest.raises(DeviceLostError, match=ILLEGAL):
+            backend.warm_up()
 
 
-def test_a_server_answers_with_it_and_survives_want_of_memory() -> None:
+def test_a_refused_call_ends_alone() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB)
+    _check(backend, _plan(9))
+    device.refused = "invalid argument"
+    with pytest.raises(DeviceError, match="invalid argument"):
+        _check(backend, _plan(9))
+    _check(backend, _plan(9))
+
+
+@pytest.mark.parametrize("accepted", range(13))
+def test_a_refused_task_leaves_nothing_pending(accepted: int) -> None:
+    """Tasks are uploads of tables, then of a part in two pieces, a launch, a result; and again."""
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, streams=1, buffer_bytes=1 << 13)
+    backend.warm_up()
+    plan, other = _plan(32, outer=3), _plan(31, outer=3)
+    lent = device.lent
+    x = np.ones(plan.input_shape, np.float32)
+    y = np.empty(plan.output_shape, np.float32)
+    device.refused, device.accepted = "invalid argument", accepted
+    with pytest.raises(DeviceError, match="invalid argument"):
+        backend.apply(plan, x, y)
+    assert device.lent == lent
+    left = y.copy()
+    for one in (other, plan):
+        _check(backend, one)
+    np.testing.assert_array_equal(y, left)
+
+
+class Counting(NumpyCpu):
+    """NumPy's backend, which counts the calls of apply(), and those of accumulate()."""
+
+    def __init__(self) -> None:
+        self.applied = self.accumulated = 0
+
+    def apply(self, plan: Plan, x: oracles.Tensor, y: oracles.Tensor) -> None:
+        """Count and compute."""
+        self.applied += 1
+        super().apply(plan, x, y)
+
+    def accumulate(
+        self, bands: BandedMap, x: oracles.Tensor, y: oracles.Tensor, *, axis: int, carried: int
+    ) -> None:
+        """Count and compute."""
+        self.accumulated += 1
+        super().accumulate(bands, x, y, axis=axis, carried=carried)
+
+
+@pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_calls_below_a_number_of_multiplications_are_computed_by_the_cpu(
+    more: int, dtype: np.dtype[np.generic]
+) -> None:
+    plan, cpu = _plan(13), Counting()
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, cpu=cpu, cpu_work=plan.work + more)
+    backend.warm_up()
+    device.trace.clear()
+    rng = np.random.default_rng(3)
+    with np.errstate(all="ignore"):
+        x = rng.choice(np.array(oracles.VALUES).astype(dtype), plan.input_shape)
+    oracles.same_bits(applied(backend, plan, x, dtype), applied(NumpyCpu(), plan, x, dtype))
+    assert cpu.applied == (more == 1)
+    assert bool(device.trace) == (more < 1)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_sums_below_a_number_of_multiplications_are_computed_by_the_cpu(more: int) -> None:
+    bands, cpu = maps.linear(9, 12), Counting()
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((4, 9, 5)).astype(np.float32)
+    sums = rng.standard_normal((4, 12, 5)).astype(np.float32)
+    expected = sums.copy()
+    work = bands.nnz * 4 * 5 + more
+    backend = Cuda(_device(), memory_bytes=64 * MIB, cpu=cpu, cpu_work=work)
+    backend.accumulate(bands, x, sums, axis=1, carried=5)
+    assert cpu.accumulated == (more == 1)
+    NumpyCpu().accumulate(bands, x, expected, axis=1, carried=5)
+    oracles.same_bits(sums, expected)
+
+
+@pytest.mark.parametrize("work", [0, 1, 1 << 18])
+def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work: int) -> None:
+    backend = Cuda(_device(), memory_bytes=MIB, cpu_work=work)
+    assert backends.inline_work_of(backend) == work - 1
+
+
+def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Counting):
+        def warm_up(self) -> None:
+            raise KeyError("LOOP_VECTORIZE")
+
+    cpu, plan = Failing(), _plan(5)
+    backend = Cuda(_device(), memory_bytes=MIB, cpu=cpu, cpu_work=plan.work + 1)
+    backend.warm_up()
+    assert "slower backend" in caplog.text
+    _check(backend, plan)
+    assert not cpu.applied
+
+
+def test_plans_without_passes_need_no_device() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB)
+    backend.warm_up()
+    device.trace.clear()
+    x = np.arange(1000, dtype=np.float32)
+    oracles.same_bits(
+        applied(backend, Plan((1000,), (1000,), ()), x, np.float16), x.astype(np.float16)
+    )
+    assert not device.trace
+
+
+def test_a_server_answers_with_it_and_survives_a_device_out_of_memory() -> None:
     device = _device(capacity=0)
     backend = Cuda(device, memory_bytes=1 << 30)
     operator = ops.InterpolateBackward(mode="linear", data_format="NCX")

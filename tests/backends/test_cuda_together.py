@@ -1,15 +1,14 @@
-"""Calls of the CUDA backend at once: they wait for memory and streams, and equal ones go together.
+"""Calls of the CUDA backend at once: they wait in order for a stream and for memory.
 
-The simulated device's lock holds up whoever gives a stream a task.
+The simulated device's lock holds up every call that gives a stream a task.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
+from threading import Event
 
 import numpy as np
 import pytest
@@ -21,14 +20,15 @@ from backend_calls import applied
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
-from gradwire_server.backends.cupy_cuda.device import DeviceError
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.staging import CallQueue
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
 
 pytestmark = needs_simulator
 
 MIB = 1 << 20
+ILLEGAL = "an illegal memory access was encountered"
 
 
 def _device(*, capacity: int = 1 << 40) -> SimulatedDevice:
@@ -46,159 +46,180 @@ def _check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
     oracles.same_bits(applied(backend, plan, x, np.float32), expected)
 
 
-@contextmanager
-def _waiting(
-    device: SimulatedDevice, backend: Cuda, plans: Sequence[Plan]
-) -> Generator[list[Future[None]]]:
-    """Let the first plan have the only stream and the others wait for it, until the context ends.
+class Store:
+    """A number of things, of which calls take some."""
 
-    All have been computed before.
-    """
-    device.trace.clear()
-    device.entered.clear()
-    with ThreadPoolExecutor(len(plans)) as pool, device.lock:
-        calls = [pool.submit(_check, backend, plans[0])]
-        device.entered.wait()
-        for seed, plan in enumerate(plans[1:], 1):
-            calls.append(pool.submit(_check, backend, plan, seed))
-            while backend.calls_waiting < seed:
-                time.sleep(0.001)
-        yield calls
+    def __init__(self, things: int) -> None:
+        self.left = things
+
+    def take(self, count: int) -> Share:
+        """Take a number of things, or none and raise MemoryError."""
+        if self.left < count:
+            raise MemoryError(count)
+        self.left -= count
+        return Share(self, count)
 
 
-def _launches(device: SimulatedDevice) -> int:
-    return sum(what == "launch" for what, _ in device.trace)
+class Share:
+    """Things that a call holds."""
+
+    def __init__(self, store: Store, count: int) -> None:
+        self._store, self._count = store, count
+
+    def release(self) -> None:
+        """Give the things back."""
+        self._store.left += self._count
 
 
-def _backend(device: SimulatedDevice, *plans: Plan) -> Cuda:
-    """Return one with a single stream, and the tables of some plans."""
-    backend = Cuda(device, memory_bytes=64 * MIB, slots=1)
-    for plan in plans:
-        _check(backend, plan)
-    return backend
+@pytest.mark.parametrize("streams", [1, 4])
+def test_calls_wait_while_others_hold_what_they_need(streams: int) -> None:
+    queue, store = CallQueue(range(streams)), Store(10)
+    used = set[int]()
+
+    def call(size: int) -> None:
+        with queue.turn(partial(store.take, size), wait_s=60) as (stream, _):
+            assert stream not in used
+            used.add(stream)
+            time.sleep(0)
+            used.remove(stream)
+
+    sizes = [1 + (7 * number) % 10 for number in range(200)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(call, sizes))
+    assert (store.left, queue.waiting) == (10, 0)
 
 
-@pytest.mark.parametrize("count", [2, 3, 9, 63])
-def test_equal_small_calls_that_wait_are_computed_by_one_launch(count: int) -> None:
-    device, plan, other = _device(), _plan(3, 9), _plan(3, 11)
-    with _waiting(device, _backend(device, plan, other), [other, *[plan] * count]) as calls:
-        pass
-    assert not any(call.result() for call in calls)
-    assert _launches(device) == 2
+def test_a_call_that_needs_more_than_there_is_fails_at_once_when_it_is_alone() -> None:
+    queue, store = CallQueue([0]), Store(10)
+    with (
+        pytest.raises(MemoryError),
+        queue.turn(partial(store.take, 11), wait_s=float("inf")),
+    ):
+        raise AssertionError("not reached")
+    assert (store.left, queue.waiting) == (10, 0)
 
 
-def test_calls_of_other_plans_wait_their_turn() -> None:
-    device, plan, other = _device(), _plan(3, 9), _plan(3, 11)
-    plans = [other, plan, other, plan, _plan(3, 9)]
-    with _waiting(device, _backend(device, plan, other), plans) as calls:
-        pass
-    assert not any(call.result() for call in calls)
-    assert _launches(device) == 4
+def test_a_call_waits_for_memory_no_longer_than_it_may() -> None:
+    queue, store = CallQueue([0, 1]), Store(10)
+    with (
+        queue.turn(partial(store.take, 1), wait_s=60),
+        pytest.raises(MemoryError),
+        queue.turn(partial(store.take, 10), wait_s=0.01),
+    ):
+        raise AssertionError("not reached")
+    with queue.turn(partial(store.take, 10), wait_s=0):
+        assert not store.left
+    assert (store.left, queue.waiting) == (10, 0)
 
 
-def test_large_calls_are_computed_one_by_one() -> None:
-    device, plan = _device(), _plan(1, 130)
-    with _waiting(device, _backend(device, plan), [plan] * 4) as calls:
-        pass
-    assert not any(call.result() for call in calls)
-    assert _launches(device) == 4
+def test_a_call_that_needs_everything_is_not_overtaken_by_one_that_needs_little() -> None:
+    queue, store = CallQueue(range(3)), Store(2)
+    asked, order = Event(), list[int]()
 
+    def take(count: int) -> Share:
+        asked.set()
+        return store.take(count)
 
-def test_calls_together_of_which_one_is_refused_are_tried_again_alone() -> None:
-    device, plan = _device(), _plan(3, 9)
-    with _waiting(device, _backend(device, plan), [plan] * 5) as calls:
-        device.refused, device.accepted = "invalid argument", 3  # the first call's own
-    assert not any(call.result() for call in calls)
-    assert not device.refused
-    assert _launches(device) == 5
+    def call(count: int) -> None:
+        with queue.turn(partial(take, count), wait_s=60):
+            order.append(count)
 
-
-def test_calls_together_share_the_loss_of_the_device() -> None:
-    device, plan = _device(), _plan(3, 9)
-    backend = _backend(device, plan)
-    with _waiting(device, backend, [plan] * 5) as calls:
-        device.broken = "an illegal memory access was encountered"
-    for call in calls:
-        with pytest.raises(DeviceLostError, match=device.broken):
-            call.result()
-    with pytest.raises(DeviceLostError, match=device.broken):
-        _check(backend, plan)
-
-
-def test_what_the_device_refuses_ends_one_call_and_no_other() -> None:
-    device, plan = _device(), _plan(3, 9)
-    backend = _backend(device, plan)
-    device.refused = "invalid argument"
-    with pytest.raises(DeviceError, match="invalid argument") as refused:
-        _check(backend, plan)
-    assert not isinstance(refused.value, DeviceLostError)
-    _check(backend, plan)
-
-
-@pytest.mark.parametrize("accepted", range(16))
-def test_what_is_refused_leaves_nothing_pending(accepted: int) -> None:
-    """Tables, a part that goes up in two pieces, its launch, its results; three parts at once."""
-    device = _device()
-    backend = Cuda(device, memory_bytes=64 * MIB, slots=3, staged_bytes=1 << 16)
-    backend.warm_up()
-    plan, other = _plan(16, 32), _plan(16, 31)
-    x = np.ones(plan.input_shape, np.float32)
-    y = np.empty(plan.output_shape, np.float32)
-    device.refused, device.accepted = "invalid argument", accepted
-    with pytest.raises(DeviceError, match="invalid argument"):
-        backend.apply(plan, x, y)
-    left = y.copy()
-    for one in (other, plan):
-        _check(backend, one)
-    np.testing.assert_array_equal(y, left)
-
-
-def test_a_large_call_leaves_streams_to_others_that_wait() -> None:
-    device = _device()
-    backend = Cuda(device, memory_bytes=64 * MIB, slots=2, staged_bytes=1 << 16)
-    large, small = _plan(64, 32), _plan(1, 16)
-    for plan in (large, small):
-        _check(backend, plan)
-    device.trace.clear()
-    device.entered.clear()
     with ThreadPoolExecutor(2) as pool:
-        with device.lock:
-            first = pool.submit(_check, backend, large)
-            device.entered.wait()
-            second = pool.submit(_check, backend, small)
-            while not backend.calls_waiting:
+        with queue.turn(partial(store.take, 1), wait_s=60):
+            large = pool.submit(call, 2)
+            asked.wait()
+            small = pool.submit(call, 1)
+            while queue.waiting < 2:
                 time.sleep(0.001)
-        assert first.result() is second.result() is None
-    launches = [stream for what, stream in device.trace if what == "launch"]
-    # The one on which nothing else of the large call is computed any more.
-    assert sorted(map(launches.count, set(launches))) in ([1, 16], [2, 15], [3, 14])
+        large.result()
+        small.result()
+    assert order == [2, 1]
 
 
-@pytest.mark.parametrize("together", [2, 6])
-def test_calls_wait_for_memory_that_others_have(together: int) -> None:
-    device = _device()
-    backend = Cuda(device, memory_bytes=2 * MIB, slots=4)
-    plans = [_plan(1, side) for side in (250, 255, 260)]  # each takes five eighths
+def test_an_error_ends_one_call_and_leaves_its_stream_and_memory_to_others() -> None:
+    queue, store = CallQueue([0]), Store(1)
+
+    def fails() -> Share:
+        raise ValueError("taking")
+
+    with pytest.raises(ValueError, match="taking"), queue.turn(fails, wait_s=60):
+        pass
+    with (
+        pytest.raises(ValueError, match="using"),
+        queue.turn(partial(store.take, 1), wait_s=60),
+    ):
+        raise ValueError("using")
+    with queue.turn(partial(store.take, 1), wait_s=60):
+        pass
+    assert store.left == 1
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, device: SimulatedDevice, backend: Cuda, plans: list[Plan]
+) -> list[Future[None]]:
+    """Let the first plan have the only stream and the others wait for it; the lock is held."""
+    device.trace.clear()
+    device.entered.clear()
+    calls = [pool.submit(_check, backend, plans[0])]
+    device.entered.wait()
+    for seed, plan in enumerate(plans[1:], 1):
+        calls.append(pool.submit(_check, backend, plan, seed))
+        while backend.calls_waiting < seed:
+            time.sleep(0.001)
+    return calls
+
+
+def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all() -> None:
+    device, plan = _device(), _plan(3, 9)
+    backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
+    _check(backend, plan)
+    with ThreadPoolExecutor(5) as pool:
+        with device.lock:
+            calls = _submitted(pool, device, backend, [plan] * 5)
+            device.broken = ILLEGAL
+        for call in calls:
+            with pytest.raises(DeviceLostError, match=ILLEGAL):
+                call.result()
+    # The waiting calls gave the device nothing to do.
+    assert [what for what, _ in device.trace].count("launch") == 1
+    assert backend.calls_waiting == 0
+
+
+def test_waiting_calls_hold_no_memory() -> None:
+    device, plan = _device(), _plan(3, 9)
+    backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
+    _check(backend, plan)
+    with ThreadPoolExecutor(9) as pool:
+        with device.lock:
+            alone = _submitted(pool, device, backend, [plan])
+            lent = device.lent
+        alone[0].result()
+        with device.lock:
+            calls = _submitted(pool, device, backend, [plan] * 9)
+            assert device.lent == lent
+        assert not any(call.result() for call in calls)
+
+
+@pytest.mark.parametrize("calls", [2, 16])
+@pytest.mark.parametrize("capacity", [1 << 40, 3 * MIB // 2])
+def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) -> None:
+    """Each of the large ones takes five eighths of the limit, and two tables go with it."""
+    device = _device(capacity=capacity)
+    backend = Cuda(device, memory_bytes=2 * MIB, streams=4)
+    plans = [_plan(1, side) for side in (250, 255, 260)]
 
     def work(number: int) -> None:
-        for turn in range(3):
+        for turn in range(2):
             _check(backend, plans[(number + turn) % 3], seed=number)
             _check(backend, _plan(2, 9), seed=number)
 
-    with ThreadPoolExecutor(together) as pool:
-        list(pool.map(work, range(together)))
-    assert device.most_lent <= 2 * MIB
+    with ThreadPoolExecutor(calls) as pool:
+        list(pool.map(work, range(calls)))
+    assert device.most_taken <= min(2 * MIB, capacity)
 
 
-def test_calls_wait_for_memory_on_a_device_that_has_less_than_it_may_take() -> None:
-    device = _device(capacity=3 * MIB // 2)
-    backend = Cuda(device, memory_bytes=1 << 30, slots=4)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(partial(_check, backend, _plan(1, 250)), range(8)))
-
-
-def test_a_call_too_large_for_the_memory_fails_while_others_go_on() -> None:
-    backend = Cuda(_device(), memory_bytes=4 * MIB, slots=3)
+def test_calls_too_large_for_the_memory_fail_while_others_go_on() -> None:
+    backend = Cuda(_device(), memory_bytes=4 * MIB, streams=3)
     large, small = _plan(1, 500), _plan(5, 40)
 
     def work(number: int) -> None:
@@ -208,5 +229,19 @@ def test_a_call_too_large_for_the_memory_fails_while_others_go_on() -> None:
             with pytest.raises(MemoryError, match="cuda_memory_bytes is 4194304"):
                 _check(backend, large, seed=number)
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(12)))
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(32)))
+
+
+def test_16_calls_on_a_device_without_memory_all_fail_and_later_ones_do_not() -> None:
+    device, plan = _device(capacity=0), _plan(2, 9)
+    backend = Cuda(device, memory_bytes=4 * MIB)
+
+    def work(number: int) -> None:
+        with pytest.raises(MemoryError):
+            _check(backend, plan, seed=number)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(16)))
+    device.capacity = 4 * MIB
+    _check(backend, plan)

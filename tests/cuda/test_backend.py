@@ -10,7 +10,7 @@ import cuda_device
 import cuda_table
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from kernel_cases import Case
 
 pytestmark = needs_simulator
@@ -19,7 +19,7 @@ pytestmark = needs_simulator
 @cache
 def _backend() -> Cuda:
     """Return one for all rows, so that each finds what others left in memory."""
-    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, slots=2)
+    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, streams=2)
 
 
 @pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from cuda_here import needs_cuda_packages
-from gradwire_server.backends.cupy_cuda import cupy_device
-from gradwire_server.backends.cupy_cuda.cuda_errors import is_lasting
-from gradwire_server.backends.cupy_cuda.device import DeviceError
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
 
 
@@ -27,7 +26,7 @@ def _without_cupy(program: str) -> str:
 
 def test_the_backend_itself_needs_no_cupy() -> None:
     assert _without_cupy(
-        "from gradwire_server.backends.cupy_cuda import backend, cupy_device\nprint('imported')"
+        "from gradwire_server.backends.cuda import backend, cupy_device\nprint('imported')"
     ).startswith("imported")
 
 
@@ -44,25 +43,26 @@ def test_cupy_has_everything_that_is_called_on_a_device() -> None:
     for path in (
         "RawKernel.kernel",
         "RawModule.get_function",
-        "cuda.Device",
-        "cuda.Event",
         "cuda.Event.record",
         "cuda.Event.synchronize",
-        "cuda.Memory",
-        "cuda.Stream",
+        "cuda.MemoryPool.free_all_blocks",
+        "cuda.MemoryPool.malloc",
+        "cuda.MemoryPool.set_limit",
+        "cuda.MemoryPool.total_bytes",
+        "cuda.Stream.synchronize",
         "cuda.driver.CUDADriverError",
         "cuda.pinned_memory.PinnedMemory",
         "cuda.pinned_memory.PinnedMemoryPointer",
         "cuda.runtime.CUDARuntimeError",
         "cuda.runtime.deviceSynchronize",
+        "cuda.runtime.getDevice",
         "cuda.runtime.getDeviceProperties",
-        "cuda.runtime.hostRegister",
-        "cuda.runtime.hostUnregister",
         "cuda.runtime.memcpyAsync",
         "cuda.runtime.memcpyDeviceToHost",
         "cuda.runtime.memcpyHostToDevice",
     ):
         assert attrgetter(path)(cupy) is not None, path
+    assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
 
 
 _ERRORS = {
@@ -93,19 +93,20 @@ def test_errors_that_last_are_told_from_those_of_one_call() -> None:
     """By name, as CUDA's own library numbers them."""
     error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
     named = {str(error_of(number)).partition(":")[0]: number for number in range(1000)}
-    assert {name: int(is_lasting(named[name])) for name in _ERRORS} == _ERRORS
+    assert {name: int(cupy_device.is_lasting(named[name])) for name in _ERRORS} == _ERRORS
 
 
 @needs_cuda_packages
 def test_an_error_of_cuda_becomes_one_of_three() -> None:
     error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
-    with pytest.raises(MemoryError, match="cudaErrorMemoryAllocation"):
-        cupy_device.raise_as_ours(error_of(2), lasts=False)
-    with pytest.raises(DeviceLostError, match="cudaErrorIllegalAddress"):
-        cupy_device.raise_as_ours(error_of(700), lasts=True)
-    with pytest.raises(DeviceError, match="cudaErrorInvalidValue") as refused:
-        cupy_device.raise_as_ours(error_of(1), lasts=False)
-    assert not isinstance(refused.value, DeviceLostError)
+    for status, lasts, kind, name in (
+        (2, False, MemoryError, "cudaErrorMemoryAllocation"),
+        (700, True, DeviceLostError, "cudaErrorIllegalAddress"),
+        (1, False, DeviceError, "cudaErrorInvalidValue"),
+    ):
+        made = cupy_device.translated(error_of(status), lasts=lasts)
+        assert type(made) is kind
+        assert name in str(made)
 
 
 def test_cubins_are_kept_beside_other_compiled_code(

@@ -19,9 +19,9 @@ import service_load
 from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
-from large_tensor import check_planes
+from large_tensor import check_rows
 from serving import serving
 
 pytestmark = needs_simulator
@@ -55,19 +55,19 @@ def test_their_program_prints_the_hash_of_numpys_bits() -> None:
     assert done.stdout.split() == [cuda_table.digest(NumpyCpu(), gpu_rows.few_rows())]
 
 
-@pytest.mark.parametrize("planes", [1, 7, 23])
-def test_planes_of_a_large_tensor_are_told_apart(planes: int) -> None:
-    check_planes(_backend(), planes=planes, side=24)
+@pytest.mark.parametrize("columns", [1, 7, 2003])
+def test_columns_of_long_rows_are_told_apart(columns: int) -> None:
+    check_rows(_backend(), columns=columns, period=101)
 
 
-def test_a_plane_that_is_taken_for_another_is_found_out() -> None:
+def test_a_column_that_is_taken_for_another_is_found() -> None:
     class Shifted(NumpyCpu):
         def apply(self, plan: Plan, x: oracles.Tensor, y: oracles.Tensor) -> None:
             super().apply(plan, x, y)
-            y[9:] = y[1:-8].copy()
+            y[:, 9:] = y[:, 1:-8].copy()
 
     with pytest.raises(AssertionError):
-        check_planes(Shifted(), planes=20, side=8)
+        check_rows(Shifted(), columns=64, period=13)
 
 
 @pytest.mark.slow

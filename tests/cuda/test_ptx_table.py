@@ -28,3 +28,17 @@ def test_small_rows_have_the_bits_of_numpy_on_newer_devices() -> None:
     device = SimulatedCuda(cuda_programs.ptx(120, kernels))
     for row in rows:
         row.check(device)
+
+
+def test_conversions_of_older_devices_have_the_bits_of_numpy() -> None:
+    """For 7.5 they are integer arithmetic of CUDA's own headers, which cudasim replaces."""
+    rows = [
+        row
+        for row in cuda_table.rows()
+        if row.formats[0] != row.formats[1] and row.case in cuda_table.own_cases()
+    ][::7]
+    assert {one.name for row in rows for one in row.formats} >= {"bfloat16", "float16"}
+    kernels = frozenset(kernel for row in rows for kernel in row.kernels)
+    device = SimulatedCuda(cuda_programs.ptx(75, kernels))
+    for row in rows:
+        row.check(device)

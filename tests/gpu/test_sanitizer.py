@@ -14,7 +14,7 @@ import pytest
 import cuda_table
 import gpu_rows
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 
 PROGRAM = Path(gpu_rows.__file__)
 # What the tool ends with where it found something.

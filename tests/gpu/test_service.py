@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradwire_server.backends.cupy_cuda.backend import Cuda
+from gradwire_server.backends.cuda.backend import Cuda
 
 NEEDS = "SDK and server need it"
 service_load: Any = pytest.importorskip("service_load", reason=NEEDS)

@@ -24,11 +24,10 @@ NAMES = ("auto", _CUDA, _COMPILED, NumpyCpu.name)
 
 # The module that counts devices, check(), and opens the first, open_device(cache_dir=FOLDER); both
 # raise ImportError that says what is missing. Tests have a module of simulated devices.
-DEVICES = "gradwire_server.backends.cupy_cuda.cupy_device"
+DEVICES = "gradwire_server.backends.cuda.cupy_device"
 
 # Of the smallest devices that serve, a half or less.
 CUDA_MEMORY_BYTES = 4 << 30
-
 
 # Multiplications that take about 100 microseconds on one machine of two cores. The compiled backend
 # did 2700 to 6900 of them in a microsecond, by type and kernel; a call of NumPy takes 250
@@ -51,7 +50,7 @@ class Backend(Protocol):
 
     @property
     def may_wait(self) -> bool:
-        """Whether a call may wait for more than a processor: never on an event loop then."""
+        """Whether a call of more than inline_work_of() may wait for more than a processor."""
         ...
 
     def warm_up(self) -> None:
@@ -114,8 +113,20 @@ class TakesDeviceMemory(Protocol):
         ...
 
 
+@runtime_checkable
+class LeavesToCpu(Protocol):
+    """A backend that computes small calls on the CPU."""
+
+    @property
+    def cpu_work(self) -> int:
+        """Multiplications below which it does so."""
+        ...
+
+
 def inline_work_of(backend: Backend) -> int:
     """Return the multiplications up to which a thread would take longer to reach than to spare."""
+    if backend.may_wait:
+        return backend.cpu_work - 1 if isinstance(backend, LeavesToCpu) else 0
     return _INLINE_WORK.get(backend.name, _INLINE_WORK[NumpyCpu.name])
 
 
@@ -207,16 +218,27 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
 
 
 def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
-    """Open the device."""
-    from gradwire_server.backends.cupy_cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
+    """Open the device; small calls get a CPU backend of one thread."""
+    from gradwire_server.backends.cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
 
     try:
         device = import_module(DEVICES).open_device(cache_dir=cache_dir)
-        backend = Cuda(device, memory_bytes=memory_bytes)
+        cpu = _cpu(cache_dir=cache_dir)
+        backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu)
     except (ImportError, MemoryError, RuntimeError) as error:
         why = " ".join(str(error).split())  # CuPy may say it in many lines
         raise ValueError(cannot_run_cuda(why)) from error
-    return backend, f"{_CUDA} was asked for; {device.name}"
+    return backend, (
+        f"{_CUDA} was asked for; {device.name}; calls below {backend.cpu_work} multiplications "
+        f"are computed on the CPU, by {cpu.name}"
+    )
+
+
+def _cpu(*, cache_dir: str) -> Backend:
+    try:
+        return _compiled(threads=1, cache_dir=cache_dir)
+    except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+        return instead_of_compiled("auto", error)[0]
 
 
 def cannot_run_cuda(why: str) -> str:

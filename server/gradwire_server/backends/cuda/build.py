@@ -1,22 +1,32 @@
-"""Compiles the kernels with NVRTC, without a device, and keeps what came out.
+"""Compilation of the kernels by NVRTC, without a device, and a cache of cubins.
 
-CuPy's own way of compiling flushes denormal numbers to zero and needs a device. So NVRTC is called
-itself, and `cupy.RawModule(path=...)` loads the cubin.
+CuPy's own compilation flushes denormal numbers to zero and needs a device. So this module calls
+NVRTC through `cupy.cuda.nvrtc`, and `cupy.RawModule(path=...)` loads the cubin. A cached cubin has
+a record beside it, with a digest of both.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import json
+import logging
+import os
 import re
+import shutil
 import struct
+import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from gradwire_server.backends.cuda import cubins
-from gradwire_server.backends.cuda.cubins import Cubin
+from gradwire_server.backends import kept_files
 from gradwire_server.backends.cuda.programs import Kernel
+
+_log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
 _HEADER = "numbers.cuh"
@@ -31,12 +41,26 @@ class BuildError(RuntimeError):
     """Kernels cannot be compiled: NVRTC is missing or refuses them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Compiled kernels of one file.
+
+    path     of the cubin
+    lowered  name expression of each kernel -> its name in the cubin
+    log      the compiler's report: registers, shared memory, spills
+    """
+
+    path: Path
+    lowered: dict[str, str]
+    log: str
+
+
 def check() -> None:
     """Raise ImportError, saying what to do, where CuPy is missing or there twice, or headers are.
 
     Raises RuntimeError, with the folders that were searched, where NVRTC is missing.
     """
-    present = [name for name in _PACKAGES if _is_installed(name)]
+    present = [name for name in _PACKAGES if any(metadata.distributions(name=name))]
     if len(present) > 1:
         raise ImportError(
             f"{' and '.join(present)} are both installed and overwrite each other; "
@@ -52,18 +76,24 @@ def build(source: str, expressions: Iterable[str], architecture: int, folder: Pa
     source        name of the file
     expressions   name expressions of its kernels
     architecture  compute capability: 90 is 9.0
-    folder        in which cubins are kept; processes may share it. What cannot be kept there is
-                  compiled by each
+    folder        cache of cubins, which processes may share; where it cannot be written to, each
+                  process compiles
 
     Raises BuildError where that cannot be; ImportError without CuPy or NVRTC.
     """
     names = sorted(expressions)
     options = _options(f"-arch=sm_{architecture}")
     stem = f"{Path(source).stem}-sm_{architecture}-{_hash(names)[:24]}"
-    found = cubins.kept(folder / version(), stem)
+    cached = folder / version()
+    found = _cached(cached, stem)
     if found is not None:
         return found
-    return cubins.keep(folder / version(), stem, *_compiled(source, names, options, "cubin"))
+    compiled = _compiled(source, names, options, "cubin")
+    try:
+        return _keep(cached, stem, *compiled)
+    except OSError as error:
+        _log.warning("compiled kernels cannot be cached: %s", error)
+        return _keep(_private(), stem, *compiled)
 
 
 def version() -> str:
@@ -99,12 +129,6 @@ def whole_elf(code: bytes) -> bytes:
     program_size, program_count, section_size, section_count = struct.unpack_from("<4H", code, 54)
     end = max(programs + program_size * program_count, sections + section_size * section_count)
     return code.ljust(end, b"\0")
-
-
-def registers(log: str) -> dict[str, int]:
-    """Return the registers of each kernel, by its lowered name, from what the compiler reported."""
-    found = re.findall(r"Compiling entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
-    return {name: int(count) for name, count in found}
 
 
 def spills(log: str) -> list[str]:
@@ -161,9 +185,57 @@ def _nvrtc() -> Any:
     return import_module("cupy.cuda").nvrtc
 
 
-def _is_installed(name: str) -> bool:
+def _cached(folder: Path, name: str) -> Cubin | None:
+    """Return the cached kernels of this name; None where there are none, or damaged ones."""
+    path, record = _files(folder, name)
     try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+        code, text = path.read_bytes(), record.read_bytes()
+    except OSError:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(text)
+        lowered, log = found["lowered"], found["log"]
+        if found["digest"] == _digest(code, lowered, log):
+            return Cubin(path, lowered, log)
+    except (ValueError, TypeError, KeyError):
+        pass  # not a record
+    _log.warning("damaged cubin: it is compiled again", extra={"facts": {"file": str(path)}})
+    return None
+
+
+def _keep(folder: Path, name: str, code: bytes, lowered: dict[str, str], log: str) -> Cubin:
+    path, record = _files(folder, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {"digest": _digest(code, lowered, log), "lowered": lowered, "log": log}
+    _write(path, code)
+    _write(record, json.dumps(written).encode())
+    return Cubin(path, lowered, log)
+
+
+def _files(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.cubin", folder / f"{name}.json"
+
+
+def _digest(code: bytes, lowered: dict[str, str], log: str) -> str:
+    described = json.dumps([lowered, log], sort_keys=True).encode()
+    return kept_files.digest(code + described).hex()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that other processes see whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _private() -> Path:
+    """Return a folder for this process only."""
+    made = Path(tempfile.mkdtemp(prefix="gradwire-cuda-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made

@@ -1,0 +1,108 @@
+"""Protocol of the device that the CUDA backend computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+
+class DeviceError(RuntimeError):
+    """The device has refused one call; others are not affected."""
+
+
+class Memory(Protocol):
+    """A block of device memory, returned to the pool when nothing refers to it."""
+
+    @property
+    def ptr(self) -> int:
+        """First address, a multiple of 128."""
+        ...
+
+
+class Stream(Protocol):
+    """Work that the device does in order, for one thread at a time.
+
+    Each method raises DeviceLostError where the device has failed, also at earlier work, and
+    DeviceError where it refuses this call.
+    """
+
+    def up(self, address: int, source: Bytes) -> None:
+        """Copy pinned memory to the device. It must not change before the copy has completed."""
+        ...
+
+    def down(self, target: Bytes, address: int) -> None:
+        """Copy from the device to pinned memory."""
+        ...
+
+    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        """Launch a loaded kernel; addresses has every buffer among its arguments."""
+        ...
+
+    def mark(self, *, blocking: bool) -> Callable[[], None]:
+        """Return a function that waits until the work so far has completed.
+
+        blocking  whether the waiting thread sleeps instead of spinning
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the work so far has completed."""
+        ...
+
+
+class Device(Protocol):
+    """A device, shared by threads.
+
+    name             as its vendor calls it
+    architecture     compute capability: 90 is 9.0
+    multiprocessors  number of streaming multiprocessors
+    cpu_work         multiplications below which a processor is faster
+    memory_taken     bytes of device memory that the pool has, in use or cached
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - above
+
+    @property
+    def architecture(self) -> int: ...  # noqa: D102
+
+    @property
+    def multiprocessors(self) -> int: ...  # noqa: D102
+
+    @property
+    def cpu_work(self) -> int: ...  # noqa: D102
+
+    @property
+    def memory_taken(self) -> int: ...  # noqa: D102
+
+    def load(self, kernels: Collection[Kernel]) -> None:
+        """Compile kernels, or find them in the cache, and load them."""
+        ...
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Set the most device memory that the pool may have."""
+        ...
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Return a block of the pool; MemoryError where the limit or the device has no more.
+
+        The pool may lend a block again as soon as nothing refers to it, whether or not the device
+        still works on it: the caller keeps it until then.
+        """
+        ...
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """Return page-locked host memory; MemoryError where there is none."""
+        ...
+
+    def stream(self) -> Stream:
+        """Return a new stream."""
+        ...

@@ -1,0 +1,108 @@
+"""The simulated device catches a CUDA backend that releases memory or buffers too early.
+
+Each mutant changes one place in the source of the backend.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import cuda_device
+import kernel_maps as maps
+import oracles
+from backend_calls import applied
+from cuda_device import SimulatedDevice
+from cuda_here import needs_simulator
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends.cuda import backend, staging
+from gradwire_server.backends.cuda.device import DeviceError
+from gradwire_server.plans import Plan
+
+pytestmark = needs_simulator
+
+
+class Mutant(NamedTuple):
+    """A mistake: text that a module has once, and the text in its place."""
+
+    name: str
+    module: ModuleType
+    before: str
+    after: str
+
+
+MUTANTS = [
+    Mutant(
+        "memory is released before the last event",
+        backend,
+        "        staged.drain()\n",
+        "        held.release()\n        staged.drain()\n",
+    ),
+    Mutant("pending work is left after an error", backend, "staged.abandon()", "pass"),
+    Mutant(
+        "an abandoned stream is not waited for",
+        staging,
+        "self.stream.synchronize()",
+        "pass",
+    ),
+    Mutant("a result is read before its event", staging, "self.wait()", "pass"),
+    Mutant(
+        "a buffer is filled before its last copy has completed",
+        staging,
+        "        pinned.complete()\n",
+        "        if pinned.target is not None:\n            pinned.complete()\n",
+    ),
+]
+
+
+def _loaded(monkeypatch: pytest.MonkeyPatch, module: ModuleType, text: str) -> ModuleType:
+    """Load a source in place of a module, until the test ends."""
+    made = ModuleType(module.__name__)
+    made.__file__ = module.__file__
+    monkeypatch.setitem(sys.modules, module.__name__, made)
+    exec(compile(text, str(module.__file__), "exec"), made.__dict__)  # noqa: S102 - our own
+    return made
+
+
+def _source(module: ModuleType) -> str:
+    return Path(str(module.__file__)).read_text(encoding="utf-8")
+
+
+def _plan(outer: int, side: int) -> Plan:
+    up = maps.linear(side, 2 * side)
+    return Plan.build([None, up, up], (outer, side, side)).adjoint()
+
+
+def _exercise(cuda: type[backend.Cuda], *, eager: bool) -> None:
+    """Compute on one backend: parts, pieces, a refused task, and the next call."""
+    device = SimulatedDevice(cuda_device.compiled(), eager=eager)
+    made = cuda(device, memory_bytes=1 << 20, streams=1, buffer_bytes=1 << 12)
+    plans = [_plan(5, 16), _plan(1, 40), _plan(9, 7)]
+    for number, plan in enumerate([*plans, *plans]):
+        x = np.random.default_rng(number).standard_normal(plan.input_shape).astype(np.float32)
+        expected = applied(NumpyCpu(), plan, x, np.float32)
+        device.refused, device.accepted = "invalid argument", 4
+        with pytest.raises(DeviceError):
+            applied(made, plan, x, np.float32)
+        oracles.same_bits(applied(made, plan, x, np.float32), expected)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_the_backend_as_it_is_passes(eager: bool) -> None:  # noqa: FBT001
+    _exercise(backend.Cuda, eager=eager)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_an_early_release_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _source(mutant.module)
+    assert text.count(mutant.before) == 1
+    changed = _loaded(monkeypatch, mutant.module, text.replace(mutant.before, mutant.after))
+    if mutant.module is not backend:
+        changed = _loaded(monkeypatch, backend, _source(backend))
+    with pytest.raises(AssertionError):
+        _exercise(changed.Cuda, eager=False)
