@@ -76,7 +76,10 @@ def test_calls_have_what_workers_leave() -> None:
 
 def test_calls_have_what_a_limit_of_address_space_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(limit: int) -> None:
-        monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+        def getrlimit(_which: int) -> tuple[int, int]:
+            return limit, limit
+
+        monkeypatch.setattr(resource, "getrlimit", getrlimit)
 
     limited(resource.RLIM_INFINITY)
     assert container.address_space_room_bytes(2) is None
