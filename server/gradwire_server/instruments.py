@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 
-from gradwire_server.backends import TakesDeviceMemory
+from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.engine import NUMERICS_VERSION, Preparer
 from gradwire_server.outlets import LAST_EXPORT_S, Outlets, are_wanted, tracer
 from gradwire_server.service import Workshop
@@ -17,6 +17,7 @@ from gradwire_server.telemetry.cells import place, span
 from gradwire_server.telemetry.definitions import (
     BUILD,
     CACHE,
+    COMPUTED,
     DEVICE_MEMORY,
     LOOKUPS,
     MEMORY,
@@ -128,12 +129,19 @@ class Instruments:
         backend = workshop.backend
         if isinstance(backend, TakesDeviceMemory):
             readings[place(DEVICE_MEMORY)] = lambda: backend.memory_taken
+        if isinstance(backend, LeavesToCpu):
+            for name in COMPUTED.labels[0].values:
+                readings[place(COMPUTED, name)] = partial(_computed, backend, name)
         for cache in CACHE.values:
             for index, outcome in enumerate(OUTCOME.values):
                 readings[place(LOOKUPS, cache, outcome)] = partial(
                     _lookups, workshop.preparer, cache, index
                 )
         return readings
+
+
+def _computed(backend: LeavesToCpu, name: str) -> float:
+    return backend.computed_by.get(name, 0)
 
 
 def _lookups(preparer: Preparer, cache: str, index: int) -> float:

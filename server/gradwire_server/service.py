@@ -16,6 +16,7 @@ import numpy as np
 from gradwire import ops, v1
 from gradwire_server import callers, encoding, wire
 from gradwire_server.backends import Backend, inline_work_of
+from gradwire_server.backends.call_deadline import computing_until
 from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
 from gradwire_server.device_watch import DeviceWatch
@@ -111,7 +112,8 @@ class Workshop:
         needs = self.preparer.preparation(request)
         if needs.is_quick:
             return finish(self.preparer.prepare(request))
-        allowed = self.admission.max_memory_bytes
+        settings = self.settings
+        allowed = max(settings.max_memory_bytes, settings.max_request_memory_bytes)
         if needs.memory_bytes > allowed:
             came = f"building the tables of this request may take {needs.memory_bytes} bytes"
             raise exceeded(came, "max_memory_bytes", allowed)
@@ -162,7 +164,7 @@ class Workshop:
         with phases.spending("queue"):
             slot = await turns.slot()
         with slot, phases.spending("compute"):
-            done, outcome = submit(self.pool, partial(_timed, work))
+            done, outcome = submit(self.pool, partial(_timed, work, turns.claim.deadline))
             slot.until(done)
             try:
                 result, seconds = await self._result(done, outcome)
@@ -296,9 +298,10 @@ def _check_length(length: int, request: EvaluationRequest) -> None:
         raise InvalidDataError("data", f"{length} bytes; input's descriptor takes {needed}")
 
 
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
+def _timed(work: Callable[[], T], deadline: float) -> tuple[T, float]:
     began = time.perf_counter()
-    return work(), time.perf_counter() - began
+    with computing_until(deadline):
+        return work(), time.perf_counter() - began
 
 
 def _measured(evaluation: Evaluation) -> Evaluation:

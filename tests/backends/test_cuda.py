@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,7 +22,7 @@ from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire import Client, OutOfMemoryError, RetryPolicy, UnavailableError, ops
 from gradwire_server import LocalClient, backends
-from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends import NumpyCpu, call_deadline
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
@@ -236,6 +237,7 @@ def test_calls_below_a_number_of_multiplications_are_computed_by_the_cpu(
     oracles.same_bits(applied(backend, plan, x, dtype), applied(NumpyCpu(), plan, x, dtype))
     assert cpu.applied == (more == 1)
     assert bool(device.trace) == (more < 1)
+    assert backend.computed_by == {cpu.name if more == 1 else "cuda": 1}
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
@@ -272,6 +274,17 @@ def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
     assert "slower backend" in caplog.text
     _check(backend, plan)
     assert not cpu.applied
+
+
+def test_a_call_waits_for_memory_until_its_deadline_at_most() -> None:
+    assert call_deadline.wait_s(30.0) == 30.0
+    with call_deadline.computing_until(time.monotonic() - 1.0):
+        assert call_deadline.wait_s(30.0) == 0.0
+    now = time.monotonic()
+    with call_deadline.computing_until(now + 5.0):
+        assert call_deadline.wait_s(1.0) == 1.0
+        assert 0.0 < call_deadline.wait_s(30.0) <= 5.0
+    assert call_deadline.wait_s(30.0) == 30.0
 
 
 def test_plans_without_passes_need_no_device() -> None:

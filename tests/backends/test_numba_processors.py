@@ -18,7 +18,14 @@ pytestmark = needs_numba
 # Lesser processors that numba can be told to compile for, with features that they have and not.
 PROCESSORS = [
     pytest.param("generic", "", "", "avx f16c fma avx512f", id="any processor"),
-    pytest.param("haswell", "+avx,+avx2,+f16c,+fma,+sse4.2", "avx2 f16c fma", "avx512f", id="AVX2"),
+    pytest.param(
+        "haswell",
+        "+avx,+avx2,+f16c,+fma,+sse4.2",
+        "avx2 f16c fma",
+        "avx512f",
+        id="AVX2",
+        marks=pytest.mark.heavy,
+    ),
 ]
 
 CHECK = """

@@ -112,7 +112,9 @@ def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
 
 def test_tables_larger_than_the_memory_of_all_are_refused_before_they_are_built() -> None:
     with (
-        serving(compute_threads=1, max_memory_bytes=1 << 26) as server,
+        serving(
+            compute_threads=1, max_memory_bytes=1 << 26, max_request_memory_bytes=1 << 26
+        ) as server,
         RawClient(server.address) as client,
     ):
         refusal = client.evaluate(short_message(1_000_000)).refusal

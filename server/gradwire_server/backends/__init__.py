@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, runtime_checkable
@@ -120,6 +120,11 @@ class LeavesToCpu(Protocol):
     @property
     def cpu_work(self) -> int:
         """Multiplications below which it does so."""
+        ...
+
+    @property
+    def computed_by(self) -> Mapping[str, int]:
+        """Number of computations so far, by name of the backend that did them."""
         ...
 
 

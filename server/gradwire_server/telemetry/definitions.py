@@ -149,6 +149,12 @@ LOOKUPS = Metric(
     "Looks for a prepared evaluation, and for its plan where there is none.",
     labels=(CACHE, OUTCOME),
 )
+COMPUTED = Metric(
+    "gradwire_gpu_computations_total",
+    "counter",
+    "Computations of the backend cuda, by the backend that did them: small ones are the CPU's.",
+    labels=(Label("backend", _BACKENDS),),
+)
 LAG = Metric(
     "gradwire_event_loop_lag_seconds",
     "histogram",
@@ -211,7 +217,18 @@ DEVICE_MEMORY = Metric(
     by_worker=True,
 )
 
-COUNTS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS, LOOKUPS, LAG)
+COUNTS = (
+    REQUEST_DURATION,
+    PHASE_DURATION,
+    RECEIVED,
+    SENT,
+    STEP,
+    ITEMS,
+    ERRORS,
+    LOOKUPS,
+    COMPUTED,
+    LAG,
+)
 STATES = (
     *(IN_FLIGHT, QUEUE_DEPTH, MEMORY, MEMORY_LIMIT, STREAMS, STREAMS_LIMIT, READY),
     *(DEVICE_MEMORY, BUILD),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from gradwire_server.backends import Backend, instead_of_compiled
+from gradwire_server.backends.call_deadline import wait_s as wait_of_call_s
 from gradwire_server.backends.cuda import dispatch, kernels
 from gradwire_server.backends.cuda.device import Array, Device, DeviceError, Memory
 from gradwire_server.backends.cuda.programs import Buffer, Program, packed
@@ -146,7 +148,8 @@ class Cuda:
     cpu_work      multiplications below which cpu computes a call; None for the device's own
     streams       calls that compute at once; others wait in order of arrival
     buffer_bytes  of a pinned buffer; each stream has a few
-    wait_s        time that a call may wait for device memory that other calls have
+    wait_s        time that a call may wait for device memory that other calls have; less where
+                  its deadline is nearer
     """
 
     name = "cuda"
@@ -173,6 +176,8 @@ class Cuda:
         self._buffer_bytes, self._wait_s = buffer_bytes, wait_s
         self._programs = Recent[tuple[Plan, Program]](most=_MOST_PROGRAMS, max_weight=_TABLE_BYTES)
         self._forget_tables()
+        # Approximate where threads count at once.
+        self.computed_by = Counter[str]()
         self._lock = Lock()
         self._is_warm = False
         self._lost = ""
@@ -209,6 +214,7 @@ class Cuda:
         if not y.size:
             return
         if not plan.passes or plan.work < self.cpu_work:
+            self.computed_by[self._cpu.name] += 1
             self._cpu.apply(plan, x, y)
             return
         many = self._device.multiprocessors
@@ -220,6 +226,7 @@ class Cuda:
         if not y.size:
             return
         if bands.nnz * (y.size // bands.outputs) < self.cpu_work:
+            self.computed_by[self._cpu.name] += 1
             self._cpu.accumulate(bands, x, y, axis=axis, carried=carried)
             return
         many = self._device.multiprocessors
@@ -228,10 +235,12 @@ class Cuda:
 
     def _compute(self, call: _Call) -> None:
         self.warm_up()
+        self.computed_by[self.name] += 1
         slices = call.slices(self._buffer_bytes)
         self._program(call, slices)  # not in the queue, where other calls would wait for it
         hold = partial(self._hold, call, slices)
-        with self._noting_loss(), self._queue.turn(hold, wait_s=self._wait_s) as (staged, held):
+        turn = self._queue.turn(hold, wait_s=wait_of_call_s(self._wait_s))
+        with self._noting_loss(), turn as (staged, held):
             with self._noting_loss():  # before the next call has the stream
                 _run(staged, call, held)
             if held.uploads and call.plan is not None:

@@ -1,0 +1,27 @@
+"""The deadline of the call that a thread computes for, which bounds what a backend waits for."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+_thread = threading.local()
+
+
+@contextmanager
+def computing_until(deadline: float) -> Generator[None]:
+    """Have this thread compute for a call with a deadline, on the monotonic clock."""
+    _thread.deadline = deadline
+    try:
+        yield
+    finally:
+        _thread.deadline = math.inf
+
+
+def wait_s(most_s: float) -> float:
+    """Return how long this thread's call may wait: until its deadline, and most_s at most."""
+    deadline: float = getattr(_thread, "deadline", math.inf)
+    return max(0.0, min(most_s, deadline - time.monotonic()))
