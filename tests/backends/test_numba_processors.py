@@ -24,7 +24,6 @@ PROCESSORS = [
         "avx2 f16c fma",
         "avx512f",
         id="AVX2",
-        marks=pytest.mark.heavy,
     ),
 ]
 
@@ -54,6 +53,7 @@ def _has(features: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(("processor", "told", "present", "missing"), PROCESSORS)
 def test_code_for_other_processors_has_the_bits_of_numpy(
     processor: str, told: str, present: str, missing: str
