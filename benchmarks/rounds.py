@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CaseTimes:
-    """What each contestant took for one case.
+    """Times of all contestants for one case.
 
     nbytes   of output gradient and input gradient together
     seconds  per call, [contestant][round]

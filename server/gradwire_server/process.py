@@ -132,7 +132,7 @@ async def _started(
     except DeviceLostError as error:
         device.lose(str(error))
         _end_without_device()
-    # What starting leaves behind would otherwise be looked through during one of the first calls.
+    # Garbage of the start: one of the first calls would wait for its collection.
     gc.collect()
     # Parents that start a server on port 0 read this line.
     print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201

@@ -112,11 +112,14 @@ class Workshop:
         needs = self.preparer.preparation(request)
         if needs.is_quick:
             return finish(self.preparer.prepare(request))
-        settings = self.settings
-        allowed = max(settings.max_memory_bytes, settings.max_request_memory_bytes)
-        if needs.memory_bytes > allowed:
+        limits = {
+            name: getattr(self.settings, name)
+            for name in ("max_memory_bytes", "max_request_memory_bytes")
+        }
+        limit = max(limits, key=limits.__getitem__)
+        if needs.memory_bytes > limits[limit]:
             came = f"building the tables of this request may take {needs.memory_bytes} bytes"
-            raise exceeded(came, "max_memory_bytes", allowed)
+            raise exceeded(came, limit, limits[limit])
         building = TurnedWork(
             lambda check: finish(self.preparer.prepare(request, check=check)), turn_s=TURN_S
         )

@@ -21,7 +21,7 @@ _log = logging.getLogger("gradwire_server")
 _WORKER = "gradwire_server.worker"
 # CUDA's: names the GPUs that a process sees.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-# What the system takes to end a process that was killed, unless a driver holds it.
+# The system ends a killed process sooner, unless a driver holds it.
 _KILL_S = 10.0
 
 

@@ -80,11 +80,13 @@ def test_a_launch_of_more_than_2_to_the_31_numbers_has_the_bits_of_numpy(cuda: C
     del cuda
     free = import_module("cupy").cuda.runtime.memGetInfo()[0]
     if free < _NEEDED_BYTES:
-        pytest.skip(f"the device has {free / GIB:.1f} GiB free of {_NEEDED_BYTES / GIB:.0f}")
+        pytest.skip(
+            f"the device has {free / GIB:.1f} GiB free; {_NEEDED_BYTES / GIB:.0f} are needed"
+        )
     host = _available()
     if host < _NEEDED_BYTES and not os.environ.get(_ANYWAY):
         pytest.skip(
-            f"the host has {host / GIB:.1f} GiB free of {_NEEDED_BYTES / GIB:.0f}; "
+            f"the host has {host / GIB:.1f} GiB free; {_NEEDED_BYTES / GIB:.0f} are needed; "
             f"{_ANYWAY}=1 where more comes as it is used"
         )
     backend = Cuda(cupy_device.CupyDevice(), memory_bytes=_NEEDED_BYTES)

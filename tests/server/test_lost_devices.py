@@ -316,7 +316,7 @@ def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
 
 
 def test_every_stream_in_flight_ends_with_the_device(tmp_path: Path) -> None:
-    """Those that wait for their callers, too; each says so in its last message."""
+    """Streams that wait for their callers end too, and their last message has the reason."""
     over = threading.Event()
 
     def waiting() -> Iterator[v1.EvaluateStreamRequest]:

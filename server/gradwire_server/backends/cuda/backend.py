@@ -120,7 +120,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Held:
-    """What a call computes its parts with.
+    """The program and the device memory of a call.
 
     program    of a part
     slices     that the program is made for; the last part may have fewer
