@@ -19,7 +19,7 @@ class Relay:
     cuts_up   likewise of bytes from the client
     on_cut    called before each cut
     address   HOST:PORT of the relay
-    delay_s   seconds that each 64 KiB from clients wait
+    delay_s   seconds that 64 KiB from clients wait, and fewer bytes in proportion
     cut       connections that were cut so far
     carried_bytes
               what clients have sent so far
@@ -104,7 +104,7 @@ class Relay:
             while data := client.recv(1 << 16):
                 self.carried_bytes += len(data)
                 self._flowing.wait()
-                time.sleep(self.delay_s)
+                time.sleep(self.delay_s * len(data) / (1 << 16))
                 if left is not None and left <= len(data) and not self._spares:
                     server.sendall(data[:left])
                     self._note_cut()

@@ -89,16 +89,15 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(
 
 
 def test_a_share_may_take_longer_than_an_answer(fleet: Fleet, expected: NDArray[Any]) -> None:
-    options: dict[str, Any] = {**ALWAYS, "timeout_s": 1.0, "chunk_bytes": 20_000}
+    options: dict[str, Any] = {**ALWAYS, "timeout_s": 2.0, "chunk_bytes": 20_000}
     with ExitStack() as stack:
         relays = [stack.enter_context(relaying(target)) for target in fleet.targets[1:]]
         for relay in relays:
-            relay.delay_s = 0.1
+            relay.delay_s = 0.12
         client = stack.enter_context(Client([one.address for one in relays], **options))
         began = time.monotonic()
         same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
-        # Or nothing is shown here.
-        assert time.monotonic() - began > 0.5
+        assert time.monotonic() - began > options["timeout_s"]
 
 
 def test_a_server_that_never_answers_leaves_its_share_to_the_others(
