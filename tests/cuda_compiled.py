@@ -30,7 +30,13 @@ def every_kernel() -> list[Kernel]:
 @cache
 def texts(architecture: int) -> list[tuple[str, dict[str, str]]]:
     """Return the PTX of every file, and the names that its kernels have in it."""
-    return [build.ptx(*one, architecture) for one in build.by_source(every_kernel()).items()]
+    return [ptx(*one, architecture) for one in build.by_source(every_kernel()).items()]
+
+
+def ptx(source: str, expressions: list[str], architecture: int) -> tuple[str, dict[str, str]]:
+    """Return kernels of one file as PTX, and the names that they have in it."""
+    made = build.compiled(source, expressions, f"compute_{architecture}")
+    return made.code.rstrip(b"\0").decode(), made.lowered
 
 
 def _registers(log: str) -> dict[str, int]:
@@ -43,7 +49,7 @@ def registers(architecture: int, cache: Path) -> dict[str, int]:
     """Compile every kernel; return the registers that a thread of each takes, and spills none."""
 
     def of_file(source: str, expressions: list[str]) -> dict[str, int]:
-        cubin = build.build(source, expressions, architecture, cache)
+        cubin = build.cubin(source, expressions, architecture, cache)
         assert not build.spills(cubin.log), cubin.log
         counts = _registers(cubin.log)
         return {name: counts[lowered] for name, lowered in cubin.lowered.items()}

@@ -66,7 +66,6 @@ class SimulatedDevice:
     """
 
     name = "simulated"
-    architecture = 90
     cpu_work = 0
 
     def __init__(

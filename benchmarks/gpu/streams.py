@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.compute.cases import Array
-from gradwire_server.backends.cuda import build
-from gradwire_server.backends.cuda.build import Cubin
+from gradwire_server.backends.cuda import build, cupy_device
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 
 _CLOCKS = ("clocks.sm", "clocks.mem")
@@ -123,7 +123,7 @@ class CudaStream:
 
     def __init__(self, cache: Path) -> None:
         cupy: Any = import_module("cupy")
-        self._cuda, self._cupy, self._cache = cupy.cuda, cupy, cache
+        self._cuda, self._cache = cupy.cuda, cache
         self._functions = dict[Kernel, Any]()
         runtime = self._cuda.runtime
         self._cuda.Device(0).use()
@@ -147,17 +147,10 @@ class CudaStream:
     def load(self, kernels: Collection[Kernel]) -> None:
         """Compile kernels as the server does, or find what it compiled before."""
         grouped = build.by_source(kernels)
+        compiled = partial(build.cubin, architecture=self._architecture, folder=self._cache)
         with ThreadPoolExecutor() as pool:
-            compiled = pool.map(self._compiled, grouped.keys(), grouped.values())
-            cubins = dict(zip(grouped, compiled, strict=True))
-        for source, cubin in cubins.items():
-            module = self._cupy.RawModule(path=str(cubin.path))
-            for expression in grouped[source]:
-                function = module.get_function(cubin.lowered[expression])
-                self._functions[Kernel(source, expression)] = function
-
-    def _compiled(self, source: str, expressions: list[str]) -> Cubin:
-        return build.build(source, expressions, self._architecture, self._cache)
+            list(pool.map(compiled, grouped.keys(), grouped.values()))
+        self._functions |= cupy_device.functions(kernels, self._architecture, self._cache)
 
     def empty(self, nbytes: int) -> Block:
         """Return memory past CuPy's pool."""

@@ -66,46 +66,38 @@ def test_cupy_has_everything_that_is_called_on_a_device() -> None:
 
 
 _ERRORS = {
-    "cudaErrorInvalidValue": 0,
-    "cudaErrorInvalidConfiguration": 0,
-    "cudaErrorNotReady": 0,
-    "cudaErrorInvalidResourceHandle": 0,
-    "cudaErrorLaunchOutOfResources": 0,
-    "cudaErrorHostMemoryAlreadyRegistered": 0,
-    "cudaErrorMemoryAllocation": 0,
-    "cudaErrorDevicesUnavailable": 1,
-    "cudaErrorECCUncorrectable": 1,
-    "cudaErrorIllegalAddress": 1,
-    "cudaErrorLaunchTimeout": 1,
-    "cudaErrorAssert": 1,
-    "cudaErrorHardwareStackError": 1,
-    "cudaErrorIllegalInstruction": 1,
-    "cudaErrorMisalignedAddress": 1,
-    "cudaErrorInvalidAddressSpace": 1,
-    "cudaErrorInvalidPc": 1,
-    "cudaErrorLaunchFailure": 1,
-    "cudaErrorUnknown": 1,
+    "cudaErrorInvalidValue": DeviceError,
+    "cudaErrorInvalidConfiguration": DeviceError,
+    "cudaErrorNotReady": DeviceError,
+    "cudaErrorInvalidResourceHandle": DeviceError,
+    "cudaErrorLaunchOutOfResources": DeviceError,
+    "cudaErrorHostMemoryAlreadyRegistered": DeviceError,
+    "cudaErrorMemoryAllocation": MemoryError,
+    "cudaErrorDevicesUnavailable": DeviceLostError,
+    "cudaErrorECCUncorrectable": DeviceLostError,
+    "cudaErrorIllegalAddress": DeviceLostError,
+    "cudaErrorLaunchTimeout": DeviceLostError,
+    "cudaErrorAssert": DeviceLostError,
+    "cudaErrorHardwareStackError": DeviceLostError,
+    "cudaErrorIllegalInstruction": DeviceLostError,
+    "cudaErrorMisalignedAddress": DeviceLostError,
+    "cudaErrorInvalidAddressSpace": DeviceLostError,
+    "cudaErrorInvalidPc": DeviceLostError,
+    "cudaErrorLaunchFailure": DeviceLostError,
+    "cudaErrorUnknown": DeviceLostError,
 }
 
 
 @needs_cuda_packages
-def test_errors_that_last_are_told_from_those_of_one_call() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_errors_that_last_are_told_from_those_of_one_call(fails: bool) -> None:  # noqa: FBT001
     """By name, as CUDA's own library numbers them."""
     error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
     named = {str(error_of(number)).partition(":")[0]: number for number in range(1000)}
-    assert {name: int(cupy_device.is_lasting(named[name])) for name in _ERRORS} == _ERRORS
-
-
-@needs_cuda_packages
-def test_an_error_of_cuda_becomes_one_of_three() -> None:
-    error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
-    for status, lasts, kind, name in (
-        (2, False, MemoryError, "cudaErrorMemoryAllocation"),
-        (700, True, DeviceLostError, "cudaErrorIllegalAddress"),
-        (1, False, DeviceError, "cudaErrorInvalidValue"),
-    ):
-        made = cupy_device.translated(error_of(status), lasts=lasts)
-        assert type(made) is kind
+    for name, kind in _ERRORS.items():
+        expected = DeviceLostError if kind is DeviceError and fails else kind
+        made = cupy_device.translated(error_of(named[name]), fails=lambda: fails)
+        assert type(made) is expected, name
         assert name in str(made)
 
 

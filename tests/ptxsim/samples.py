@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
+import cuda_compiled
 from cudasim.samples import FOLDER, NAMES
-from gradwire_server.backends.cuda import build
 from ptxsim.module import PtxModule, translated
 
 
@@ -17,4 +17,4 @@ def compiled_samples(architecture: int) -> PtxModule:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gradwire_server.backends.cuda.build._FOLDER", FOLDER)
         patch.setattr("gradwire_server.backends.cuda.build._HEADER", "samples.cu")  # has none
-        return translated([build.ptx("samples.cu", NAMES, architecture)])
+        return translated([cuda_compiled.ptx("samples.cu", NAMES, architecture)])

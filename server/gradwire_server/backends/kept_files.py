@@ -1,7 +1,7 @@
 """Files of compiled code: whether they are whole, and how long those of other versions are kept.
 
-A flipped bit in machine code ends the process or gives other results, so that a digest of it is
-kept too. Each version of the code has a folder, named by 16 hexadecimal digits, beside others'.
+A flipped bit in machine code ends the process or gives other results, so each file ends with a
+digest. Each version of the code has a folder, named by 16 hexadecimal digits, beside others'.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
-DIGEST_BYTES = 16
+_DIGEST_BYTES = 16
 
 # Half removed where the process that did so ended.
 _OF_A_VERSION = re.compile(r"([0-9a-f]{16})(\.going\.\d+)?")
@@ -26,7 +27,29 @@ _log = logging.getLogger(__name__)
 
 def digest(content: bytes) -> bytes:
     """Return what shows that content is whole."""
-    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def read(path: Path) -> bytes | None:
+    """Return content that ends with its digest, without that; None if it is missing or damaged."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    content = kept[:-_DIGEST_BYTES]
+    if kept[-_DIGEST_BYTES:] == digest(content):
+        return content
+    _log.warning("damaged: it is compiled anew", extra={"facts": {"file": str(path)}})
+    return None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write content and its digest; other processes see the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder, path.name)
+        made.write_bytes(content + digest(content))
+        made.replace(path)
 
 
 def forget_others(part: Path) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -70,11 +70,6 @@ def check() -> int:
     return int(count)
 
 
-def open_device(*, cache_dir: str) -> CupyDevice:
-    """Return the current device; raises ImportError as check() does."""
-    return CupyDevice(cache_dir=cache_dir)
-
-
 def cubins(cache_dir: str) -> Path:
     """Return the folder of compiled kernels; cache_dir is empty for the user's cache folder."""
     if cache_dir:
@@ -83,19 +78,35 @@ def cubins(cache_dir: str) -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "gradwire" / "cuda"
 
 
-def is_lasting(status: int) -> bool:
-    """Whether a process can do nothing more on its device after this error."""
-    return status in _LASTING
+def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> dict[Kernel, Any]:
+    """Compile kernels, or find them in the cache, and load them onto the current device."""
+    found = dict[Kernel, Any]()
+    for source, expressions in build.by_source(kernels).items():
+        cubin = build.cubin(source, expressions, architecture, cache)
+        for line in build.spills(cubin.log):
+            facts = {"source": source, "architecture": architecture, "ptxas": line}
+            _log.warning("spilled registers: it is slower", extra={"facts": facts})
+        with NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin.code)
+            file.flush()
+            module = import_module("cupy").RawModule(path=file.name)
+            for expression in expressions:
+                # RawKernel itself takes no stream, its function does.
+                function = module.get_function(cubin.lowered[expression]).kernel
+                found[Kernel(source, expression)] = function
+    forget_others(cache / build.version())
+    return found
 
 
-def translated(error: Any, *, lasts: bool) -> Exception:
+def translated(error: Any, *, fails: Callable[[], bool]) -> Exception:
     """Return an error of CUDA as MemoryError, DeviceLostError or DeviceError.
 
-    lasts  whether later calls fail too
+    fails  whether the device fails after an error that need not last
     """
     if error.status == _OUT_OF_MEMORY:
         return MemoryError(str(error))
-    return DeviceLostError(str(error)) if lasts else DeviceError(str(error))
+    lost = error.status in _LASTING or fails()
+    return DeviceLostError(str(error)) if lost else DeviceError(str(error))
 
 
 class CupyDevice:
@@ -115,12 +126,11 @@ class CupyDevice:
         self._errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError
         self._cache = cubins(cache_dir)
         self._functions = dict[Kernel, Any]()
-        self._lock = Lock()
         with self.translating():
             self._pool = cuda.MemoryPool()
             properties = cuda.runtime.getDeviceProperties(cuda.runtime.getDevice())
         self.name: str = properties["name"].decode()
-        self.architecture = 10 * int(properties["major"]) + int(properties["minor"])
+        self._architecture = 10 * int(properties["major"]) + int(properties["minor"])
         self.multiprocessors = int(properties["multiProcessorCount"])
 
     @contextmanager
@@ -129,10 +139,7 @@ class CupyDevice:
         try:
             yield
         except self._errors as error:
-            lasts = is_lasting(error.status)
-            if not lasts and error.status != _OUT_OF_MEMORY:
-                lasts = self._fails()
-            raise translated(error, lasts=lasts) from error
+            raise translated(error, fails=self._fails) from error
 
     def _fails(self) -> bool:
         """Whether the device fails after an error that need not last."""
@@ -149,18 +156,8 @@ class CupyDevice:
 
     def load(self, kernels: Collection[Kernel]) -> None:
         """Compile kernels, or find them in the cache, and load them."""
-        with self._lock, self.translating():
-            for source, expressions in build.by_source(kernels).items():
-                cubin = build.build(source, expressions, self.architecture, self._cache)
-                for line in build.spills(cubin.log):
-                    facts = {"source": source, "architecture": self.architecture, "ptxas": line}
-                    _log.warning("spilled registers: it is slower", extra={"facts": facts})
-                module = self._cupy.RawModule(path=str(cubin.path))
-                for expression in expressions:
-                    # RawKernel itself takes no stream, its function does.
-                    function = module.get_function(cubin.lowered[expression]).kernel
-                    self._functions[Kernel(source, expression)] = function
-        forget_others(self._cache / build.version())
+        with self.translating():
+            self._functions |= functions(kernels, self._architecture, self._cache)
 
     def limit_memory(self, nbytes: int) -> None:
         """Set the limit of CuPy's pool."""
@@ -233,3 +230,7 @@ class CupyStream:
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
         with self._translating():
             self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
+
+
+# What the backend opens: the current device, with cache_dir by name.
+open_device = CupyDevice

@@ -62,26 +62,18 @@ class Device(Protocol):
     """A device, shared by threads.
 
     name             as its vendor calls it
-    architecture     compute capability: 90 is 9.0
     multiprocessors  number of streaming multiprocessors
     cpu_work         multiplications below which a processor is faster
-    memory_taken     bytes of device memory that the pool has, in use or cached
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102 - above
+    name: str
+    multiprocessors: int
+    cpu_work: int
 
     @property
-    def architecture(self) -> int: ...  # noqa: D102
-
-    @property
-    def multiprocessors(self) -> int: ...  # noqa: D102
-
-    @property
-    def cpu_work(self) -> int: ...  # noqa: D102
-
-    @property
-    def memory_taken(self) -> int: ...  # noqa: D102
+    def memory_taken(self) -> int:
+        """Bytes of device memory that the pool has, in use or cached."""
+        ...
 
     def load(self, kernels: Collection[Kernel]) -> None:
         """Compile kernels, or find them in the cache, and load them."""
