@@ -14,17 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-import oracles
-from gradwire_server.backends.cuda import build, kernels
-from gradwire_server.backends.cuda.programs import Kernel
+from gradwire_server.backends.cuda import build
+from gradwire_server.backends.cuda.programs import every_kernel
 
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 BUDGET = Path(__file__).parent / "data" / "cuda_registers.json"
-
-
-def every_kernel() -> list[Kernel]:
-    """Return all kernels of all storage types."""
-    return sorted({one for dtype in oracles.STORAGE_TYPES for one in kernels.every(dtype)})
 
 
 @cache
@@ -45,12 +39,17 @@ def _registers(log: str) -> dict[str, int]:
     return {name: int(count) for name, count in found}
 
 
+def spills(log: str) -> list[str]:
+    """Return the lines of what the compiler reported that tell of spilled registers."""
+    return [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
+
+
 def registers(architecture: int, cache: Path) -> dict[str, int]:
     """Compile every kernel; return the registers that a thread of each takes, and spills none."""
 
     def of_file(source: str, expressions: list[str]) -> dict[str, int]:
         cubin = build.cubin(source, expressions, architecture, cache)
-        assert not build.spills(cubin.log), cubin.log
+        assert not spills(cubin.log), cubin.log
         counts = _registers(cubin.log)
         return {name: counts[lowered] for name, lowered in cubin.lowered.items()}
 

@@ -64,7 +64,8 @@ def work(case: Case, formats: Formats) -> Work:
     """Run a plan on the simulated device and count."""
     arriving, leaving = formats
     program = dispatch.program(case.plan, arriving, leaving, multiprocessors=0)
-    module = cuda_programs.ptx(90, program.kernels, counting=True)
+    kernels = frozenset(launch.kernel for launch in program.launches)
+    module = cuda_programs.ptx(90, kernels, counting=True)
     module.reset_counts()
     x = np.zeros(case.plan.input_shape, arriving)
     y = np.empty(case.plan.output_shape, leaving)

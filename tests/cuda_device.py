@@ -15,14 +15,13 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
-import cuda_compiled
 from cudasim import module
 from cudasim.compiler import Mode
 from cudasim.module import Buffer as SimulatorBuffer
 from cudasim.module import Module, SimError
 from gradwire_server.backends.cuda import dispatch
 from gradwire_server.backends.cuda.device import Bytes, DeviceError
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
+from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch, every_kernel
 from gradwire_server.errors import DeviceLostError
 
 SOURCES = Path(str(files("gradwire_server.backends.cuda")))
@@ -35,7 +34,7 @@ def compiled(
     mode: Mode = Mode.PLAIN, some: frozenset[Kernel] | None = None, folder: Path = SOURCES
 ) -> Module:
     """Compile kernels, all of them unless some are named, with g++."""
-    return module.compiled(folder, some or cuda_compiled.every_kernel(), mode)
+    return module.compiled(folder, some or every_kernel(), mode)
 
 
 class SimulatedMemory:
@@ -199,7 +198,6 @@ class SimulatedStream:
             launch.grid,
             launch.block,
             arguments,
-            shared_bytes=launch.shared_bytes,
         )
         places = zip(launch.arguments, arguments, strict=True)
         used = [(int(at), 0) for place, at in places if isinstance(place, Buffer)]
@@ -208,10 +206,6 @@ class SimulatedStream:
     def mark(self, *, blocking: bool) -> Callable[[], None]:
         """Return a function that does all tasks so far, and nothing else."""
         return partial(self.do, self._given)
-
-    def synchronize(self) -> None:
-        """Do it all."""
-        self.do(self._given)
 
     def do(self, until: int) -> None:
         """Do the first tasks, one stream after the other: the simulator runs one kernel at once."""

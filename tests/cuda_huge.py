@@ -154,7 +154,6 @@ def _run_last_blocks(
             launch.grid,
             launch.block,
             launch.resolved(addresses),
-            shared_bytes=launch.shared_bytes,
             blocks=(blocks - count, blocks),
         )
 

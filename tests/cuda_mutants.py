@@ -52,7 +52,7 @@ class Mutant(NamedTuple):
         if {one.name for one in huge} | {row.case.name for row in rows} != set(self.cases):
             raise LookupError(f"{self.cases}: not all of these are in a table")
         kernels = {kernel for row in rows for kernel in row.kernels}
-        kernels |= {kernel for one in huge for kernel in one.program.kernels}
+        kernels |= {launch.kernel for one in huge for launch in one.program.launches}
         made = self._compiled(frozenset(kernels))
         for row in rows:
             row.check(SimulatedCuda(made, multiprocessors=0))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import cuda_compiled
 from cudasim.module import FORWARD, Module
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Program
+from gradwire_server.backends.cuda.programs import Buffer, Kernel, Program, every_kernel
 from gradwire_server.plans import BandedMap, Plan
 from ptxsim.module import PtxModule, translated
 
@@ -25,7 +25,7 @@ def ptx(
 
     architecture  compute capability: 90 is 9.0
     """
-    named = {kernel.expression for kernel in some or cuda_compiled.every_kernel()}
+    named = {kernel.expression for kernel in some or every_kernel()}
     there = [
         (text, {name: mangled for name, mangled in lowered.items() if name in named})
         for text, lowered in cuda_compiled.texts(architecture)
@@ -58,6 +58,8 @@ class SimulatedCuda:
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y; `Backend` says what they are."""
+        if not y.size:
+            return
         made = partial(dispatch.program, multiprocessors=self._multiprocessors)
         self.run(made(plan, x.dtype, y.dtype), x, y)
 
@@ -97,7 +99,6 @@ class SimulatedCuda:
                 launch.grid,
                 launch.block,
                 launch.resolved(addresses),
-                shared_bytes=launch.shared_bytes,
                 order=self._order,
             )
         y[...] = result

@@ -53,7 +53,8 @@ class Row(NamedTuple):
     @property
     def kernels(self) -> frozenset[Kernel]:
         """The kernels that its program launches."""
-        return dispatch.program(self.case.plan, *self.formats).kernels
+        program = dispatch.program(self.case.plan, *self.formats)
+        return frozenset(launch.kernel for launch in program.launches)
 
     def check(self, device: Applies) -> None:
         """Assert that a device gives NumPy's bits."""

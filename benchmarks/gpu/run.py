@@ -45,10 +45,10 @@ from benchmarks.gpu.contestants import (
     torch_deterministic,
 )
 from benchmarks.gpu.costs import Cost, lines
-from benchmarks.gpu.machines import Machine, RealMachine, SimulatedMachine, storage_types
+from benchmarks.gpu.machines import Machine, RealMachine, SimulatedMachine
 from benchmarks.gpu.report import GpuRecord
 from benchmarks.gpu.streams import DeviceStream
-from gradwire_server.backends.cuda import kernels
+from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
 
 # Of the time there is, so much is for what is left after the kernels.
@@ -152,8 +152,7 @@ class Run:
 
     def kernels(self) -> Iterator[GpuRecord]:
         """Measure all rows, as far as the time goes."""
-        every = {one for dtype in storage_types() for one in kernels.every(dtype)}
-        self.stream.load(sorted(every))
+        self.stream.load(every_kernel())
         rows = [row for row in self.machine.rows() if fnmatch.fnmatch(row.case.name, self.case)]
         numbers = Numbers()
         for number, row in enumerate(rows):

@@ -177,9 +177,7 @@ class CudaStream:
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
         """Run a kernel that was loaded."""
-        self._functions[launch.kernel](
-            launch.grid, launch.block, launch.resolved(addresses), shared_mem=launch.shared_bytes
-        )
+        self._functions[launch.kernel](launch.grid, launch.block, launch.resolved(addresses))
 
     def copy(self, target: Block, source: Block) -> None:
         """Copy one block to another as large, within the device."""
@@ -250,7 +248,6 @@ class SimulatedStream:
             launch.grid,
             launch.block,
             launch.resolved(addresses),
-            shared_bytes=launch.shared_bytes,
         )
 
     def copy(self, target: Block, source: Block) -> None:

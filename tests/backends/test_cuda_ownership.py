@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "an abandoned stream is not waited for",
         staging,
-        "self.stream.synchronize()",
+        "self.stream.mark(blocking=True)()",
         "pass",
     ),
     Mutant("a result is read before its event", staging, "self.wait()", "pass"),

@@ -164,7 +164,7 @@ def _submitted(
     device.entered.wait()
     for seed, plan in enumerate(plans[1:], 1):
         calls.append(pool.submit(_check, backend, plan, seed))
-        while backend.calls_waiting < seed:
+        while backend.queue.waiting < seed:
             time.sleep(0.001)
     return calls
 
@@ -182,7 +182,7 @@ def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all() -> None:
                 call.result()
     # The waiting calls gave the device nothing to do.
     assert [what for what, _ in device.trace].count("launch") == 1
-    assert backend.calls_waiting == 0
+    assert backend.queue.waiting == 0
 
 
 def test_waiting_calls_hold_no_memory() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import cuda_compiled
 from gradwire_server.backends.cuda import build
+from gradwire_server.backends.cuda.programs import every_kernel
 
 needs_nvrtc = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 
@@ -62,7 +63,7 @@ def test_what_must_not_be_in_a_kernel_would_be_found() -> None:
 
 @needs_nvrtc
 def test_kernels_stay_within_48_kib_of_shared_memory(cache: Path) -> None:
-    for source, expressions in build.by_source(cuda_compiled.every_kernel()).items():
+    for source, expressions in build.by_source(every_kernel()).items():
         log = build.cubin(source, expressions, 90, cache).log
         taken = [int(size) for size in re.findall(r"(\d+) bytes smem", log)]
         assert max(taken, default=0) <= 48 << 10
@@ -116,8 +117,8 @@ def test_a_folder_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> N
 
 def test_spilled_registers_are_seen_in_the_compilers_report() -> None:
     used = "    {} bytes stack frame, {} bytes spill stores, 0 bytes spill loads"
-    assert build.spills(used.format(8, 0)) == []
-    assert build.spills(used.format(8, 16)) == [used.format(8, 16)]
+    assert cuda_compiled.spills(used.format(8, 0)) == []
+    assert cuda_compiled.spills(used.format(8, 16)) == [used.format(8, 16)]
 
 
 @needs_nvrtc
@@ -148,7 +149,7 @@ def test_one_release_of_cupy_is_all_that_is_needed() -> None:
 
 def test_every_kernel_has_a_file_that_opens_with_what_it_does() -> None:
     folder = Path(build.__file__).parent
-    for kernel in cuda_compiled.every_kernel():
+    for kernel in every_kernel():
         text = (folder / kernel.source).read_text(encoding="utf-8")
         assert text.startswith("// ")
         assert f" {kernel.expression.partition('<')[0]}(" in text

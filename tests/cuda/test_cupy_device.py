@@ -49,7 +49,6 @@ def test_cupy_has_everything_that_is_called_on_a_device() -> None:
         "cuda.MemoryPool.malloc",
         "cuda.MemoryPool.set_limit",
         "cuda.MemoryPool.total_bytes",
-        "cuda.Stream.synchronize",
         "cuda.driver.CUDADriverError",
         "cuda.pinned_memory.PinnedMemory",
         "cuda.pinned_memory.PinnedMemoryPointer",

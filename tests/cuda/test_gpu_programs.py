@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import cuda_compiled
 import cuda_device
 import cuda_table
 import faulty_device
@@ -20,6 +19,7 @@ from cuda_device import SimulatedDevice
 from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
 from large_tensor import check_rows
 from serving import serving
@@ -41,7 +41,7 @@ def _backend() -> Cuda:
 
 def test_the_few_rows_for_the_sanitizer_launch_every_kernel() -> None:
     launched = {kernel for row in gpu_rows.few_rows() for kernel in row.kernels}
-    assert launched == set(cuda_compiled.every_kernel())
+    assert launched == set(every_kernel())
 
 
 def test_their_program_prints_the_hash_of_numpys_bits() -> None:

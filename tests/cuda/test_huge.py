@@ -19,7 +19,7 @@ def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(
     huge: Huge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Then the last blocks of every kernel are those that write the end.
-    monkeypatch.setattr("gradwire_server.backends.cuda.geometry._MOST_LOOPED", 2**31 - 1)
+    monkeypatch.setattr("gradwire_server.backends.cuda.launches._MOST_LOOPED", 2**31 - 1)
     sizes = map(math.prod, (huge.plan.input_shape, huge.plan.output_shape))
     assert max(sizes) > 2**31
     huge.check(cuda_device.compiled())

@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 
-import cuda_compiled
 import cuda_device
 import cuda_table
 from cuda_here import needs_cuda_packages, needs_simulator
@@ -17,7 +16,7 @@ from cudasim import child
 from cudasim.compiler import Mode
 from cudasim.module import FORWARD, REVERSE
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Program
+from gradwire_server.backends.cuda.programs import Program, every_kernel
 from kernel_cases import Case
 
 pytestmark = needs_simulator
@@ -48,7 +47,7 @@ def _device(order: int, multiprocessors: int) -> SimulatedCuda:
 
 def test_the_table_launches_every_kernel_there_is_and_no_other() -> None:
     launched = {kernel for row in cuda_table.rows() for kernel in row.kernels}
-    assert launched == set(cuda_compiled.every_kernel())
+    assert launched == set(every_kernel())
 
 
 @pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
@@ -60,7 +59,7 @@ def test_every_row_has_the_bits_of_numpy_on_some_device(case: Case) -> None:
 def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gradwire_server.backends.cuda.geometry._MOST_LOOPED", 2)
+    monkeypatch.setattr("gradwire_server.backends.cuda.launches._MOST_LOOPED", 2)
     looping = [row for row in cuda_table.rows() if _loops(row)]
     assert len({kernel.source for row in looping for kernel in row.kernels} & _LOOPING) == 2
     for row in looping:

@@ -4,9 +4,7 @@ From a plan to launches, functions of values that need neither a GPU nor a drive
 
 - dispatch.py     a plan's program: the choice and the order of kernels
 - launches.py     a launch of each kernel: its tables, its grid, its arguments in order
-- geometry.py     grids, strips and tiles of launches, and tables of maps
-- programs.py     the values: Program, Launch, Buffer, Kernel
-- kernels.py      every kernel there is, by name
+- programs.py     the values: Program, Launch, Buffer, and every kernel by name
 - build.py        compiles them with NVRTC and caches cubins
 - *.cu            the kernels, each with its formula, on numbers.cuh
 

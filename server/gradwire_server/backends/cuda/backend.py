@@ -17,94 +17,51 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from threading import Lock
-from typing import Self
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from gradwire_server.backends import Backend, instead_of_compiled
-from gradwire_server.backends.call_deadline import wait_s as wait_of_call_s
-from gradwire_server.backends.cuda import dispatch, kernels
+from gradwire_server.backends.call_deadline import wait_s
+from gradwire_server.backends.cuda import dispatch
 from gradwire_server.backends.cuda.device import Array, Device, DeviceError, Memory
-from gradwire_server.backends.cuda.programs import Buffer, Program, packed
+from gradwire_server.backends.cuda.programs import Buffer, Program, X, Y, every_kernel, packed
 from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.errors import DeviceLostError
-from gradwire_server.plans import BandedMap, Pass, Plan
+from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.recent import Recent
 
 # Calls that compute at once; each has a thread that copies for it.
 _STREAMS = 4
 # Of a pinned buffer: what a processor's second-level cache holds, and long against a launch.
 _BUFFER_BYTES = 2 << 20
-# Of buffers in one allocation: a line of the device's cache.
-_ALIGNMENT = 128
 # Programs that are cached, most bytes of their tables on the host, and the share of the limit that
 # tables on the device may have.
 _MOST_PROGRAMS = 512
 _TABLE_BYTES = 64 << 20
 _TABLES_SHARE = 8
-
-_STORAGE_TYPES = [np.dtype(one) for one in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
-
-_X, _Y = Buffer("x"), Buffer("y")
+# Time that a call may wait for device memory that other calls have; less with a nearer deadline.
+_WAIT_S = 30.0
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Call:
     """Arrays x[outer, ...] and y[outer, ...], and what is done to each outer slice.
 
-    make      makes the program of so many slices
-    plan      that is applied; None where programs are not worth caching
-    carried   whether y is read too
-    programs  of this call, by slices
+    program  makes the program of so many slices, or finds it
+    recurs   whether other calls have the same program
+    carried  whether y is read too
     """
 
     x: Array
     y: Array
-    make: Callable[[int], Program]
-    plan: Plan | None = None
+    program: Callable[[int], Program]
+    recurs: bool = True
     carried: bool = False
-    programs: dict[int, Program] = field(default_factory=dict[int, Program])
-
-    @classmethod
-    def of_plan(cls, plan: Plan, x: Array, y: Array, *, multiprocessors: int) -> Self:
-        """Return the call that applies a plan: axes before its first pass are outer."""
-        first = min((one.axis for one in plan.passes), default=len(plan.input_shape))
-        outer = math.prod(plan.input_shape[:first])
-        passes = tuple(Pass(one.axis - first, one.map) for one in plan.passes)
-        inner = Plan(plan.input_shape[first:], plan.output_shape[first:], passes, plan.fill)
-
-        def make(slices: int) -> Program:
-            return dispatch.program(
-                inner, x.dtype, y.dtype, copies=slices, multiprocessors=multiprocessors
-            )
-
-        x_slices = x.reshape(outer, *inner.input_shape)
-        return cls(x_slices, y.reshape(outer, *inner.output_shape), make, plan)
-
-    @classmethod
-    def of_bands(
-        cls, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int, multiprocessors: int
-    ) -> Self:
-        """Return the call that adds the taps of a map along an axis."""
-        if axis == 0:
-            x, y, axis = x[None], y[None], 1
-
-        def make(slices: int) -> Program:
-            return dispatch.accumulation(
-                bands,
-                (slices, *x.shape[1:]),
-                x.dtype,
-                axis=axis,
-                carried=carried,
-                multiprocessors=multiprocessors,
-            )
-
-        return cls(x, y, make, carried=carried > 0)
 
     @property
     def slice_bytes(self) -> tuple[int, int]:
@@ -118,7 +75,7 @@ class _Call:
         return -(-len(self.x) // parts)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Held:
     """The program and the device memory of a call.
 
@@ -148,8 +105,6 @@ class Cuda:
     cpu_work      multiplications below which cpu computes a call; None for the device's own
     streams       calls that compute at once; others wait in order of arrival
     buffer_bytes  of a pinned buffer; each stream has a few
-    wait_s        time that a call may wait for device memory that other calls have; less where
-                  its deadline is nearer
     """
 
     name = "cuda"
@@ -165,16 +120,14 @@ class Cuda:
         cpu_work: int | None = None,
         streams: int = _STREAMS,
         buffer_bytes: int = _BUFFER_BYTES,
-        wait_s: float = 30.0,
     ) -> None:
         device.limit_memory(memory_bytes)
-        self._device, self._limit = device, memory_bytes
+        self._device, self._limit, self._buffer_bytes = device, memory_bytes, buffer_bytes
         self._cpu = cpu or NumpyCpu()
         self.cpu_work = device.cpu_work if cpu_work is None else cpu_work
         self._streams = [StagedStream(device, buffer_bytes=buffer_bytes) for _ in range(streams)]
-        self._queue = CallQueue(self._streams)
-        self._buffer_bytes, self._wait_s = buffer_bytes, wait_s
-        self._programs = Recent[tuple[Plan, Program]](most=_MOST_PROGRAMS, max_weight=_TABLE_BYTES)
+        self.queue = CallQueue(self._streams)
+        self._programs = Recent[Program](most=_MOST_PROGRAMS, max_weight=_TABLE_BYTES)
         self._forget_tables()
         # Approximate where threads count at once.
         self.computed_by = Counter[str]()
@@ -187,72 +140,88 @@ class Cuda:
         """Bytes of device memory that the pool has, in use or cached."""
         return self._device.memory_taken
 
-    @property
-    def calls_waiting(self) -> int:
-        """Calls that wait for a stream or for memory."""
-        return self._queue.waiting
-
     def warm_up(self) -> None:
         """Load all kernels, compiling those that are not cached, and use every stream once."""
         with self._lock:
             self._check()
-            if not self._is_warm:
-                try:
-                    self._cpu.warm_up()
-                except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
-                    self._cpu, _ = instead_of_compiled("auto", error)
-                every = {one for dtype in _STORAGE_TYPES for one in kernels.every(dtype)}
-                with self._noting_loss():
-                    self._device.load(sorted(every))
-                    with contextlib.suppress(MemoryError):  # later calls may find some
-                        self._use_streams()
-                self._is_warm = True
+            if self._is_warm:
+                return
+            try:
+                self._cpu.warm_up()
+            except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+                self._cpu, _ = instead_of_compiled("auto", error)
+            with self._noting_loss():
+                self._device.load(every_kernel())
+                with contextlib.suppress(MemoryError):  # later calls may find some
+                    self._use_streams()
+            self._is_warm = True
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as the protocol of backends says."""
         self._check()
         if not y.size:
             return
-        if not plan.passes or plan.work < self.cpu_work:
+        if plan.passes and plan.work >= self.cpu_work:
+            self._compute(self._call(plan, x, y))
+        else:
             self.computed_by[self._cpu.name] += 1
             self._cpu.apply(plan, x, y)
-            return
-        many = self._device.multiprocessors
-        self._compute(_Call.of_plan(plan, x, y, multiprocessors=many))
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
         """Add the taps of every output on x to y, as the protocol of backends says."""
         self._check()
         if not y.size:
             return
-        if bands.nnz * (y.size // bands.outputs) < self.cpu_work:
+        if bands.nnz * (y.size // bands.outputs) >= self.cpu_work:
+            self._compute(self._accumulation(bands, x, y, axis=axis, carried=carried))
+        else:
             self.computed_by[self._cpu.name] += 1
             self._cpu.accumulate(bands, x, y, axis=axis, carried=carried)
-            return
-        many = self._device.multiprocessors
-        call = _Call.of_bands(bands, x, y, axis=axis, carried=carried, multiprocessors=many)
-        self._compute(call)
+
+    def _call(self, plan: Plan, x: Array, y: Array) -> _Call:
+        """Return the call that applies a plan."""
+        first = dispatch.outer_axes(plan)
+        # In each call too: not all programs are light enough for the other cache.
+        program = cache(partial(self._program, plan, x.dtype, y.dtype))
+        x, y = (one.reshape(math.prod(one.shape[:first]), *one.shape[first:]) for one in (x, y))
+        return _Call(x, y, program)
+
+    def _accumulation(
+        self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int
+    ) -> _Call:
+        """Return the call that adds the taps of a map along an axis."""
+        if axis == 0:
+            x, y, axis = x[None], y[None], 1
+
+        def made(slices: int) -> Program:
+            return dispatch.accumulation(
+                bands,
+                (slices, *x.shape[1:]),
+                x.dtype,
+                axis=axis,
+                carried=carried,
+                multiprocessors=self._device.multiprocessors,
+            )
+
+        return _Call(x, y, cache(made), recurs=False, carried=carried > 0)
 
     def _compute(self, call: _Call) -> None:
         self.warm_up()
         self.computed_by[self.name] += 1
         slices = call.slices(self._buffer_bytes)
-        self._program(call, slices)  # not in the queue, where other calls would wait for it
-        hold = partial(self._hold, call, slices)
-        turn = self._queue.turn(hold, wait_s=wait_of_call_s(self._wait_s))
+        call.program(slices)  # not in the queue, where other calls would wait for it
+        turn = self.queue.turn(partial(self._hold, call, slices), wait_s=wait_s(_WAIT_S))
         with self._noting_loss(), turn as (staged, held):
             with self._noting_loss():  # before the next call has the stream
                 _run(staged, call, held)
-            if held.uploads and call.plan is not None:
+            if held.uploads and call.recurs:
                 self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
 
     def _use_streams(self) -> None:
         """Compute one number on every stream."""
         one = np.ones(1, np.float16)
-        plan = Plan(one.shape, one.shape, ())
+        call = self._call(Plan(one.shape, one.shape, ()), one, np.empty(1, np.float32))
         for staged in self._streams:
-            y = np.empty(1, np.float32)
-            call = _Call.of_plan(plan, one, y, multiprocessors=self._device.multiprocessors)
             _run(staged, call, self._hold(call, 1))
 
     def _hold(self, call: _Call, slices: int) -> _Held:
@@ -269,34 +238,33 @@ class Cuda:
             is_short, slices = True, -(-slices // 2)
 
     def _held(self, call: _Call, slices: int) -> _Held:
-        program = self._program(call, slices)
+        program = call.program(slices)
         sizes = [*(slices * one for one in call.slice_bytes), *program.scratch]
-        offsets, work_bytes = packed(sizes, alignment=_ALIGNMENT)
-        tables = [one.nbytes for one in program.tables]
-        table_offsets, table_bytes = packed(tables, alignment=_ALIGNMENT)
-        kept = self._tables.get(program)
-        there = [] if kept is None else [kept]
-        uploads = 0 if there else table_bytes
-        missing = [work_bytes, table_bytes] if uploads else [work_bytes]
-        memory = [*(self._device.allocate(one) for one in missing), *there]
+        offsets, work_bytes = packed(sizes)
+        table_offsets, table_bytes = packed([one.nbytes for one in program.tables])
+        memory, kept = [self._device.allocate(work_bytes)], self._tables.get(program)
+        uploads = table_bytes if kept is None else 0
+        if kept is not None:
+            memory.append(kept)
+        elif uploads:
+            memory.append(self._device.allocate(uploads))
         at_x, at_y, *scratch = (memory[0].ptr + one for one in offsets)
-        addresses = {_X: at_x, _Y: at_y}
+        tables = [memory[-1].ptr + one for one in table_offsets]
+        addresses = {X: at_x, Y: at_y}
         addresses |= {Buffer("scratch", number): at for number, at in enumerate(scratch)}
-        base = memory[-1].ptr
-        addresses |= {Buffer("table", number): base + at for number, at in enumerate(table_offsets)}
+        addresses |= {Buffer("table", number): at for number, at in enumerate(tables)}
         return _Held(program, slices, addresses, memory, uploads)
 
-    def _program(self, call: _Call, slices: int) -> Program:
-        """Return a call's program of so many slices."""
-        key = (id(call.plan), call.x.dtype.num, call.y.dtype.num, slices)
-        kept = None if call.plan is None else self._programs.get(key)
-        found = call.programs.get(slices) or (kept and kept[1])
+    def _program(
+        self, plan: Plan, source: np.dtype[Any], result: np.dtype[Any], slices: int
+    ) -> Program:
+        """Return a plan's program of so many slices."""
+        key = plan, source, result, slices
+        found = self._programs.get(key)
         if found is None:
-            found = call.programs[slices] = call.make(slices)
-            if call.plan is not None:
-                # With the plan, so that no other object gets its identity.
-                weight = sum(one.nbytes for one in found.tables)
-                self._programs.keep(key, (call.plan, found), weight=weight)
+            many = self._device.multiprocessors
+            found = dispatch.program(plan, source, result, outer=slices, multiprocessors=many)
+            self._programs.keep(key, found, weight=sum(one.nbytes for one in found.tables))
         return found
 
     def _forget_tables(self) -> None:
@@ -327,12 +295,12 @@ def _run(staged: StagedStream, call: _Call, held: _Held) -> None:
                 staged.up(at[Buffer("table", number)], table)
         for first in range(0, len(call.x), held.slices):
             part = slice(first, first + held.slices)
-            staged.up(at[_X], call.x[part])
+            staged.up(at[X], call.x[part])
             if call.carried:
-                staged.up(at[_Y], call.y[part])
+                staged.up(at[Y], call.y[part])
             for launch in program.launches:
                 staged.stream.launch(launch, at)
-            staged.down(call.y[part], at[_Y])
+            staged.down(call.y[part], at[Y])
         staged.drain()
     except BaseException:
         with contextlib.suppress(DeviceError, DeviceLostError):

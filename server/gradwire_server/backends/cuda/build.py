@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -124,11 +123,6 @@ def by_source(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
     for source, expression in sorted(set(kernels)):
         grouped.setdefault(source, []).append(expression)
     return grouped
-
-
-def spills(log: str) -> list[str]:
-    """Return the lines of what the compiler reported that tell of spilled registers."""
-    return [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
 
 
 def _headers() -> str:

@@ -6,7 +6,6 @@ takes half a second to import, so it is imported only when a device is opened.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
@@ -24,8 +23,6 @@ from gradwire_server.backends.cuda.device import Bytes, DeviceError, Memory
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 from gradwire_server.backends.kept_files import forget_others
 from gradwire_server.errors import DeviceLostError
-
-_log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 _NO_DEVICE = 100  # cudaErrorNoDevice
@@ -83,9 +80,6 @@ def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> di
     found = dict[Kernel, Any]()
     for source, expressions in build.by_source(kernels).items():
         cubin = build.cubin(source, expressions, architecture, cache)
-        for line in build.spills(cubin.log):
-            facts = {"source": source, "architecture": architecture, "ptxas": line}
-            _log.warning("spilled registers: it is slower", extra={"facts": facts})
         with NamedTemporaryFile(suffix=".cubin") as file:
             file.write(cubin.code)
             file.flush()
@@ -209,23 +203,15 @@ class CupyStream:
         """Launch a loaded kernel."""
         function, arguments = self._functions[launch.kernel], launch.resolved(addresses)
         with self._translating():
-            function(launch.grid, launch.block, arguments, launch.shared_bytes, self._stream)
+            function(launch.grid, launch.block, arguments, 0, self._stream)
 
     def mark(self, *, blocking: bool) -> Callable[[], None]:
         """Record an event; return what waits for it."""
         with self._translating():
             event = self._event(block=blocking)
             event.record(self._stream)
-        return partial(self._wait, event)
-
-    def synchronize(self) -> None:
-        """Wait until the work so far has completed."""
-        with self._translating():
-            self._stream.synchronize()
-
-    def _wait(self, event: Any) -> None:
-        with self._translating():
-            event.synchronize()
+        wait: Callable[[], None] = event.synchronize
+        return self._translating()(wait)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
         with self._translating():

@@ -53,10 +53,6 @@ class Stream(Protocol):
         """
         ...
 
-    def synchronize(self) -> None:
-        """Wait until the work so far has completed."""
-        ...
-
 
 class Device(Protocol):
     """A device, shared by threads.

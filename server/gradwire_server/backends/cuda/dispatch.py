@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from gradwire_server.backends.cuda import geometry, launches
-from gradwire_server.backends.cuda.launches import ProgramBuilder, Stage
-from gradwire_server.backends.cuda.programs import ALIGNMENT, Buffer, Launch, Program
-from gradwire_server.backends.numpy_cpu import compute_dtype
+from gradwire_server.backends.cuda import launches
+from gradwire_server.backends.cuda.launches import Stage
+from gradwire_server.backends.cuda.programs import ALIGNMENT, Buffer, Launch, Program, X
 from gradwire_server.plans import BandedMap, Pass, Plan
-
-X, Y = Buffer("x"), Buffer("y")
 
 # Axes of one selection.
 _SELECTED = 3
@@ -37,38 +35,42 @@ MULTIPROCESSORS = 132
 _SCRATCH_BYTES = 24 << 20
 
 
+def outer_axes(plan: Plan) -> int:
+    """Return the number of axes before that of the first pass: their slices are independent."""
+    return min((one.axis for one in plan.passes), default=len(plan.input_shape))
+
+
 def program(
     plan: Plan,
     source: np.dtype[Any],
     result: np.dtype[Any],
     *,
-    copies: int = 1,
+    outer: int | None = None,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> Program:
     """Return the program that applies a plan.
 
-    source           type of x[copies, *plan.input_shape]: a storage type or its compute type
-    result           type of y[copies, *plan.output_shape], likewise
-    copies           number of tensors, one behind the other
+    source           type of x, row-major: a storage type or its compute type
+    result           type of y, row-major and not empty, likewise
+    outer            number of slices along the outer axes of x and y, in place of the plan's
     multiprocessors  of the device
 
-    x and y are row-major. Raises ValueError if indices of a map take more than 32 bits.
+    Raises ValueError if indices of a map take more than 32 bits.
     """
-    builder = ProgramBuilder(compute_dtype(source), multiprocessors)
-    first = min((one.axis for one in plan.passes), default=len(plan.input_shape))
-    shape = (copies * math.prod(plan.input_shape[:first]), *plan.input_shape[first:])
+    first = outer_axes(plan)
+    if outer is None:
+        outer = math.prod(plan.input_shape[:first])
+    shape, out_shape = (outer, *plan.input_shape[first:]), plan.output_shape[first:]
     passes = [Pass(one.axis - first + 1, one.map) for one in plan.passes]
-    whole = Stage(builder, (source, result), X, Y, plan.fill)
-    if not copies * math.prod(plan.output_shape):
-        return Program((), (), ())
+    whole = Stage(multiprocessors, (source, result), fill=plan.fill)
     if not passes:
-        return _made(builder, [launches.convert(whole, count=math.prod(shape))])
+        return whole.program([launches.convert(whole, count=outer)])
     if not math.prod(shape):
-        return _made(builder, [_filled(whole, passes, (shape[0], *plan.output_shape[first:]))])
+        return whole.program([_filled(whole, passes, (outer, *out_shape))])
     selection = _selection(whole, passes, shape)
     if selection is not None:
-        return _made(builder, [selection])
-    return _sliced(whole, passes, shape, plan.output_shape[first:])
+        return whole.program([selection])
+    return _sliced(whole, passes, shape, out_shape)
 
 
 def accumulation(
@@ -82,20 +84,14 @@ def accumulation(
 ) -> Program:
     """Return the program of a backend's accumulate(): adds the taps of every output on x to y.
 
-    shape    of x, in the compute type; y is bands.outputs long on the axis, otherwise as x
+    shape    of x, in the compute type; y is bands.outputs long on the axis, otherwise as x, and
+             not empty
     carried  number of outputs, from the first, that hold a partial sum already
     """
-    builder = ProgramBuilder(compute, multiprocessors)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    if not outer * inner * bands.outputs:
-        return Program((), (), ())
-    stage = Stage(builder, (compute, compute), X, Y, 0.0)
+    stage = Stage(multiprocessors, (compute, compute))
     launch = launches.axis_pass(stage, bands, outer=outer, inner=inner, carried=carried)
-    return _made(builder, [launch])
-
-
-def _made(builder: ProgramBuilder, made: Sequence[Launch], scratch: Sequence[int] = ()) -> Program:
-    return Program(tuple(made), tuple(builder.tables), tuple(scratch))
+    return stage.program([launch])
 
 
 def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Launch | None:
@@ -108,7 +104,7 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
         or axes != sorted(axes)
         or len(span) > _SELECTED
         or any(shape[axis] > _LONGEST_UNMOVED for axis in span if axis not in maps)
-        or not all(geometry.selects(one.map, stage.builder.compute) for one in passes)
+        or not all(launches.selects(one.map, stage.compute) for one in passes)
     ):
         return None
     inner = math.prod(shape[span.stop :])
@@ -138,7 +134,7 @@ def _sliced(
     ]
     slices -= slices % math.lcm(*(ALIGNMENT // math.gcd(ALIGNMENT, size) for size in sizes))
     if len(made) == 1 or not 0 < slices < outer:
-        return _made(whole.builder, made, scratch)
+        return whole.program(made, scratch)
     counts = [min(slices, outer - begin) for begin in range(0, outer, slices)]
     parts = {count: _chain(whole, passes, (count, *inner)) for count in dict.fromkeys(counts)}
     made = [
@@ -146,7 +142,7 @@ def _sliced(
         for number, count in enumerate(counts)
         for launch in parts[count][0]
     ]
-    return _made(whole.builder, made, parts[slices][1])
+    return whole.program(made, parts[slices][1])
 
 
 def _chain(
@@ -162,7 +158,7 @@ def _chain(
         for one in rest[:count]:
             current[one.axis] = one.map.outputs
         if count < len(rest):
-            size = math.prod(current) * whole.builder.compute.itemsize
+            size = math.prod(current) * whole.compute.itemsize
             scratch[between.number] = max(scratch[between.number], size)
             early += rest[:count]
         rest, source = rest[count:], between
@@ -176,7 +172,7 @@ def _next(
 ) -> tuple[Launch, int]:
     """Return the launch of the next passes, and their number."""
     source, between = places
-    if len(rest) % 2 == 0 and _adjacent(rest[0], rest[1], shape):
+    if len(rest) % 2 == 0 and _are_adjacent(rest[0], rest[1], shape):
         lower, higher = rest[:2]
         launch = launches.march(
             _stage(whole, source, between, last=len(rest) == 2),  # noqa: PLR2004 - both
@@ -189,22 +185,19 @@ def _next(
     stage = _stage(whole, source, between, last=len(rest) == 1)
     axis, bands = rest[0].axis, rest[0].map
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    along = launches.march_along(stage, bands, outer=outer) if inner == 1 else None
-    return along or launches.axis_pass(stage, bands, outer=outer, inner=inner), 1
+    return launches.axis_pass(stage, bands, outer=outer, inner=inner), 1
 
 
 def _stage(whole: Stage, source: Buffer, between: Buffer, *, last: bool) -> Stage:
     """Return input and output of one launch of several."""
-    compute = whole.builder.compute
-    formats = (
-        whole.formats[0] if source == X else compute,
-        whole.formats[1] if last else compute,
-    )
-    result, fill = (Y, whole.fill) if last else (between, 0.0)
-    return Stage(whole.builder, formats, source, result, fill)
+    arriving = whole.formats[0] if source == X else whole.compute
+    if last:
+        return replace(whole, source=source, formats=(arriving, whole.formats[1]))
+    formats = arriving, whole.compute
+    return replace(whole, source=source, formats=formats, result=between, fill=0.0)
 
 
-def _adjacent(lower: Pass, higher: Pass, shape: Sequence[int]) -> bool:
+def _are_adjacent(lower: Pass, higher: Pass, shape: Sequence[int]) -> bool:
     return lower.axis < higher.axis and math.prod(shape[lower.axis + 1 : higher.axis]) == 1
 
 

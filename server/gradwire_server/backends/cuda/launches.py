@@ -1,4 +1,4 @@
-"""Launches of each kernel: tables, grid, and arguments in the kernel's order.
+"""Launches of each kernel: tables, grids, and arguments in the kernel's order.
 
 Kernels along one axis see tensors as [outer, axis, inner], kernels along two axes as
 [outer, rows, columns, channels].
@@ -14,45 +14,90 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.cuda import geometry, kernels
-from gradwire_server.backends.cuda.kernels import Format
-from gradwire_server.backends.cuda.programs import Argument, Buffer, Dim3, Kernel, Launch
+from gradwire_server.backends.cuda import programs
+from gradwire_server.backends.cuda.programs import (
+    Argument,
+    Buffer,
+    Dim3,
+    Format,
+    Kernel,
+    Launch,
+    Program,
+    X,
+    Y,
+)
+from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap
 
+Array = npt.NDArray[Any]
 Maps = tuple[BandedMap, BandedMap]
 
-_THREADS = (geometry.THREADS, 1, 1)
-_WARPS = (geometry.WARP, geometry.WARPS, 1)
+THREADS = 256
+WARP = 32
+WARPS = THREADS // WARP
+_THREADS = (THREADS, 1, 1)
+_WARPS = (WARP, WARPS, 1)
 
+# CUDA's limit of blocks along x, on every device.
+_MOST_BLOCKS = 2**31 - 1
+# Kernels number their jobs in 32 bits, and elements of tensors in 64.
+_MOST_JOBS = 2**32 - THREADS
+
+# Blocks of a kernel whose threads loop.
+_MOST_LOOPED = 1 << 20
+
+# Threads per multiprocessor that hide latencies: twice as many as are resident.
+_THREADS_WANTED = 2 * 2048
+
+# Longest strip: outputs along an axis of one thread or warp.
+LONGEST_STRIP = 64
+
+# contiguous_pass: most rows of a block, so that of each it reads 32 neighbors at once at least.
+_MOST_ROWS = 64
+
+# Limit of indices in 32 bits, with room for a place beyond the last tile.
+MOST = 2**31 - 2**16
+
+# Kernels read records as vectors of so many bytes.
+_RECORD_BYTES = 16
 # Outputs of a thread that shares nothing between them: enough to pay for its start.
 _SHORT_STRIP = 8
 
 
-@dataclass(slots=True)
-class ProgramBuilder:
-    """Tables of the launches of one program; equal tables are shared.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Input and output of one launch, and the tables of its program; equal tables are shared.
 
-    compute          type of sums
     multiprocessors  of the device
+    formats          types of source and result
+    fill             value of outputs without taps
     """
 
-    compute: np.dtype[Any]
     multiprocessors: int
-    tables: list[npt.NDArray[Any]] = field(default_factory=list[npt.NDArray[Any]])
-    _known: dict[tuple[object, ...], Buffer] = field(
-        default_factory=dict[tuple[object, ...], Buffer]
-    )
+    formats: Format
+    source: Buffer = X
+    result: Buffer = Y
+    fill: float = 0.0
+    tables: dict[object, Array] = field(default_factory=dict[object, Array])
 
-    def table(self, key: tuple[object, ...], make: Callable[[], npt.NDArray[Any]]) -> Buffer:
+    @property
+    def compute(self) -> np.dtype[Any]:
+        """Type of sums."""
+        return compute_dtype(self.formats[0])
+
+    def program(self, made: Iterable[Launch], scratch: Iterable[int] = ()) -> Program:
+        """Return the program of launches and scratch buffers."""
+        return Program(tuple(made), tuple(self.tables.values()), tuple(scratch))
+
+    def table(self, key: tuple[object, ...], make: Callable[[], Array]) -> Buffer:
         """Return the buffer of the array with this key, which is made at most once."""
-        if key not in self._known:
-            self._known[key] = Buffer("table", len(self.tables))
-            self.tables.append(make())
-        return self._known[key]
+        if key not in self.tables:
+            self.tables[key] = make()
+        return Buffer("table", list(self.tables).index(key))
 
     def spans(self, bands: BandedMap) -> tuple[Buffer, Buffer]:
         """Return a map's start and offset."""
-        geometry.check_indices(bands)
+        _check_indices(bands)
         return (
             self.table((bands, "start"), partial(bands.start.astype, np.int32)),
             self.table((bands, "offset"), partial(bands.offset.astype, np.int32)),
@@ -63,53 +108,57 @@ class ProgramBuilder:
         weight = partial(bands.weight.astype, self.compute)
         return *self.spans(bands), self.table((bands, "weight"), weight)
 
-    def strip(self, outputs: int, *, threads: int, most: int = geometry.LONGEST_STRIP) -> int:
-        """Return the outputs of one thread, as `geometry.strip` does."""
-        return geometry.strip(
-            outputs, threads=threads, multiprocessors=self.multiprocessors, most=most
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Input and output of one launch.
-
-    formats  types of source and result
-    fill     value of outputs without taps
-    """
-
-    builder: ProgramBuilder
-    formats: Format
-    source: Buffer
-    result: Buffer
-    fill: float
-
     @property
     def fill_bits(self) -> np.generic:
         """The fill in the type of the result, as an unsigned integer."""
         with np.errstate(all="ignore"):
-            number: npt.NDArray[Any] = np.array([self.fill]).astype(self.formats[1])
-        one: np.generic = number.view(kernels.bits(number.dtype))[0]
+            number: Array = np.array([self.fill]).astype(self.formats[1])
+        one: np.generic = number.view(programs.bits(number.dtype))[0]
         return one
 
     def vector(self, inner: int) -> int:
         """Return the neighbors of a thread: a vector of the source, if rows are whole vectors."""
-        lanes = kernels.lanes(self.formats[0])
+        lanes = programs.lanes(self.formats[0])
         return lanes if inner % lanes == 0 else 1
+
+    def strips(self, outputs: int, *, threads: int, most: int = LONGEST_STRIP) -> tuple[int, int]:
+        """Return how many outputs along an axis one thread computes, and the jobs that makes.
+
+        threads  that compute one output each
+
+        The strip is about as long as possible with enough threads to fill the device; longer if one
+        launch could not number its threads otherwise. All strips are about as long.
+        """
+        wanted, length = self.multiprocessors * _THREADS_WANTED, most
+        while length > 1 and threads * -(-outputs // length) < wanted:
+            length //= 2
+        while length < outputs and threads * -(-outputs // length) > _MOST_JOBS:
+            length *= 2
+        strips = -(-outputs // length)
+        strip = -(-outputs // strips)
+        return strip, threads * -(-outputs // strip)
 
     def launch(
         self,
         kernel: Kernel,
         jobs: int,
-        tables: Iterable[Argument],
-        *numbers: np.generic,
-        per_block: int = geometry.THREADS,
+        tables: Iterable[Buffer | np.uint64],
+        *numbers: int | np.generic,
+        per_block: int = THREADS,
         block: Dim3 = _THREADS,
     ) -> Launch:
         """Return a launch of so many jobs, which the kernel takes between tables and numbers."""
-        grid = geometry.blocks(jobs, per_block=per_block)
+        grid = blocks(jobs, per_block=per_block)
         arguments = (self.result, self.source, *tables, np.uint32(jobs), *numbers)
-        return Launch(kernel, grid, block, arguments)
+        return _launch(kernel, grid, *arguments, block=block)
+
+
+def _launch(
+    kernel: Kernel, grid: Dim3, *arguments: Argument | int, block: Dim3 = _THREADS
+) -> Launch:
+    """Return a launch; numbers without a type have 32 bits."""
+    sized = (np.int32(one) if isinstance(one, int) else one for one in arguments)
+    return Launch(kernel, grid, block, tuple(sized))
 
 
 def axis_pass(
@@ -121,34 +170,33 @@ def axis_pass(
              outputs without taps are to be filled
     """
     if inner == 1:
-        return _contiguous_pass(stage, bands, outer=outer, carried=carried)
+        marched = None
+        if carried is None and outer <= MOST:
+            marched = _march_rows(stage, (None, bands), outer=outer, channels=1)
+        return marched or _contiguous_pass(stage, bands, outer=outer, carried=carried)
     vector = stage.vector(inner)
     threads = outer * (inner // vector)
-    strip = stage.builder.strip(bands.outputs, threads=threads, most=_SHORT_STRIP)
-    jobs = threads * -(-bands.outputs // strip)
+    strip, jobs = stage.strips(bands.outputs, threads=threads, most=_SHORT_STRIP)
     return stage.launch(
-        kernels.kernel("axis_pass", stage.formats, vector),
+        programs.kernel("axis_pass", stage.formats, vector),
         jobs,
-        stage.builder.bands(bands),
+        stage.bands(bands),
         np.int64(inner),
-        *map(np.int32, (bands.inputs, bands.outputs, strip, carried or 0)),
+        *(bands.inputs, bands.outputs, strip, carried or 0),
         stage.fill_bits,
     )
 
 
 def _contiguous_pass(stage: Stage, bands: BandedMap, *, outer: int, carried: int | None) -> Launch:
-    rows, tile = geometry.rows_of_block(outer, bands.outputs)
+    tile = min(bands.outputs, THREADS)
+    rows = max(1, min(THREADS // tile, outer, _MOST_ROWS))
     jobs = -(-outer // rows) * -(-bands.outputs // tile)
-    return Launch(
-        kernels.kernel("contiguous_pass", stage.formats),
-        geometry.blocks(jobs, per_block=1),
-        _THREADS,
-        (
-            *(stage.result, stage.source, *stage.builder.bands(bands)),
-            np.int64(outer),
-            *map(np.int32, (bands.inputs, bands.outputs, rows, tile, carried or 0)),
-            stage.fill_bits,
-        ),
+    return _launch(
+        programs.kernel("contiguous_pass", stage.formats),
+        blocks(jobs, per_block=1),
+        *(stage.result, stage.source, *stage.bands(bands), np.int64(outer)),
+        *(bands.inputs, bands.outputs, rows, tile, carried or 0),
+        stage.fill_bits,
     )
 
 
@@ -167,157 +215,129 @@ def select(
     """
     vector = stage.vector(inner)
     sizes = list(zip(maps, lengths, strict=True))
-    indices = [stage.builder.table(("selected", *one), partial(_selected, *one)) for one in sizes]
     outputs = [length if one is None else one.outputs for one, length in sizes]
     threads = outer * outputs[0] * outputs[2] * (inner // vector)
-    strip = stage.builder.strip(outputs[1], threads=threads, most=_SHORT_STRIP)
-    jobs = threads * -(-outputs[1] // strip)
+    strip, jobs = stage.strips(outputs[1], threads=threads, most=_SHORT_STRIP)
     return stage.launch(
-        kernels.kernel("select_inputs", [kernels.bits(stage.formats[0])], vector),
+        programs.kernel("select_inputs", [programs.bits(stage.formats[0])], vector),
         jobs,
-        indices,
+        [stage.table(("selected", *one), partial(_selected, *one)) for one in sizes],
         np.int64(inner),
-        *map(np.int32, (*lengths, *outputs, strip)),
+        *(*lengths, *outputs, strip),
         stage.fill_bits,
     )
 
 
-def _selected(bands: BandedMap | None, length: int) -> geometry.Array:
-    return np.arange(length, dtype=np.int32) if bands is None else geometry.selected(bands)
+def _selected(bands: BandedMap | None, length: int) -> Array:
+    """Return the one input of each output, -1 without taps: int32[outputs]."""
+    if bands is None:
+        return np.arange(length, dtype=np.int32)
+    _check_indices(bands)
+    return np.where(bands.counts == 0, -1, bands.start).astype(np.int32)
 
 
 def convert(stage: Stage, *, count: int) -> Launch:
     """Convert numbers from the type of the source to that of the result."""
-    return Launch(
-        kernels.kernel("convert", stage.formats),
-        geometry.blocks_of_loop(count),
-        _THREADS,
-        (stage.result, stage.source, np.int64(count)),
-    )
+    kernel = programs.kernel("convert", stage.formats)
+    return _launch(kernel, blocks_of_loop(count), stage.result, stage.source, np.int64(count))
 
 
 def fill_bands(stage: Stage, bands: BandedMap, *, outer: int, inner: int) -> Launch:
     """Write the fill to all outputs without taps."""
     empty = np.flatnonzero(bands.counts == 0).astype(np.int32)
-    index = stage.builder.table((bands, "empty"), lambda: empty)
-    return Launch(
-        kernels.kernel("fill_bands", [kernels.bits(stage.formats[1])]),
-        geometry.blocks_of_loop(outer * len(empty) * inner),
-        _THREADS,
-        (
-            *(stage.result, index),
-            *map(np.int64, (outer, inner)),
-            *map(np.int32, (bands.outputs, len(empty))),
-            stage.fill_bits,
-        ),
+    return _launch(
+        programs.kernel("fill_bands", [programs.bits(stage.formats[1])]),
+        blocks_of_loop(outer * len(empty) * inner),
+        *(stage.result, stage.table((bands, "empty"), lambda: empty)),
+        *(np.int64(outer), np.int64(inner), bands.outputs, len(empty)),
+        stage.fill_bits,
     )
 
 
 def march(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
     """Apply two maps, of rows and of columns, in one launch; None if no kernel can."""
-    rows, columns = maps
-    if channels > geometry.MOST:
+    if channels > MOST:
         return None
-    along_rows = partial(
-        _march_rows, stage, rows, columns, outer=outer, lines=rows.outputs, channels=channels
-    )
-    if stage.formats not in kernels.marching(stage.formats[1]):
-        return along_rows()
-    gather = partial(_gather_taps, stage, maps, outer=outer, channels=channels)
-    if channels == 1:
-        return _march_steps(stage, maps, outer=outer) or gather() or along_rows()
-    by_channels = partial(_march_channels, stage, maps, outer=outer, channels=channels)
-    if stage.vector(channels) > 1:
-        return by_channels() or gather() or along_rows()
-    return gather() or along_rows() or by_channels()
+    kinds: list[Callable[..., Launch | None]]
+    if stage.formats not in programs.marching(stage.formats[1]):
+        kinds = [_march_rows]
+    elif channels == 1:
+        kinds = [_march_steps, _gather_taps, _march_rows]
+    elif stage.vector(channels) > 1:
+        kinds = [_march_channels, _gather_taps, _march_rows]
+    else:
+        kinds = [_gather_taps, _march_rows, _march_channels]
+    found = (kind(stage, maps, outer=outer, channels=channels) for kind in kinds)
+    return next((one for one in found if one is not None), None)
 
 
-def march_along(stage: Stage, columns: BandedMap, *, outer: int) -> Launch | None:
-    """Apply one map to the rows of [outer, columns]; None if its bands are too wide."""
-    if outer > geometry.MOST:
-        return None
-    return _march_rows(stage, None, columns, outer=1, lines=outer, channels=1)
-
-
-def _march_steps(stage: Stage, maps: Maps, *, outer: int) -> Launch | None:
+def _march_steps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
     """March over bands with the same even step on both axes, in rows of whole vectors."""
     rows, columns = maps
-    found = (one for one in kernels.STEPS if all(geometry.has_steps(m, *one) for m in maps))
+    found = (one for one in programs.STEPS if all(has_steps(m, *one) for m in maps))
     step, halo = next(found, (0, 0))
-    if not step:
+    if not step or channels > 1:
         return None
     # A lane reads a vector and a step at least, a power of 2, and no less than the halo.
     widest = 1 << (halo - 1).bit_length() if halo else 0
-    vector = max(kernels.lanes(stage.formats[0]), step, widest)
+    vector = max(programs.lanes(stage.formats[0]), step, widest)
     if columns.inputs % vector:
         return None
-    lanes, margin, tiles = geometry.step_tiles(columns.inputs // vector, overlap=halo > 0)
-    strip = stage.builder.strip(rows.outputs, threads=outer * tiles * lanes)
-    jobs = outer * tiles * -(-rows.outputs // strip)
-    compute = stage.builder.compute
-    weights = [
-        stage.builder.table(
-            (one, "by step", step, halo),
-            partial(geometry.padded_weights, one, compute, step, halo),
-        )
-        for one in maps
-    ]
+    lanes, margin, tiles = step_tiles(columns.inputs // vector, overlap=halo > 0)
+    strip, jobs = stage.strips(rows.outputs, threads=outer * tiles * lanes)
+    padded = partial(_padded_weights, compute=stage.compute, step=step, halo=halo)
     return stage.launch(
-        kernels.kernel("march_steps", stage.formats, step, halo),
-        jobs,
-        weights,
-        *map(np.int32, (rows.outputs, columns.outputs, strip, lanes, margin, tiles)),
-        per_block=geometry.WARPS * (geometry.WARP // lanes),
+        programs.kernel("march_steps", stage.formats, step, halo),
+        jobs // lanes,
+        [stage.table((m, "by step", step, halo), partial(padded, m)) for m in maps],
+        *(rows.outputs, columns.outputs, strip, lanes, margin, tiles),
+        per_block=WARPS * (WARP // lanes),
         block=_WARPS,
     )
 
 
 def _march_rows(
-    stage: Stage,
-    rows: BandedMap | None,
-    columns: BandedMap,
-    *,
-    outer: int,
-    lines: int,
-    channels: int,
+    stage: Stage, maps: tuple[BandedMap | None, BandedMap], *, outer: int, channels: int
 ) -> Launch | None:
     """March over bands of any kind, if all channels of one band fit a tile.
 
-    lines  output rows of an image
+    Without a map of rows, all rows are those of one image.
     """
+    rows, columns = maps
+    images, lines = (1, outer) if rows is None else (outer, rows.outputs)
     longest = max(columns.inputs, columns.outputs) * channels
-    each = next((n for n in kernels.EACH if longest <= n * geometry.WARP), kernels.EACH[-1])
+    each = next((n for n in programs.EACH if longest <= n * WARP), programs.EACH[-1])
     widest = int(columns.counts.max(initial=0))
-    taps = next((n for n in kernels.TAPS if widest <= n), 0)
-    row, tile = columns.inputs * channels, each * geometry.WARP
-    is_wide = 1 < each <= kernels.lanes(stage.formats[0]) and row % each == 0
+    taps = next((n for n in programs.TAPS if widest <= n), 0)
+    row, tile = columns.inputs * channels, each * WARP
+    is_wide = 1 < each <= programs.lanes(stage.formats[0]) and row % each == 0
     # Lanes read from a vector's start on, before that of the tile.
     inputs = (tile - (each - 1) * (is_wide and row > tile)) // channels
-    outputs = kernels.row_outputs(each, taps) * geometry.WARP // channels
-    if not outputs or geometry.is_ragged(columns):
+    # With many weights to keep, a lane computes fewer outputs of a row.
+    outputs = (each // 2 if each > 1 and taps > programs.TAPS[0] else each) * WARP // channels
+    # Weights by tap may take some more memory than the weights themselves.
+    if not outputs or widest * columns.outputs > 4 * columns.nnz + 4096:
         return None
-    begins = geometry.tiles(columns, most_inputs=inputs, most_outputs=outputs)
+    begins = tile_starts(columns, most_inputs=inputs, most_outputs=outputs)
     if begins is None:
         return None
     tiles = len(begins) - 1
-    builder = stage.builder
-    strip = builder.strip(lines, threads=outer * tiles * geometry.WARP)
-    jobs = outer * tiles * -(-lines // strip)
-    weights = partial(geometry.weights_by_tap, columns, builder.compute)
+    strip, jobs = stage.strips(lines, threads=images * tiles * WARP)
+    weights = partial(_weights_by_tap, columns, stage.compute)
     tables = (
-        *((np.uint64(0),) * 3 if rows is None else builder.bands(rows)),
-        *builder.spans(columns),
-        builder.table((columns, "by tap"), weights),
-        builder.table((columns, "tiles", inputs, outputs), lambda: begins),
+        *((np.uint64(0),) * 3 if rows is None else stage.bands(rows)),
+        *stage.spans(columns),
+        stage.table((columns, "by tap"), weights),
+        stage.table((columns, "tiles", inputs, outputs), lambda: begins),
     )
     return stage.launch(
-        kernels.kernel("march_rows", stage.formats, each, taps),
-        jobs,
+        programs.kernel("march_rows", stage.formats, each, taps),
+        jobs // WARP,
         tables,
-        *map(np.int32, (lines if rows is None else rows.inputs, lines)),
-        *map(np.int32, (columns.inputs, columns.outputs, channels, tiles, strip, is_wide)),
+        *(lines if rows is None else rows.inputs, lines),
+        *(columns.inputs, columns.outputs, channels, tiles, strip, is_wide),
         stage.fill_bits,
-        per_block=geometry.WARPS,
+        per_block=WARPS,
         block=_WARPS,
     )
 
@@ -327,24 +347,21 @@ def _march_channels(stage: Stage, maps: Maps, *, outer: int, channels: int) -> L
     rows, columns = maps
     if not columns.is_increasing:
         return None
-    reach = geometry.reach(columns)
-    most = next((one for one in kernels.OPEN if reach <= one), None)
+    by_input = columns.adjoint()
+    reach = int(by_input.counts.max(initial=0))
+    most = next((one for one in programs.OPEN if reach <= one), None)
     if most is None:
         return None
     vector = stage.vector(channels)
     threads = outer * rows.outputs * (channels // vector)
-    builder = stage.builder
-    strip = builder.strip(columns.outputs, threads=threads)
-    jobs = threads * -(-columns.outputs // strip)
-    records = builder.table(
-        (columns, "records", most), partial(geometry.records, columns, builder.compute, most)
-    )
+    strip, jobs = stage.strips(columns.outputs, threads=threads)
+    made = partial(_records, by_input, stage.compute, most)
+    records = stage.table((columns, "records", most), made)
     return stage.launch(
-        kernels.kernel("march_channels", stage.formats, vector, most),
+        programs.kernel("march_channels", stage.formats, vector, most),
         jobs,
-        (*builder.bands(rows), *builder.spans(columns), records),
-        *map(np.int32, (rows.inputs, rows.outputs, columns.inputs, columns.outputs)),
-        *map(np.int32, (channels, strip)),
+        (*stage.bands(rows), *stage.spans(columns), records),
+        *(rows.inputs, rows.outputs, columns.inputs, columns.outputs, channels, strip),
         stage.fill_bits,
     )
 
@@ -354,20 +371,146 @@ def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Laun
     rows, columns = maps
     in_row, out_row = columns.inputs * channels, columns.outputs * channels
     most = max(int(one.counts.max(initial=0)) for one in maps)
-    taps = next((one for one in kernels.FEW_TAPS if most <= one), None)
-    if taps is None or in_row > out_row or out_row > geometry.MOST:
+    taps = next((one for one in programs.FEW_TAPS if most <= one), None)
+    if taps is None or in_row > out_row or out_row > MOST:
         return None
-    vector = kernels.gather_vector(stage.formats[1], taps)
+    lanes = programs.lanes(stage.formats[1])
+    vector = min(4, lanes) if taps > 1 else lanes
     if out_row % vector:
         return None
-    threads = outer * (out_row // vector)
-    builder = stage.builder
-    strip = builder.strip(rows.outputs, threads=threads)
-    jobs = threads * -(-rows.outputs // strip)
+    strip, jobs = stage.strips(rows.outputs, threads=outer * (out_row // vector))
     return stage.launch(
-        kernels.kernel("gather_taps", stage.formats, taps),
+        programs.kernel("gather_taps", stage.formats, taps),
         jobs,
-        (*builder.bands(rows), *builder.bands(columns)),
-        *map(np.int32, (rows.inputs, rows.outputs, in_row, out_row, channels, strip)),
+        (*stage.bands(rows), *stage.bands(columns)),
+        *(rows.inputs, rows.outputs, in_row, out_row, channels, strip),
         stage.fill_bits,
     )
+
+
+def blocks(jobs: int, *, per_block: int) -> Dim3:
+    """Return the grid for a number of jobs, of a thread, a warp or a block each.
+
+    Raises ValueError if one launch cannot number them.
+    """
+    grid = -(-jobs // per_block)
+    if jobs > _MOST_JOBS or grid > _MOST_BLOCKS:
+        raise ValueError(f"{jobs} jobs are too many for one launch: split the tensor")
+    return (grid, 1, 1)
+
+
+def blocks_of_loop(elements: int) -> Dim3:
+    """Return the grid of a kernel that loops over elements: a thread each, up to a limit."""
+    return (min(-(-elements // THREADS), _MOST_LOOPED), 1, 1)
+
+
+def step_tiles(vectors: int, *, overlap: bool) -> tuple[int, int, int]:
+    """Return how march_steps splits a row of vectors, in the fewest warps: lanes, margin, tiles.
+
+    A tile has so many lanes; where tiles overlap, a margin on both sides is its neighbors' work.
+    """
+    splits = list[tuple[int, int, int]]()
+    for lanes in range(1, WARP + 1):
+        margin = int(overlap and lanes < vectors)
+        if lanes > 2 * margin:
+            splits.append((lanes, margin, -(-vectors // (lanes - 2 * margin))))
+    return min(splits, key=lambda one: (one[2] / (WARP // one[0]), one[2]))
+
+
+def tile_starts(bands: BandedMap, *, most_inputs: int, most_outputs: int) -> Array | None:
+    """Split outputs into tiles that read few inputs together.
+
+    Returns int32[tiles + 1], the first output of each; None if one band alone reads too many.
+    """
+    low, high = bands.start, bands.stop
+    if not bands.is_increasing:
+        low, high = -high, -low
+    if int((high - low).max(initial=0)) > most_inputs:
+        return None
+    begins = [0]
+    while begins[-1] < bands.outputs:
+        first = begins[-1]
+        stop = int(np.searchsorted(high, low.item(first) + most_inputs, "right"))
+        begins.append(min(stop, first + most_outputs, bands.outputs))
+    return np.array(begins, np.int32)
+
+
+def _check_indices(bands: BandedMap) -> None:
+    """Raise ValueError if an index of a map takes more than 32 bits."""
+    if max(bands.inputs, bands.outputs, bands.nnz) >= MOST:
+        raise ValueError(
+            f"a map has {bands.inputs} inputs, {bands.outputs} outputs and {bands.nnz} weights; "
+            f"CUDA kernels index up to {MOST - 1}"
+        )
+
+
+def _records(by_input: BandedMap, compute: np.dtype[Any], most: int) -> Array:
+    """Return the outputs and weights of each input of an ascending map: a record for each input.
+
+    by_input  the map's adjoint, of at most so many taps
+
+    weight  compute[most], 0 beyond count
+    first   int32, the first output that reads the input
+    count   int32, the number of outputs that read it
+
+    Records are padded to multiples of 16 bytes.
+    """
+    size = most * compute.itemsize + 8
+    kind = np.dtype(
+        {
+            "names": ["weight", "first", "count"],
+            "formats": [(compute, (most,)), np.int32, np.int32],
+            "itemsize": -(-size // _RECORD_BYTES) * _RECORD_BYTES,
+        }
+    )
+    made = np.zeros(by_input.outputs, kind)
+    made["first"], made["count"] = by_input.start, by_input.counts
+    owner, tap = _owners(by_input)
+    made["weight"][owner, tap] = by_input.weight
+    return made
+
+
+def selects(bands: BandedMap, compute: np.dtype[Any]) -> bool:
+    """Return whether every output is one input unchanged, or has no taps."""
+    most = int(bands.counts.max(initial=0))
+    return most <= 1 and bool((bands.weight.astype(compute) == 1).all())
+
+
+def has_steps(bands: BandedMap, step: int, halo: int) -> bool:
+    """Return whether bands advance by equal steps and are cut off at the ends of the axis only.
+
+    Output i reads the inputs step*i - halo .. step*(i+1) + halo - 1 that exist, and
+    step * outputs == inputs.
+    """
+    if step * bands.outputs != bands.inputs:
+        return False
+    first = np.arange(bands.outputs) * step - halo
+    stop = (first + step + 2 * halo).clip(max=bands.inputs)
+    return bool((bands.start == first.clip(0)).all() and (bands.stop == stop).all())
+
+
+def _padded_weights(bands: BandedMap, compute: np.dtype[Any], step: int, halo: int) -> Array:
+    """Return [outputs, step + 2 * halo] weights of a map with such steps, -0 beyond the axis.
+
+    A tap of weight -0 on a +0 gives -0, which changes no sum.
+    """
+    _check_indices(bands)
+    made = np.full((bands.outputs, step + 2 * halo), -0.0, compute)
+    owner, tap = _owners(bands)
+    missing = (bands.start - (np.arange(bands.outputs) * step - halo))[owner]
+    made[owner, tap + missing] = bands.weight
+    return made
+
+
+def _weights_by_tap(bands: BandedMap, compute: np.dtype[Any]) -> Array:
+    """Return [most taps, outputs] weights, 0 beyond counts: neighbors lie side by side."""
+    made = np.zeros((int(bands.counts.max(initial=0)), bands.outputs), compute)
+    owner, tap = _owners(bands)
+    made[tap, owner] = bands.weight
+    return made
+
+
+def _owners(bands: BandedMap) -> tuple[Array, Array]:
+    """Return the output of each weight, and its number among the output's taps."""
+    owner = np.arange(bands.outputs).repeat(bands.counts)
+    return owner, np.arange(bands.nnz) - bands.offset[owner]

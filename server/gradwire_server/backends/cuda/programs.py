@@ -1,19 +1,51 @@
-"""Programs: launches of kernels, their tables and their scratch memory."""
+"""Programs: kernels by name, launches of them, tables and scratch memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import bfloat16
+
+from gradwire_server.backends.numpy_cpu import compute_dtype
 
 # Buffers begin at multiples of so many bytes: kernels read whole vectors.
 ALIGNMENT = 16
+# Of buffers in one allocation: a line of the device's cache.
+_LINE_BYTES = 128
 
 Place = Literal["x", "y", "scratch", "table"]
 Dim3 = tuple[int, int, int]
+Format = tuple[np.dtype[Any], np.dtype[Any]]
+
+STORAGE_TYPES = [np.dtype(one) for one in (np.float16, bfloat16, np.float32, np.float64)]
+
+_TYPES = {
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "uint16": "unsigned short",
+    "uint32": "unsigned int",
+    "uint64": "unsigned long long",
+}
+
+# Of march_channels: the most outputs that read one input.
+OPEN = (2, 4)
+
+# Of march_rows: numbers a lane has of a row, and taps whose weights it keeps.
+EACH = (1, 4)
+TAPS = (4, 8)
+
+# Of gather_taps: the most taps of a band.
+FEW_TAPS = (1, 2)
+
+# Steps with a kernel of their own: (step, halo) of bands that read step + 2 * halo inputs.
+STEPS = ((2, 0), (2, 1), (2, 3), (4, 0), (4, 2))
 
 
 class Kernel(NamedTuple):
@@ -39,6 +71,7 @@ class Buffer(NamedTuple):
         return self._replace(offset=0)
 
 
+X, Y = Buffer("x"), Buffer("y")
 Argument = Buffer | np.generic
 
 
@@ -46,15 +79,13 @@ Argument = Buffer | np.generic
 class Launch:
     """A launch of a kernel. Launches of a program run in order, on one stream.
 
-    arguments     in the kernel's order; numbers have the width of its parameters
-    shared_bytes  dynamic shared memory
+    arguments  in the kernel's order; numbers have the width of its parameters
     """
 
     kernel: Kernel
     grid: Dim3
     block: Dim3
     arguments: tuple[Argument, ...]
-    shared_bytes: int = 0
 
     def resolved(self, addresses: Mapping[Buffer, int]) -> tuple[np.generic, ...]:
         """Return the arguments with device addresses in place of buffers.
@@ -89,16 +120,64 @@ class Program:
     tables: tuple[npt.NDArray[Any], ...]
     scratch: tuple[int, ...]
 
-    @property
-    def kernels(self) -> frozenset[Kernel]:
-        """Kernels of all launches."""
-        return frozenset(launch.kernel for launch in self.launches)
 
-
-def packed(sizes: Sequence[int], *, alignment: int = ALIGNMENT) -> tuple[list[int], int]:
+def packed(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Return byte offsets of buffers of these sizes within one, and its size."""
     offsets, end = list[int](), 0
     for size in sizes:
         offsets.append(end)
-        end += -(-size // alignment) * alignment
+        end += -(-size // _LINE_BYTES) * _LINE_BYTES
     return offsets, end
+
+
+def lanes(dtype: np.dtype[Any]) -> int:
+    """Return the numbers of a vector, which has 16 bytes."""
+    return 16 // dtype.itemsize
+
+
+def bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of unsigned integers of the same size."""
+    return np.dtype(f"u{dtype.itemsize}")
+
+
+def kernel(name: str, types: Iterable[np.dtype[Any]], *parameters: int) -> Kernel:
+    """Return the kernel of a file of this name, with these template arguments."""
+    arguments = (*(_TYPES[one.name] for one in types), *parameters)
+    return Kernel(f"{name}.cu", f"{name}<{', '.join(map(str, arguments))}>")
+
+
+def formats(storage: np.dtype[Any]) -> tuple[Format, ...]:
+    """Return what kernels of a storage type read and write: it, or its compute type."""
+    compute = compute_dtype(storage)
+    if storage == compute:
+        return ((storage, storage),)
+    return (storage, storage), (storage, compute), (compute, storage)
+
+
+def marching(result: np.dtype[Any]) -> tuple[Format, ...]:
+    """Return the formats, with this result, of march_steps, march_channels and gather_taps."""
+    return tuple(dict.fromkeys([(result, result), (compute_dtype(result), result)]))
+
+
+def every_kernel() -> list[Kernel]:
+    """Return all kernels that programs may launch."""
+    return sorted({kernel for storage in STORAGE_TYPES for kernel in _of_storage(storage)})
+
+
+def _of_storage(storage: np.dtype[Any]) -> Iterator[Kernel]:
+    compute, whole = compute_dtype(storage), (lanes(storage), 1)
+    for one in dict.fromkeys([*formats(storage), (compute, compute)]):
+        for vector in (lanes(one[0]), 1):
+            yield kernel("axis_pass", one, vector)
+        yield kernel("contiguous_pass", one)
+        yield kernel("convert", one)
+    for one in formats(storage):
+        for each, taps in product(EACH, (*TAPS, 0)):
+            yield kernel("march_rows", one, each, taps)
+    for one in marching(storage):
+        for vector, most in product((lanes(one[0]), 1), OPEN):
+            yield kernel("march_channels", one, vector, most)
+        yield from (kernel("march_steps", one, *steps) for steps in STEPS)
+        yield from (kernel("gather_taps", one, taps) for taps in FEW_TAPS)
+    yield from (kernel("select_inputs", [bits(storage)], vector) for vector in whole)
+    yield kernel("fill_bands", [bits(storage)])

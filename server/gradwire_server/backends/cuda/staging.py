@@ -90,7 +90,7 @@ class StagedStream:
         self._strided.clear()
         for pinned in self._ring:
             pinned.wait = pinned.target = None
-        self.stream.synchronize()
+        self.stream.mark(blocking=True)()
 
     def _next(self) -> _PinnedBuffer:
         """Return the buffer whose last copy is oldest, once that has completed."""
