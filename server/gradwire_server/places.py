@@ -146,13 +146,12 @@ class Place:
         if status is not None:
             return status
         ended = asyncio.ensure_future(process.ended())
-        events = [asyncio.ensure_future(event.wait()) for event in (self._stopping, self._renewed)]
         try:
-            await asyncio.wait([ended, *events], return_when=asyncio.FIRST_COMPLETED)
+            await tasks.first(ended, self._stopping, self._renewed)
             if ended.done():
                 return ended.result()
         finally:
-            tasks.cancel([ended, *events])
+            ended.cancel()
         if self._process is process:
             raise RuntimeError(f"{self.name} is left behind: SIGKILL has not ended {process.pid}")
         return -signal.SIGKILL

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Never
 
-from gradwire_server import logs, malloc, signals
+from gradwire_server import logs, malloc, signals, tasks
 from gradwire_server.app import Server, choose_backend, device_watch
 from gradwire_server.backends import Backend
 from gradwire_server.device_watch import LOST_STATUS, DeviceWatch
@@ -68,7 +68,7 @@ async def serve(
     beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
     if on_serving is not None:
         on_serving(server)
-    await _first(asked, server.over)
+    await tasks.first(asked, server.over)
     if worker is None:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
@@ -118,9 +118,7 @@ async def _started(
 ) -> Server:
     """Return a server that has started; the process ends where it cannot, or was asked to stop."""
     starting = asyncio.ensure_future(start)
-    ending = asyncio.ensure_future(_first(asked, device.lost))
-    await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
-    ending.cancel()
+    await tasks.first(starting, asked, device.lost)
     if device.lost.is_set():
         _end_without_device()
     if not starting.done():
@@ -154,16 +152,6 @@ async def _beat(patience_s: float) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(pipe, b".")
         await asyncio.sleep(patience_s / _BEATS)
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Wait for one of several events."""
-    waiting = {asyncio.ensure_future(one.wait()) for one in events}
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in waiting:
-            one.cancel()
 
 
 def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:

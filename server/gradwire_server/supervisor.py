@@ -98,7 +98,7 @@ class Crew:
         if not self._stopping.is_set():
             # Parents that start a server on port 0 read this line.
             print(f"gradwire-server listening on {self._address}", flush=True)  # noqa: T201
-            await asyncio.wait(keeping, return_when=asyncio.FIRST_COMPLETED)
+            await tasks.first(*keeping)
         self._stop()
         await asyncio.wait([renewing, *keeping])
         for number in (*_STOP_SIGNALS, signal.SIGUSR2):
@@ -132,7 +132,7 @@ class Crew:
         turns[0].set()
         for reached in (self._places[0].tried.wait, self._all_tried, self._any_ready):
             reaching = asyncio.ensure_future(reached())
-            await asyncio.wait([reaching, *keeping], return_when=asyncio.FIRST_COMPLETED)
+            await tasks.first(reaching, *keeping)
             for turn in turns:
                 turn.set()
             if not reaching.done():
@@ -146,11 +146,7 @@ class Crew:
             await place.tried.wait()
 
     async def _any_ready(self) -> None:
-        waiting = [asyncio.ensure_future(place.ready.wait()) for place in self._places]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            tasks.cancel(waiting)
+        await tasks.first(*(place.ready for place in self._places))
 
     async def _renew_when_asked(self) -> None:
         while not self._stopping.is_set():

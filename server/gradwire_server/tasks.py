@@ -31,6 +31,16 @@ async def together(*parts: Coroutine[None, None, None]) -> None:
         tasks.clear()
 
 
+async def first(*awaited: asyncio.Event | asyncio.Future[Any]) -> None:
+    """Wait for the first of several events and futures; the others go on."""
+    waiting = {one for one in awaited if isinstance(one, asyncio.Future)}
+    waits = [asyncio.ensure_future(one.wait()) for one in awaited if isinstance(one, asyncio.Event)]
+    try:
+        await asyncio.wait({*waiting, *waits}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        cancel(waits)
+
+
 def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel them all."""
     for task in tasks:

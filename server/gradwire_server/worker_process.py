@@ -13,6 +13,7 @@ from asyncio.subprocess import PIPE, Process
 from dataclasses import replace
 from pathlib import Path
 
+from gradwire_server import tasks
 from gradwire_server.shares import Job
 from gradwire_server.telemetry import Running
 
@@ -79,12 +80,8 @@ class WorkerProcess:
 
     async def came_to_serve(self) -> bool:
         """Wait until it serves, has ended without, or is stuck; return whether it serves."""
-        stuck = asyncio.ensure_future(self.stuck.wait())
-        try:
-            await asyncio.wait({self._said, stuck}, return_when=asyncio.FIRST_COMPLETED)
-            return self._said.done() and self._said.result()
-        finally:
-            stuck.cancel()
+        await tasks.first(self._said, self.stuck)
+        return self._said.done() and self._said.result()
 
     async def ended(self) -> int:
         """Wait for its end and return its exit status."""
@@ -97,13 +94,11 @@ class WorkerProcess:
     async def ended_or_stuck(self) -> int | None:
         """Wait for its end and return its exit status; None where SIGKILL does not end it."""
         ended = asyncio.ensure_future(self.ended())
-        stuck = asyncio.ensure_future(self.stuck.wait())
         try:
-            await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
+            await tasks.first(ended, self.stuck)
             return ended.result() if ended.done() else None
         finally:
             ended.cancel()
-            stuck.cancel()
 
     def send(self, number: int) -> None:
         """Send it a signal, if it has not ended."""
