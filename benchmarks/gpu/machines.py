@@ -14,9 +14,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-import ml_dtypes
-import numpy as np
-
 from benchmarks.compute.cases import Array, Case
 from benchmarks.compute.native import UnavailableError
 from benchmarks.gpu import cases, costs
@@ -30,11 +27,6 @@ from gradwire_server.backends.cuda.backend import Cuda
 _GPU, _CPUS = "cuda", ("numba_cpu", "numpy_cpu")
 # Room for the largest request in a slot, and for others.
 _MEMORY_BYTES = 4 << 30
-
-
-def storage_types() -> list[np.dtype[Any]]:
-    """Return the types that the server compiles kernels for: what it compiled is found again."""
-    return [np.dtype(one) for one in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
 
 class Machine(Protocol):

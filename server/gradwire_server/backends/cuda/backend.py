@@ -172,28 +172,15 @@ class Cuda:
         self._check()
         if not y.size:
             return
-        if bands.nnz * (y.size // bands.outputs) >= self.cpu_work:
-            self._compute(self._accumulation(bands, x, y, axis=axis, carried=carried))
-        else:
+        if bands.nnz * (y.size // bands.outputs) < self.cpu_work:
             self.computed_by[self._cpu.name] += 1
             self._cpu.accumulate(bands, x, y, axis=axis, carried=carried)
-
-    def _call(self, plan: Plan, x: Array, y: Array) -> _Call:
-        """Return the call that applies a plan."""
-        first = dispatch.outer_axes(plan)
-        # In each call too: not all programs are light enough for the other cache.
-        program = cache(partial(self._program, plan, x.dtype, y.dtype))
-        x, y = (one.reshape(math.prod(one.shape[:first]), *one.shape[first:]) for one in (x, y))
-        return _Call(x, y, program)
-
-    def _accumulation(
-        self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int
-    ) -> _Call:
-        """Return the call that adds the taps of a map along an axis."""
+            return
         if axis == 0:
             x, y, axis = x[None], y[None], 1
 
-        def made(slices: int) -> Program:
+        @cache
+        def program(slices: int) -> Program:
             return dispatch.accumulation(
                 bands,
                 (slices, *x.shape[1:]),
@@ -203,7 +190,15 @@ class Cuda:
                 multiprocessors=self._device.multiprocessors,
             )
 
-        return _Call(x, y, cache(made), recurs=False, carried=carried > 0)
+        self._compute(_Call(x, y, program, recurs=False, carried=carried > 0))
+
+    def _call(self, plan: Plan, x: Array, y: Array) -> _Call:
+        """Return the call that applies a plan."""
+        first = dispatch.outer_axes(plan)
+        # In each call too: not all programs are light enough for the other cache.
+        program = cache(partial(self._program, plan, x.dtype, y.dtype))
+        x, y = (one.reshape(math.prod(one.shape[:first]), *one.shape[first:]) for one in (x, y))
+        return _Call(x, y, program)
 
     def _compute(self, call: _Call) -> None:
         self.warm_up()

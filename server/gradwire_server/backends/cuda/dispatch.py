@@ -111,14 +111,9 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
     has_gaps = any(not one.map.counts.all() for one in passes)
     if has_gaps and stage.vector(inner) == 1 and len(passes) == len(span) == 2:  # noqa: PLR2004
         return None  # gather_taps writes whole vectors, and reads nothing for rows without taps
-    missing = _SELECTED - len(span)
-    return launches.select(
-        stage,
-        [*(None,) * missing, *(maps.get(axis) for axis in span)],
-        [*(1,) * missing, *(shape[axis] for axis in span)],
-        outer=math.prod(shape[: span.start]),
-        inner=inner,
-    )
+    missing: list[launches.Axis] = [(None, 1)] * (_SELECTED - len(span))
+    selected = [*missing, *((maps.get(axis), shape[axis]) for axis in span)]
+    return launches.select(stage, selected, outer=math.prod(shape[: span.start]), inner=inner)
 
 
 def _sliced(

@@ -31,6 +31,8 @@ from gradwire_server.plans import BandedMap
 
 Array = npt.NDArray[Any]
 Maps = tuple[BandedMap, BandedMap]
+# A map, None for an axis that stays as it is, and the length of the input.
+Axis = tuple[BandedMap | None, int]
 
 THREADS = 256
 WARP = 32
@@ -200,30 +202,18 @@ def _contiguous_pass(stage: Stage, bands: BandedMap, *, outer: int, carried: int
     )
 
 
-def select(
-    stage: Stage,
-    maps: Sequence[BandedMap | None],
-    lengths: Sequence[int],
-    *,
-    outer: int,
-    inner: int,
-) -> Launch:
-    """Copy one number, or the fill, to each output of [outer, three axes, inner].
-
-    maps     of the axes; None for an axis that stays as it is
-    lengths  of the axes of the input
-    """
+def select(stage: Stage, axes: Sequence[Axis], *, outer: int, inner: int) -> Launch:
+    """Copy one number, or the fill, to each output of [outer, three axes, inner]."""
     vector = stage.vector(inner)
-    sizes = list(zip(maps, lengths, strict=True))
-    outputs = [length if one is None else one.outputs for one, length in sizes]
+    outputs = [length if bands is None else bands.outputs for bands, length in axes]
     threads = outer * outputs[0] * outputs[2] * (inner // vector)
     strip, jobs = stage.strips(outputs[1], threads=threads, most=_SHORT_STRIP)
     return stage.launch(
         programs.kernel("select_inputs", [programs.bits(stage.formats[0])], vector),
         jobs,
-        [stage.table(("selected", *one), partial(_selected, *one)) for one in sizes],
+        [stage.table(("selected", *one), partial(_selected, *one)) for one in axes],
         np.int64(inner),
-        *(*lengths, *outputs, strip),
+        *(*(length for _, length in axes), *outputs, strip),
         stage.fill_bits,
     )
 
@@ -284,11 +274,11 @@ def _march_steps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Laun
     if columns.inputs % vector:
         return None
     lanes, margin, tiles = step_tiles(columns.inputs // vector, overlap=halo > 0)
-    strip, jobs = stage.strips(rows.outputs, threads=outer * tiles * lanes)
+    strip, threads = stage.strips(rows.outputs, threads=outer * tiles * lanes)
     padded = partial(_padded_weights, compute=stage.compute, step=step, halo=halo)
     return stage.launch(
         programs.kernel("march_steps", stage.formats, step, halo),
-        jobs // lanes,
+        threads // lanes,
         [stage.table((m, "by step", step, halo), partial(padded, m)) for m in maps],
         *(rows.outputs, columns.outputs, strip, lanes, margin, tiles),
         per_block=WARPS * (WARP // lanes),
@@ -322,7 +312,7 @@ def _march_rows(
     if begins is None:
         return None
     tiles = len(begins) - 1
-    strip, jobs = stage.strips(lines, threads=images * tiles * WARP)
+    strip, threads = stage.strips(lines, threads=images * tiles * WARP)
     weights = partial(_weights_by_tap, columns, stage.compute)
     tables = (
         *((np.uint64(0),) * 3 if rows is None else stage.bands(rows)),
@@ -332,7 +322,7 @@ def _march_rows(
     )
     return stage.launch(
         programs.kernel("march_rows", stage.formats, each, taps),
-        jobs // WARP,
+        threads // WARP,
         tables,
         *(lines if rows is None else rows.inputs, lines),
         *(columns.inputs, columns.outputs, channels, tiles, strip, is_wide),
