@@ -20,6 +20,8 @@ def variables(folder: Path) -> dict[str, str]:
     paths = (str(TESTS), os.environ.get("PYTHONPATH", ""))
     return {
         simulated_device.FOLDER: str(folder),
+        # NumPy takes the place of compiled code, which takes a worker longer to load than the rest.
+        "NUMBA_DISABLE_JIT": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import simulated_device
 from callers import KINDS, Callers
 from cuda_here import needs_simulator
 from device_commands import FLAGS, PROGRAM, TESTS, serving, variables
-from gradwire import Client, Item, OutOfMemoryError, RetryPolicy, Timing, ops, v1
+from gradwire import Client, Item, OutOfMemoryError, RetryPolicy, Timing, UnavailableError, ops, v1
 from gradwire_server import DeviceLostError, LocalClient, backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
@@ -453,8 +454,15 @@ def test_a_worker_that_nothing_ends_holds_up_no_other_one_and_no_end(tmp_path: P
         os.kill(stuck, signal.SIGSTOP)
         command.wait_for_log(f"worker hangs pid={stuck} ")
         command.wait_for_log(f"worker ignores SIGKILL worker=0 pid={stuck} ")
-        with Client(command.address, retry=PATIENT, timeout_s=60) as client:
-            assert evaluated(client) == expected()
+
+        def is_served() -> bool:
+            # The kernel still gives the stuck worker connections, which nobody answers.
+            client = Client(command.address, retry=PATIENT, timeout_s=60, connect_timeout_s=1)
+            with suppress(UnavailableError), client:
+                return evaluated(client) == expected()
+            return False
+
+        wait_until(is_served)
         assert get(http(command), "/readyz")[0] == 200
         other = worker(command, 1)
         os.kill(other, signal.SIGKILL)

@@ -82,7 +82,7 @@ def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path
 
         def watch() -> None:
             before: dict[object, float] = {}
-            while not over.is_set():
+            while not over.wait(0.02):
                 now = counts(scrape(address))
                 fallen.extend(key for key, value in before.items() if now.get(key, 0) < value)
                 before = now
