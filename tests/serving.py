@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import uvloop
+
 from gradwire_server import app
 from gradwire_server.backends import Backend
 from gradwire_server.settings import Settings
@@ -56,7 +58,7 @@ class ServerThread:
         self._started.result(timeout=300)
 
     def _run(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()
         self.loop.run_until_complete(self._serve())
         self.loop.close()
 
@@ -92,6 +94,11 @@ def serving(**settings: Any) -> Generator[ServerThread]:
         yield server
     finally:
         server.stop()
+
+
+def in_threads(server: ServerThread) -> None:
+    """Have a server compute nothing on its event loop."""
+    server.server.workshop.inline.rate = 0.0
 
 
 class ServerProcess:

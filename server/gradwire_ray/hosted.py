@@ -30,7 +30,7 @@ def main() -> None:
     try:
         # Workers are more replicas here, whatever this machine's variables say.
         settings = replace(read_settings(sys.argv[1:]), workers=1, pin_workers=False)
-        asyncio.run(process.serve(settings, on_serving=tell))
+        process.run(process.serve(settings, on_serving=tell))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The actor passes it on; the log of its process has it too.
         sys.stdout.write(f"{REFUSAL}{' '.join(str(error).split())}\n")

@@ -194,7 +194,7 @@ def _serve(settings: Settings, with_workers: Callable[[int], Settings]) -> None:
         else:
             from gradwire_server import process  # noqa: PLC0415 - so that --help works without the extra
 
-            asyncio.run(process.serve(settings))
+            process.run(process.serve(settings))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Never
+from typing import Any, Never
+
+import uvloop
 
 from gradwire_server import logs, malloc, signals, tasks
 from gradwire_server.app import Server, choose_backend, device_watch
@@ -29,6 +31,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SWITCH_INTERVAL_S = 5e-5
 # In the time in which one at least has to come.
 _BEATS = 8
+
+
+def run(serving: Coroutine[Any, Any, None]) -> None:
+    """Run serve() on an event loop of libuv: a small call takes a third fewer instructions."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serving)
 
 
 async def serve(

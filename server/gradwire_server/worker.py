@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import signal
@@ -33,7 +32,7 @@ def main() -> None:
     if job is None or os.getppid() != job.parent:
         sys.exit("gradwire-server: the process that watches the workers has ended")
     try:
-        asyncio.run(process.serve(job.settings, worker=job.number, cells=job.cells))
+        process.run(process.serve(job.settings, worker=job.number, cells=job.cells))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         sys.exit(f"Error: {error}")
 

@@ -184,7 +184,7 @@ from gradwire_server import process
 from gradwire_server.settings import Settings
 from test_starting import Leisurely
 
-asyncio.run(process.serve(Settings(address="127.0.0.1:0"), backend=Leisurely()))
+process.run(process.serve(Settings(address="127.0.0.1:0"), backend=Leisurely()))
 """
 
 
