@@ -125,16 +125,31 @@ def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
 
 def _read_evaluation(message: bytes, at: int) -> Parts | None:
     """Read what starts here and ends with the message."""
-    request_id, start = _read_request_id(message, at)
-    at, fields = start, 0
+    request_id, start = b"", at
+    if message[at] == _REQUEST_ID:
+        request_id, start = _read_request_id(message, at)
+    at, left = start, _MOST_FIELDS
     # Of more fields each adds to one before: that takes long here, and is for protobuf to read.
-    while (tag := message[at]) in _HEADER and fields < _MOST_FIELDS:
-        length, at = read_varint(message, at + 1, _LENGTH_BYTES)
-        at += length
-        fields += 1
-    stop = at
-    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
-    if tag != _BULK or at + length != len(message) or not request_id.isascii():
+    while (tag := message[at]) in _HEADER and left:
+        length = message[at + 1]
+        if length < 0x80:  # noqa: PLR2004 - as read_varint() does, which takes longer
+            at += 2 + length
+        else:
+            length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+            at += length
+        left -= 1
+    stop, at = at, at + 1
+    # The data's length in the bytes that are left, which is quicker to compare with than to read.
+    left = len(message) - at
+    most = (left.bit_length() + 6) // 7
+    size = varint(left - most)
+    if len(size) == most and message.startswith(size, at):
+        at += most
+    else:
+        length, at = read_varint(message, at, _LENGTH_BYTES)
+        if at + length != len(message):
+            return None
+    if tag != _BULK or not request_id.isascii():
         return None
     return request_id, message[start:stop], memoryview(message)[at:]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,18 @@ def test_a_request_framed_by_hand_is_what_protobuf_writes_and_is_read_back(
         header.SerializeToString(),
         memoryview(data),
     )
+
+
+@pytest.mark.parametrize("bits", [7, 14, 21])
+def test_data_of_every_length_is_read_back_and_not_a_byte_more_or_less(bits: int) -> None:
+    header = v1.EvaluateRequest(
+        operator=v1.Operator(interpolate_backward=v1.Interpolate())
+    ).SerializeToString()
+    for length in range(2**bits - 6, 2**bits + 7):
+        frame = evaluation_frame(b"name", header, bytes(length))
+        assert read_evaluation(frame) == (b"name", header, memoryview(bytes(length)))
+        for other in (frame[:-2], frame[:-1], frame + b"\0", frame + b"\0\0"):
+            assert read_evaluation(other) is None
 
 
 @given(IDS, TENSORS, DATA)
