@@ -120,7 +120,6 @@ mutants: $(VENV)/.installed  ## Run 120 recorded mutants; fails if one escapes t
 
 bench: $(VENV)/.installed  ## Run the benchmarks of docs/benchmarks.md
 	mkdir -p out
-	$(BIN)/python -m benchmarks inline --json out/inline.json
 	$(BIN)/python -m benchmarks wire tiny large identity bidi --json out/wire.json
 	$(BIN)/python -m benchmarks memory --json out/memory.json
 	$(BIN)/python -m benchmarks start --json out/start.json

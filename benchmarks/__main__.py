@@ -14,7 +14,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "overload": ("overload.run", "three times the peak load: goodput, latencies, refusals"),
     "memory": ("memory", "memory of server and client while 2 GiB stream"),
     "start": ("start", "time to readiness, and the first request of a fresh server"),
-    "inline": ("inline", "a hop to a thread against computing in place"),
     "telemetry": ("telemetry", "cost of metrics, traces and scrapes"),
     "tls": ("tls", "cost of TLS and tokens"),
     "compute": ("compute.table", "LocalClient against PyTorch, oneDNN and a copy loop"),

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backend_calls import applied
+from gradwire_server.backends import Backend
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from gradwire_server.engine import Evaluation, EvaluationRequest, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Prepared, TensorSpec, in_memory
 from gradwire_server.engine.layout import lay_out
 from gradwire_server.engine.steps import walk_over
 from gradwire_server.plans import BandedMap, Plan
@@ -28,11 +29,11 @@ class Case:
     result: TensorSpec
     slab: int
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> Prepared:
         """Prepare it, without any limits."""
         walk = walk_over(lay_out(self.source, self.result), self.plan, self.slab)
         request = EvaluationRequest("test", (), self.source, self.result)
-        return Evaluation(request, self.result, self.plan, walk)
+        return Prepared(request, self.result, self.plan, walk)
 
 
 @st.composite
@@ -92,6 +93,14 @@ def strided(data: Bytes, spec: TensorSpec) -> NDArray[np.generic]:
     assert len(values) == reach
     strides = [stride * spec.dtype.itemsize for stride in spec.strides]
     return np.lib.stride_tricks.as_strided(values, spec.sizes, strides)
+
+
+def computed(prepared: Prepared, data: Bytes, backend: Backend = BACKEND) -> Bytes:
+    """Execute all steps in memory."""
+    result = np.full(prepared.output.wire_bytes, 0xA5, np.uint8)
+    for _ in in_memory(prepared, result, data, backend):
+        pass
+    return result
 
 
 def expected(case: Case, data: Bytes) -> Bytes:

@@ -66,7 +66,7 @@ class Comparisons:
     def small(self) -> Rows:
         """Compare small calls."""
         program = h2load_program()
-        default, inline = self._ours(), self._ours("--inline-work", "65536")
+        default = self._ours()
         body = self._folder / "gradwire"
         reply = int(_output(sys.executable, "gradwire_client", "body", default.address, str(body)))
         echo = ("-m", "benchmarks.wire.bare_server", "echo", "--reply", str(reply))
@@ -88,7 +88,6 @@ class Comparisons:
 
         peers = [
             peer("gradwire", default, _EVALUATE, body),
-            peer("gradwire, --inline-work 65536", inline, _EVALUATE, body),
             peer("bare grpc.aio", bare, _EVALUATE, body),
         ]
         with _told("Triton"):

@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 import grpc
 
-from gradwire_server import backends, transport
+from gradwire_server import backends, encoding, transport, wire
 from gradwire_server.addresses import check_free
 from gradwire_server.authorization import Authorizer
 from gradwire_server.backends import Backend
 from gradwire_server.calls import ActiveCalls
 from gradwire_server.device_watch import DeviceWatch
-from gradwire_server.engine import Admission, PlanCache, Preparer
+from gradwire_server.engine import Admission, InlineWork, Preparer, TableCache
 from gradwire_server.handlers import Handlers, add_handlers
 from gradwire_server.health import Health
 from gradwire_server.instruments import Instruments
@@ -166,7 +167,8 @@ class Server:
     async def _compute_first(self, backend: Backend) -> None:
         # Not watched: compilers may take longer than any call to a device.
         await self._workshop.off_loop(backend.warm_up)
-        await self._workshop.compute(partial(rehearse, backend))
+        rate = await self._workshop.compute(partial(rehearse, backend))
+        self._workshop.inline.rate = rate
 
     async def rehearse_calls(self) -> None:
         """Have calls answered by handlers like this server's, with the same backend and threads.
@@ -245,6 +247,8 @@ class Server:
         return self._workshop.admission.streams
 
 
+# Multiplications in a second, until the backend has been measured: less than compiled ones do.
+_RATE = 1e9
 # How long streams have, after the grace period, to tell their callers that the server stops.
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
@@ -270,6 +274,10 @@ def choose_backend(settings: Settings) -> tuple[Backend, str]:
     )
 
 
+def _in_next_turn(action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(action)
+
+
 def _workshop(
     settings: Settings,
     pool: ThreadPoolExecutor,
@@ -291,11 +299,18 @@ def _workshop(
         settings=settings,
         backend=backend,
         backend_reason=reason or f"{backend.name} was given",
-        preparer=Preparer(settings.limits, PlanCache(max_entries=settings.plan_cache_entries)),
+        preparer=Preparer(
+            settings.limits,
+            TableCache(max_entries=settings.plan_cache_entries),
+            encode_output=lambda output: encoding.response_header(wire.write_descriptor(output)),
+        ),
         admission=admission,
         pool=pool,
         active=active,
         device=device,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
+        inline=InlineWork(
+            _RATE, most_work=backends.most_inline_work(backend), next_turn=_in_next_turn
+        ),
     )

@@ -17,7 +17,6 @@ _MOST = {
 }
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
-_LEAST = {"inline_work": -1}
 _MAY_BE_ZERO = {
     "compute_niceness",
     "compute_threads",
@@ -39,7 +38,6 @@ def flag(name: str) -> str:
 def check_number(name: str, value: float) -> None:
     """Raise ValueError where a setting's number is out of bounds, or none; it names the flag."""
     least = 0 if name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
-    least = _LEAST.get(name, least)
     if not value >= least:
         raise ValueError(f"{flag(name)} is {value}; at least {least} is needed")
     most = _MOST_S if isinstance(value, float) else _MOST.get(name, _MOST_INT)

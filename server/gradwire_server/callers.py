@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable, Iterable
 from typing import Protocol
 
-from gradwire_server.engine import Claim, Evaluation, Preparation
+from gradwire_server.engine import Claim, Preparation, Prepared
 
 
 class Context(Protocol):
@@ -53,15 +53,15 @@ def claim_of_tables(preparation: Preparation, context: Context) -> Claim:
     )
 
 
-def claim_of_batch(evaluation: Evaluation, context: Context, *, count: int, at_once: bool) -> Claim:
+def claim_of_batch(prepared: Prepared, context: Context, *, count: int, at_once: bool) -> Claim:
     """Return what so many equal requests of an EvaluateMany stream claim.
 
     at_once  whether they are computed in one turn. The caller sends no more than the server lets
              it: they wait, and are never refused
     """
     return Claim(
-        work=count * evaluation.work,
-        part=1.0 if at_once else evaluation.step_part,
+        work=count * prepared.work,
+        part=1.0 if at_once else prepared.step_part,
         peer=caller_of(context),
         deadline=deadline_of(context),
         paced=True,
@@ -69,15 +69,15 @@ def claim_of_batch(evaluation: Evaluation, context: Context, *, count: int, at_o
 
 
 def claim_of(
-    evaluation: Evaluation, context: Context, *, left: float = 1.0, paced: bool = False
+    prepared: Prepared, context: Context, *, left: float = 1.0, paced: bool = False
 ) -> Claim:
     """Return what an evaluation claims; paced as engine.Claim says.
 
     left  part of it that is not done yet
     """
     return Claim(
-        work=math.ceil(evaluation.work * left),
-        part=min(1.0, evaluation.step_part / left),
+        work=math.ceil(prepared.work * left),
+        part=min(1.0, prepared.step_part / left),
         peer=caller_of(context),
         deadline=deadline_of(context),
         paced=paced,

@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from gradwire_server import logs, tasks
-from gradwire_server.engine import EvaluationRequest, TensorSpec
+from gradwire_server.engine import EvaluationRequest
 from gradwire_server.errors import (
     EvaluationError,
     OverloadedError,
@@ -60,8 +60,9 @@ class ActiveCalls:
         self.none_left.set()
 
     def __enter__(self) -> None:
+        if not self._count:
+            self.none_left.clear()
         self._count += 1
-        self.none_left.clear()
 
     def __exit__(
         self,
@@ -113,23 +114,35 @@ class Call:
         context: Context,
         active: ActiveCalls,
         *,
-        request_id: str = "",
-        traceparent: str = "",
+        sent: Metadata | None = None,
     ) -> None:
-        """Take its names, as far as they are known."""
+        """Take what came with it, if that is known."""
         self.method = method
         self.context = context
-        self.request_id = request_id or new_request_id()
-        self.traceparent = traceparent or traceparent_of(context.invocation_metadata() or ())
+        self._request_id = ""
+        sent = context.invocation_metadata() or () if sent is None else sent
+        self.traceparent = traceparent_of(sent)
         self.facts: dict[str, object] = {}
         self.phases = Phases(active.in_phase)
         self.operator = ""
+        self._sizes: tuple[int, ...] = ()
         self.dtype: np.dtype[Any] | None = None
         self.received_bytes = 0
         self.sent_bytes = 0
         self._active = active
         self._started = time.monotonic()
         self._begun = active.observer.begin(self)
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it, or one made here."""
+        if not self._request_id:
+            self._request_id = _random_hex(128)
+        return self._request_id
+
+    @request_id.setter
+    def request_id(self, name: str) -> None:
+        self._request_id = name
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -142,10 +155,10 @@ class Call:
         """Address of the caller, as grpc has it."""
         return self.context.peer()
 
-    def note_request(self, operator: str, source: TensorSpec, *, received: int) -> None:
+    def note_request(self, request: EvaluationRequest, *, received: int) -> None:
         """Note what was asked for, and how many bytes of its tensor came."""
-        self.facts |= {"operator": operator, "sizes": source.sizes}
-        self.operator, self.dtype, self.received_bytes = operator, source.dtype, received
+        self.operator, self.dtype = request.operator, request.input.dtype
+        self._sizes, self.received_bytes = request.input.sizes, received
 
     def note_step(self, nbytes: int) -> None:
         """Note a step of a stream, and how many bytes it read and wrote."""
@@ -168,30 +181,23 @@ class Call:
     ) -> Reply:
         """Do the work; turn what it raises into a status, sent through in_band first if given."""
         with self._active:
-            return await self._answer(work, in_band)
-
-    async def _answer(
-        self,
-        work: Callable[[], Awaitable[Reply]],
-        in_band: Callable[[Failure], Awaitable[None]] | None,
-    ) -> Reply:
-        try:
-            reply = await self._active.work(work)
-        except asyncio.CancelledError:
-            self._finish(logging.INFO, "CANCELLED")
-            raise
-        except grpc.aio.InternalError:
-            # A write that grpc could not carry out: the caller has gone, which grpc tells next.
-            self._finish(logging.INFO, "CANCELLED")
-            self.context.set_code(grpc.StatusCode.CANCELLED)
-            return cast("Reply", None)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            await self._fail(error, in_band)
-            # With any status but OK grpc sends no reply.
-            return cast("Reply", None)
-        self.context.set_trailing_metadata(self._trailers())
-        self._finish(self._active.success_level, "OK")
-        return reply
+            try:
+                reply = await self._active.work(work)
+            except asyncio.CancelledError:
+                self._finish(logging.INFO, "CANCELLED")
+                raise
+            except grpc.aio.InternalError:
+                # A write that grpc could not carry out: the caller has gone, which it tells next.
+                self._finish(logging.INFO, "CANCELLED")
+                self.context.set_code(grpc.StatusCode.CANCELLED)
+                return cast("Reply", None)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+                await self._fail(error, in_band)
+                # With any status but OK grpc sends no reply.
+                return cast("Reply", None)
+            self.context.set_trailing_metadata(self._trailers())
+            self._finish(self._active.success_level, "OK")
+            return reply
 
     async def _fail(
         self, error: Exception, in_band: Callable[[Failure], Awaitable[None]] | None
@@ -217,7 +223,11 @@ class Call:
         self.context.set_trailing_metadata((*self._trailers(), details))
 
     def _trailers(self) -> tuple[tuple[str, str], ...]:
-        return trailers(self.request_id, self.traceparent, self.phases.told())
+        return (
+            ("gradwire-request-id", self.request_id),
+            ("traceparent", self.traceparent),
+            ("gradwire-timing", self.phases.told()),
+        )
 
     def _finish(
         self,
@@ -228,53 +238,25 @@ class Call:
         failed: Failure | None = None,
     ) -> None:
         duration_s = time.monotonic() - self._started
-        self.count(status, duration_s=duration_s, failed=failed)
+        self._active.observer.end(
+            self._begun, self, status=status, duration_s=duration_s, failed=failed
+        )
         if not _log.isEnabledFor(level):
             return
-        names = self.request_id, self.traceparent
-        facts = facts_of(self.method, status, duration_s, names=names, more=self.facts)
+        facts = {
+            "method": self.method,
+            "status": status,
+            "duration_ms": round(duration_s * 1e3, 3),
+            "request_id": self.request_id,
+            "traceparent": self.traceparent,
+        }
+        if self.operator:
+            facts |= {"operator": self.operator, "sizes": self._sizes}
+        facts |= self.facts
         if error is None:
             logs.tell(level, "call", facts)
         else:
             _log.log(level, "call", extra={"facts": facts}, exc_info=error)
-
-    def count(self, status: str, *, duration_s: float, failed: Failure | None = None) -> None:
-        """Tell the observer how it ended."""
-        self._active.observer.end(
-            self._begun,
-            self,
-            status=status,
-            duration_s=duration_s,
-            failed=failed,
-        )
-
-
-def facts_of(
-    method: str,
-    status: str,
-    duration_s: float,
-    *,
-    names: tuple[str, str],
-    more: Mapping[str, object],
-) -> dict[str, object]:
-    """Return what a call's log line tells; names are its request_id and its traceparent."""
-    return {
-        "method": method,
-        "status": status,
-        "duration_ms": round(duration_s * 1e3, 3),
-        "request_id": names[0],
-        "traceparent": names[1],
-        **more,
-    }
-
-
-def trailers(request_id: str, traceparent: str, timing: str) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata of every call."""
-    return (
-        ("gradwire-request-id", request_id),
-        ("traceparent", traceparent),
-        ("gradwire-timing", timing),
-    )
 
 
 def traceparent_of(metadata: Metadata) -> str:
@@ -284,11 +266,6 @@ def traceparent_of(metadata: Metadata) -> str:
             return value
     digits = _random_hex(192)
     return f"00-{digits[:32]}-{digits[32:]}-00"
-
-
-def new_request_id() -> str:
-    """Return a name for a call without one."""
-    return _random_hex(128)
 
 
 def _random_hex(bits: int) -> str:

@@ -145,5 +145,5 @@ def _computed(backend: LeavesToCpu, name: str) -> float:
 
 
 def _lookups(preparer: Preparer, cache: str, index: int) -> float:
-    hits_and_misses = preparer.lookups("plans" if cache == "plans" else "evaluations")
-    return hits_and_misses[index]
+    found = preparer.table_lookups if cache == "tables" else preparer.lookups
+    return found[index]

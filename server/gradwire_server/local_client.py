@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from types import TracebackType
@@ -25,15 +22,20 @@ from gradwire._progress import Progress
 from gradwire._statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
 from gradwire_server import backends, container, wire
+from gradwire_server.backends import compute_dtype
 from gradwire_server.engine import (
-    Evaluation,
+    ArraySink,
+    ArraySource,
     EvaluationRequest,
     Limits,
-    PlanCache,
+    Prepared,
     Preparer,
     Step,
-    StepRunner,
-    WholeRun,
+    TableCache,
+    WireSink,
+    WireSource,
+    execute,
+    rows_of,
 )
 from gradwire_server.errors import DeviceLostError, EvaluationError
 from gradwire_server.failures import failure
@@ -41,7 +43,7 @@ from gradwire_server.local_many import EvaluatesMany
 from gradwire_server.plans.interruption import asking
 from gradwire_server.recent import Recent
 
-_PLAN_CACHE_ENTRIES = 1 << 22
+_TABLE_CACHE_ENTRIES = 1 << 22
 
 # Prepared calls that are kept, and the table entries of all of them.
 _RECENT_CALLS = 256
@@ -49,6 +51,8 @@ _RECENT_ENTRIES = 1 << 20
 
 # What a step works on where the backend splits it among threads, which takes time for every step.
 _LARGE_SLAB_BYTES = 32 << 20
+# Of one step that does all.
+_WHOLE = 1 << 62
 
 Array = NDArray[Any]
 
@@ -75,15 +79,15 @@ class _Call:
 
     input, output  how the tensors travel
     strides        those of a result that is allocated for the caller, in bytes
-    whole          the way without bytes, where there is one
+    direct         whether steps read and write the arrays themselves, and not their wire bytes
     """
 
     operator: ops.Operator
-    evaluation: Evaluation
+    prepared: Prepared
     input: v1.TensorDescriptor
     output: v1.TensorDescriptor
     strides: tuple[int, ...]
-    whole: WholeRun | None
+    direct: bool
 
     def takes(self, operator: ops.Operator, source: Array, out: Array | None) -> bool:
         """Whether a call of the same key has nothing else that needs a check."""
@@ -93,15 +97,52 @@ class _Call:
 
     def empty_result(self) -> Array:
         """Allocate a result."""
-        spec = self.evaluation.output
+        spec = self.prepared.output
         return np.ndarray(spec.sizes, spec.dtype, strides=self.strides)
+
+    def execute(self, source: Array, result: Array, backend: backends.Backend) -> Iterator[Step]:
+        """Write the result for source to result, step by step."""
+        prepared = self.prepared
+        if self.direct:
+            x, y = rows_of(prepared, source), rows_of(prepared, result)
+            if x is not None and y is not None:
+                return execute(prepared, ArraySource(x), ArraySink(y), backend)
+        given = tensors.WireView(source, self.input)
+
+        def read(first: int, stop: int) -> NDArray[np.uint8]:
+            return np.frombuffer(given.read(first, stop), np.uint8)
+
+        taken = _Taken(tensors.WireView(result, self.output))
+        sink = WireSink(prepared, taken.place, taken.put)
+        return execute(prepared, WireSource(prepared, read), sink, backend)
+
+
+class _Taken:
+    """The bytes of a result in wire order, stored in an array that may have another order."""
+
+    def __init__(self, view: tensors.WireView) -> None:
+        self._view = view
+        self._beside: NDArray[np.uint8] | None = None
+
+    def place(self, first: int, stop: int) -> NDArray[np.uint8]:
+        """Return memory for a part: the array's own where that is in wire order."""
+        own = self._view.in_place(first, stop)
+        self._beside = np.empty(stop - first, np.uint8) if own is None else None
+        return self._beside if own is None else own  # type: ignore[return-value]
+
+    def put(self, first: int, stop: int) -> None:
+        """Store a part that was written beside the array."""
+        del stop
+        if self._beside is not None:
+            self._view.write(first, self._beside.data)
 
 
 class LocalClient(EvaluatesMany):
     """Evaluates operators in process, for embedding, benchmarks and checks. Thread-safe.
 
     backend  as the server's setting: "auto" or the name of one
-    threads  threads that compute; None means one per core. The bits do not depend on it
+    threads  threads that compute where the backend is compiled; None means one per core. The bits
+             do not depend on it
     limits   what one evaluation may take; None means the server's defaults, with larger slabs for a
              backend that splits one among threads
     """
@@ -113,14 +154,12 @@ class LocalClient(EvaluatesMany):
             raise ValueError(f"threads is {threads}; at least 1 is needed")
         threads = threads or container.processors()
         self._backend, self.backend_reason = backends.choose(backend, threads=threads)
-        self._at_once = 1 if self._backend.splits_work else threads
         if limits is None:
             limits = Limits(slab_bytes=_LARGE_SLAB_BYTES) if self._backend.splits_work else Limits()
         # What splits work needs no steps for its threads, only where memory does not do.
         self._spare_bytes = limits.max_request_memory_bytes if self._backend.splits_work else 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradwire-local")
         self._closed = False
-        self._preparer = Preparer(limits, PlanCache(max_entries=_PLAN_CACHE_ENTRIES))
+        self._preparer = Preparer(limits, TableCache(max_entries=_TABLE_CACHE_ENTRIES))
         self._calls: Recent[_Call] = Recent(most=_RECENT_CALLS, max_weight=_RECENT_ENTRIES)
 
     def evaluate(
@@ -149,10 +188,7 @@ class LocalClient(EvaluatesMany):
         try:
             with asking(partial(_check_time, until)):
                 call, result = self._prepare(operator, source, output_shape=output_shape, out=out)
-            if call.whole is not None and timeout_s is None and on_progress is None:
-                call.whole(source, np.asarray(result), self._backend)
-            else:
-                self._run(call, source, np.asarray(result), _Watch(until, Progress(on_progress)))
+            self._run(call, source, np.asarray(result), _Watch(until, Progress(on_progress)))
         except DeviceLostError:
             raise
         except (EvaluationError, MemoryError) as error:
@@ -172,19 +208,18 @@ class LocalClient(EvaluatesMany):
         call = None if key is None else self._calls.get(key)
         if call is not None and call.takes(operator, source, out):
             return call, call.empty_result() if out is None else out
-        job, evaluation = self._evaluation(
+        job, prepared = self._prepared(
             prepare(operator, source, output_shape=output_shape, out=out)
         )
-        output = wire.write_descriptor(evaluation.output)
+        output = wire.write_descriptor(prepared.output)
         result = job.result_as(output)
-        spare_bytes = self._spare_bytes
-        whole = WholeRun.of(evaluation, source, np.asarray(result), spare_bytes=spare_bytes)
-        call = _Call(operator, evaluation, job.input, output, result.strides, whole)
+        whole, direct = self._direct(prepared, source, np.asarray(result))
+        call = _Call(operator, whole, job.input, output, result.strides, direct)
         if key is not None:
-            self._calls.keep(key, call, weight=evaluation.plan.table_entries)
+            self._calls.keep(key, call, weight=prepared.plan.table_entries)
         return call, result
 
-    def _evaluation(self, job: Job) -> tuple[Job, Evaluation]:
+    def _prepared(self, job: Job) -> tuple[Job, Prepared]:
         try:
             return job, self._preparer.prepare(_decode(job))
         except EvaluationError as error:
@@ -194,59 +229,31 @@ class LocalClient(EvaluatesMany):
                 raise
         return other, self._preparer.prepare(_decode(other))
 
+    def _direct(self, prepared: Prepared, source: Array, result: Array) -> tuple[Prepared, bool]:
+        """Return the evaluation in as many steps as arrays like these need, and whether direct.
+
+        Results of two passes that fit in the memory of a request make one step of several.
+        """
+        if not prepared.output.elements:
+            return prepared, False
+        rows = rows_of(prepared, source), rows_of(prepared, result)
+        if rows[0] is None or rows[1] is None or not rows[1].flags.c_contiguous:
+            return prepared, False
+        itemsize = compute_dtype(prepared.input.dtype).itemsize
+        between = 2 * prepared.plan.largest_intermediate * itemsize
+        return prepared.with_slab(_WHOLE) if between <= self._spare_bytes else prepared, True
+
     def _run(self, call: _Call, source: Array, result: Array, watch: _Watch) -> None:
-        evaluation = call.evaluation
-        sent, total = evaluation.input.wire_bytes, evaluation.output.wire_bytes
-        if call.whole is not None and call.whole.one_step:
-            call.whole(source, result, self._backend)
-            watch.report(sent, total, total=total)
-        else:
-            with closing(self._finished_steps(call, source, result)) as steps:
-                for step in steps:
-                    reached = evaluation.output_range(step)[1]
-                    watch.report(evaluation.input_range(step)[1], reached, total=total)
+        prepared = call.prepared
+        sent, total = prepared.input.wire_bytes, prepared.output.wire_bytes
+        for step in call.execute(source, result, self._backend):
+            reached = prepared.output_range(step)[1]
+            watch.report(prepared.input_range(step)[1], reached, total=total)
         watch.progress.finish(sent, total)
-
-    def _finished_steps(self, call: _Call, source: Array, result: Array) -> Generator[Step]:
-        """Yield each step when its result is written."""
-        evaluation = call.evaluation
-        run = StepRunner(evaluation.walk, self._backend)
-        given, taken = tensors.WireView(source, call.input), tensors.WireView(result, call.output)
-
-        def work(step: Step) -> Step:
-            low, high = evaluation.output_range(step)
-            place = taken.in_place(low, high)
-            out = np.empty(high - low, np.uint8) if place is None else place
-            run(step, np.frombuffer(given.read(*evaluation.input_range(step)), np.uint8), out)
-            if place is None:
-                taken.write(low, out.data)
-            return step
-
-        steps = evaluation.steps()
-        if self._at_once == 1 or evaluation.walk.mode == "running":
-            yield from map(work, steps)
-        else:
-            yield from self._in_turn(work, steps)
-
-    def _in_turn(self, work: Callable[[Step], Step], steps: Iterator[Step]) -> Generator[Step]:
-        """Work on several steps at once; when this ends none is under way any more."""
-        ahead: deque[Future[Step]] = deque()
-        try:
-            for step in steps:
-                ahead.append(self._pool.submit(work, step))
-                if len(ahead) > self._at_once:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
-            wait(ahead)
 
     def close(self) -> None:
         """End the threads; evaluate() then raises RuntimeError."""
         self._closed = True
-        self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self

@@ -56,8 +56,8 @@ class Refusals:
         _log.warning("refused", extra={"facts": {**counts, **facts}})
 
 
-def tell(level: int, event: str, facts: Facts | Callable[[], Facts]) -> None:
-    """Log an event of which there are many; facts, or what makes them, are the log's from now on.
+def tell(level: int, event: str, facts: Facts) -> None:
+    """Log an event of which there are many; facts are the log's from now on.
 
     Where `configure` has said how lines are written and nobody filters them, in an event loop that
     is put off for a moment. Nor is there a record, whose way through loggers takes longer than the
@@ -66,7 +66,7 @@ def tell(level: int, event: str, facts: Facts | Callable[[], Facts]) -> None:
     if not _log.isEnabledFor(level):
         return
     if _Lines.configured is None or _log.filters:
-        _log.log(level, event, extra={"facts": facts() if callable(facts) else facts})
+        _log.log(level, event, extra={"facts": facts})
     else:
         _Lines.configured.put_off(time.time(), level, event, facts)
 
@@ -109,7 +109,7 @@ class _Lines(logging.Handler):
         self._form = form
         self._stream = stream
         self._always = always
-        self._waiting: deque[tuple[float, int, str, Facts | Callable[[], Facts], str]] = deque()
+        self._waiting: deque[tuple[float, int, str, Facts, str]] = deque()
         # Whether an event loop is going to write them.
         self._due = False
         # Since lines could last be written.
@@ -127,9 +127,7 @@ class _Lines(logging.Handler):
         )
         self.write_waiting()
 
-    def put_off(
-        self, at: float, level: int, event: str, facts: Facts | Callable[[], Facts]
-    ) -> None:
+    def put_off(self, at: float, level: int, event: str, facts: Facts) -> None:
         """Write a line within a moment; at is in seconds since 1970."""
         self._waiting.append((at, level, event, facts, ""))
         if len(self._waiting) >= _TOGETHER:
@@ -149,7 +147,6 @@ class _Lines(logging.Handler):
             lines: list[str] = []
             while self._waiting:
                 at, level, event, facts, traceback = self._waiting.popleft()
-                facts = facts() if callable(facts) else facts
                 if self._always:
                     facts = {**self._always, **facts}
                 name = logging.getLevelName(level).lower()

@@ -11,10 +11,12 @@ hold what they need of its memory; the others wait in the transport, and in the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
@@ -175,15 +177,15 @@ class _Stream:
         self._call.received_bytes += len(data)
         try:
             wire.read_request_id(name.decode())
-            recipe = await many_items.find_recipe(header, self._workshop, self._context)
-            many_items.check_length(recipe, data)
-            await self._admit(recipe.memory_bytes)
+            prepared = await many_items.find_prepared(header, self._workshop, self._context)
+            many_items.check_length(prepared, data)
+            await self._admit(prepared.message_bytes)
         except (NoMessageError, StartingError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's alone
             self._refuse(name, error)
         else:
-            self._arrived.append(Item(name, recipe, data))
+            self._arrived.append(Item(name, prepared, data))
             self._news.set()
 
     async def _admit(self, needed: int) -> None:
@@ -201,11 +203,9 @@ class _Stream:
             self._news.clear()
             await self._read_on()
             arrived, self._arrived = self._arrived, []
-            self._large += [each for each in arrived if not each.inline]
+            for items in many_items.alike(arrived):
+                await self._compute_here(items)
             self._start_threads()
-            for items in many_items.alike([each for each in arrived if each.inline]):
-                self._compute(items)
-                await self._write_answers()
             await self._write_answers()
             if self._input_ended and not self._in_flight:
                 return
@@ -239,29 +239,43 @@ class _Stream:
             self._busy -= 1
             self._finish(items, results)
 
+    async def _compute_here(self, items: Sequence[Item]) -> None:
+        """Compute equal items if they are short, some in each turn of the event loop."""
+        inline, prepared = self._workshop.inline, items[0].prepared
+        while items and not self._stopped:
+            if not prepared.most_at_once or not inline.is_short(prepared):
+                self._large += items
+                return
+            most = inline.most(prepared)
+            now, items = items[:most], items[most:]
+            if now:
+                self._compute(now)
+            # Others have the event loop before the next ones.
+            await (self._write_answers() if now else asyncio.sleep(0))
+
     def _compute(self, items: Sequence[Item]) -> None:
         try:
-            with self._call.phases.spending("compute"):
-                results = many_items.compute(items, self._workshop.backend)
+            compute = partial(many_items.compute, items, self._workshop.backend)
+            results = self._workshop.compute_here(self._call.phases, compute)
         except Exception as error:  # noqa: BLE001 - likewise
             self._fail(items, error)
         else:
             self._finish(items, results)
 
     def _finish(self, items: Sequence[Item], results: Bytes) -> None:
-        self._call.note_items(items[0].recipe.evaluation.request, len(items))
+        self._call.note_items(items[0].prepared.request, len(items))
         self._call.sent_bytes += results.size
         length = results.shape[1]
         data = results.reshape(-1).data
         for number, each in enumerate(items):
             one = data[number * length : (number + 1) * length]
-            frame = many_result_frame(each.name, each.recipe.header, one)
-            self._answers.append((each.name, frame, each.recipe.memory_bytes))
+            frame = many_result_frame(each.name, each.prepared.response_header, one)
+            self._answers.append((each.name, frame, each.prepared.message_bytes))
         self._news.set()
 
     def _fail(self, items: Sequence[Item], error: Exception) -> None:
         for each in items:
-            self._refuse(each.name, error, held=each.recipe.memory_bytes)
+            self._refuse(each.name, error, held=each.prepared.message_bytes)
 
     def _refuse(self, name: bytes, error: Exception, *, held: int = 0) -> None:
         """Answer one request with an error."""
@@ -299,11 +313,7 @@ class _Stream:
                 )
             if self._refused is not None:
                 raise self._refused
-            events = (self._workshop.draining, self._refusal)
-            waits = [asyncio.ensure_future(event.wait()) for event in events]
-            left = timeout - idle
-            try:
-                await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                tasks.cancel(waits)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout - idle):
+                    await tasks.first(self._workshop.draining, self._refusal)
         raise DrainingError("the server is shutting down; send what is unanswered to another one")

@@ -14,12 +14,9 @@ from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend
 from gradwire_server.callers import Context, claim_of_batch
 from gradwire_server.calls import Call
+from gradwire_server.engine import Prepared, in_memory, together
 from gradwire_server.errors import InvalidDataError
-from gradwire_server.recipes import Recipe
 from gradwire_server.service import Workshop, take_turn
-
-# Work of all that is computed at once on the event loop: about a millisecond.
-_MOST_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,31 +28,22 @@ class Item:
     """
 
     name: bytes
-    recipe: Recipe
+    prepared: Prepared
     data: memoryview
 
-    @property
-    def inline(self) -> bool:
-        """Whether it is computed at once, with those like it; other ones are left to threads."""
-        recipe = self.recipe
-        if not recipe.inline or recipe.batch is None:
-            return False
-        return recipe.batch.most * recipe.evaluation.inline_work <= _MOST_AT_ONCE
 
-
-async def find_recipe(header: bytes, workshop: Workshop, context: Context) -> Recipe:
-    """Return the recipe of a request's header, the fields but its request_id and data.
+async def find_prepared(header: bytes, workshop: Workshop, context: Context) -> Prepared:
+    """Return what is prepared for a request's header, the fields but its request_id and data.
 
     Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it is
     none.
     """
-    recipe = workshop.recipes.get(header)
-    if recipe is not None:
-        workshop.preparer.note_hit()
-        return recipe
+    prepared = workshop.preparer.find(header)
+    if prepared is not None:
+        return prepared
     decoded = wire.read_request(encoding.request_header(header))
     workshop.refuse_bulk(decoded, "EvaluateMany")
-    return await workshop.recipe(header, decoded, context)
+    return await workshop.prepare(decoded, context, header=header)
 
 
 def read(message: bytes) -> Parts:
@@ -77,44 +65,41 @@ def read(message: bytes) -> Parts:
     return name, header, data
 
 
-def check_length(recipe: Recipe, data: memoryview) -> None:
+def check_length(prepared: Prepared, data: memoryview) -> None:
     """Raise InvalidDataError where the data is not what the request's header promises."""
-    needed = recipe.evaluation.input.wire_bytes
+    needed = prepared.input.wire_bytes
     if len(data) != needed:
         raise InvalidDataError("data", f"{len(data)} bytes; input's descriptor takes {needed}")
 
 
 def alike(items: Sequence[Item]) -> Iterator[list[Item]]:
     """Group what can be computed at once; the groups are in the order of their first items."""
-    groups: dict[Recipe, list[Item]] = {}
+    groups: dict[Prepared, list[Item]] = {}
     for item in items:
-        groups.setdefault(item.recipe, []).append(item)
-    for recipe, group in groups.items():
-        most = 1 if recipe.batch is None else recipe.batch.most
+        groups.setdefault(item.prepared, []).append(item)
+    for prepared, group in groups.items():
+        most = max(1, prepared.most_at_once)
         for first in range(0, len(group), most):
             yield group[first : first + most]
 
 
 def compute(items: Sequence[Item], backend: Backend) -> encoding.Bytes:
-    """Return the results of such a group, [item, byte]; all of them have a batch."""
-    batch = items[0].recipe.batch
-    if batch is None:
-        raise AssertionError("what takes several steps is left to threads")
-    return batch.run([each.data for each in items], backend)
+    """Return the results of such a group, [item, byte]; each item is one step."""
+    return together(items[0].prepared, [each.data for each in items], backend)
 
 
 async def compute_in_turn(items: Sequence[Item], workshop: Workshop, call: Call) -> encoding.Bytes:
-    """Do the same in a thread when it is their turn, whether there is a batch or not."""
-    recipe, backend = items[0].recipe, workshop.backend
-    evaluation, at_once = recipe.evaluation, recipe.batch is not None
-    claim = claim_of_batch(evaluation, call.context, count=len(items), at_once=at_once)
+    """Do the same in a thread when it is their turn, whether an item is one step or not."""
+    prepared, backend = items[0].prepared, workshop.backend
+    at_once = prepared.most_at_once > 0
+    claim = claim_of_batch(prepared, call.context, count=len(items), at_once=at_once)
     with workshop.turns(claim, call) as do:
         if at_once:
             return await do(partial(compute, items, backend))
         # Kernels want numbers aligned, wherever they lie in the message.
         data = np.frombuffer(bytes(items[0].data), np.uint8)
-        result = np.empty((1, evaluation.output.wire_bytes), np.uint8)
-        steps = recipe.in_memory.run(result[0], data)
+        result = np.empty((1, prepared.output.wire_bytes), np.uint8)
+        steps = in_memory(prepared, result[0], data, backend)
         while await do(partial(take_turn, steps)):
             pass
         return result

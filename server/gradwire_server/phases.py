@@ -26,7 +26,12 @@ class Phases:
     """
 
     def __init__(self, at_once: MutableMapping[Phase, int] | None = None) -> None:
-        self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self.seconds: dict[Phase, float] = {
+            "receive": 0.0,
+            "queue": 0.0,
+            "compute": 0.0,
+            "send": 0.0,
+        }
         self.bounds: dict[Phase, tuple[float, float]] = {}
         self.at_once = dict.fromkeys(PHASES, 0) if at_once is None else at_once
 
@@ -41,8 +46,9 @@ class Phases:
     def note(self, phase: Phase, began: float, ended: float) -> None:
         """Add a stay in a phase that nobody could have seen, by time.perf_counter."""
         self.seconds[phase] += ended - began
-        first = self.bounds.get(phase)
-        self.bounds[phase] = (began if first is None else first[0], ended)
+        if phase in self.bounds:
+            began = self.bounds[phase][0]
+        self.bounds[phase] = began, ended
 
     def spending(self, phase: Phase) -> _Spending:
         """Add what the block takes."""

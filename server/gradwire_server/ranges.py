@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from gradwire import v1
-from gradwire_server.engine import Evaluation
+from gradwire_server.engine import Prepared
 from gradwire_server.errors import EvaluationChangedError, InvalidFieldError
 
 
-def wanted_bytes(header: v1.Open, evaluation: Evaluation, digest: str) -> range:
+def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
     """Return the result bytes that a stream is to give.
 
     Raises InvalidFieldError where the result has no such bytes, EvaluationChangedError where they
     would be those of another evaluation than the one named.
     """
-    total = evaluation.output.wire_bytes
+    total = prepared.output.wire_bytes
     first, stop = header.resume_from, header.stop_before or total
     if total == first == stop == 0:
         return _same_evaluation(header, digest, range(0))

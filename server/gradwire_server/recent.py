@@ -13,7 +13,7 @@ V = TypeVar("V")
 class Recent(Generic[V]):
     """The values used last, at most `most` of them and at most `max_weight` in all. Thread-safe.
 
-    hits, misses  how often get() had a value, and how often not
+    hits, misses  how often get() had a value, and how often not, about
     """
 
     def __init__(self, *, most: int, max_weight: int) -> None:
@@ -31,19 +31,23 @@ class Recent(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         """Return the value of key and count it as used now; None where there is none."""
+        # Without the lock, which takes as long as all the rest: counts are approximate.
+        kept = self._values.get(key)
+        if kept is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        try:  # noqa: SIM105 - suppress() takes longer
+            self._values.move_to_end(key)
+        except KeyError:
+            pass  # another thread has removed it just now
+        return kept[0]
+
+    def peek(self, key: Hashable) -> V | None:
+        """Return the value of key without counting anything; None where there is none."""
         with self._lock:
             kept = self._values.get(key)
-            if kept is None:
-                self.misses += 1
-                return None
-            self.hits += 1
-            self._values.move_to_end(key)
-            return kept[0]
-
-    def note_hit(self) -> None:
-        """Count a value that was at hand without get()."""
-        with self._lock:
-            self.hits += 1
+            return None if kept is None else kept[0]
 
     def keep(self, key: Hashable, value: V, *, weight: int) -> None:
         """Keep a value in place of what has this key; not if it is too heavy by itself."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,9 +21,9 @@ import grpc
 import numpy as np
 
 from gradwire import ops, tensors, v1
-from gradwire_server import wire
+from gradwire_server import encoding, wire
 from gradwire_server.backends import Backend, NumpyCpu
-from gradwire_server.engine import Limits, PlanCache, Preparer
+from gradwire_server.engine import Limits, Prepared, Preparer, TableCache, in_memory
 
 _log = logging.getLogger("gradwire_server")
 
@@ -34,6 +35,9 @@ _OPERATORS = (
     ops.InterpolateBackward(mode="nearest", data_format="NCX"),
     ops.DmlResampleGrad(interpolation_mode="linear"),
 )
+
+_MEASURED = (1, 3, 64, 64)
+_RUNS = 5
 
 # Python specializes code that has run some ten times.
 _CALLS = 12
@@ -48,23 +52,43 @@ _GRACE_S = 0.5
 _is_rehearsal = ContextVar("_is_rehearsal", default=False)
 
 
-def rehearse(backend: Backend) -> None:
-    """Evaluate every data type, all the way from a message, and compare with NumPy.
+def rehearse(backend: Backend) -> float:
+    """Evaluate every data type and compare with NumPy; return multiplications done in a second.
 
     Raises RuntimeError where the backend's bits are others.
     """
-    preparer = Preparer(Limits(), PlanCache(max_entries=1 << 16))
+    preparer = Preparer(Limits(), TableCache(max_entries=1 << 16))
     for data_type, dtype in tensors.DTYPES.items():
         data = np.linspace(-1, 1, math.prod(_SMALL)).astype(dtype).view(np.uint8)
         for operator in _OPERATORS:
             header = _header(operator, data_type, _SMALL)
-            evaluation = preparer.prepare(wire.read_request(header))
-            result, specified = (evaluation.run_whole(data, one) for one in (backend, NumpyCpu()))
+            prepared = preparer.prepare(wire.read_request(header))
+            result, specified = (_result(prepared, data, one) for one in (backend, NumpyCpu()))
             if result.tobytes() != specified.tobytes():
                 raise RuntimeError(
                     f"{backend.name} computes other bits than {NumpyCpu.name} for {operator.name} "
                     f"on {dtype}; choose --backend {NumpyCpu.name} and please report this"
                 )
+    return _rate(preparer, backend)
+
+
+def _result(prepared: Prepared, data: encoding.Bytes, backend: Backend) -> encoding.Bytes:
+    result = np.empty(prepared.output.wire_bytes, np.uint8)
+    for _ in in_memory(prepared, result, data, backend):
+        pass
+    return result
+
+
+def _rate(preparer: Preparer, backend: Backend) -> float:
+    """Measure a backend on a tensor of which one run takes some ten microseconds."""
+    prepared = preparer.prepare(wire.read_request(_header(_LINEAR, _FLOAT32, _MEASURED)))
+    data = np.ones(prepared.input.wire_bytes, np.uint8)
+    seconds = math.inf
+    for _ in range(_RUNS):
+        began = time.perf_counter()
+        _result(prepared, data, backend)
+        seconds = min(seconds, time.perf_counter() - began)
+    return prepared.inline_work / seconds
 
 
 async def rehearse_calls(handlers: grpc.GenericRpcHandler) -> None:

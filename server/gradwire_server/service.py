@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from gradwire import ops, v1
 from gradwire_server import callers, encoding, wire
-from gradwire_server.backends import Backend, inline_work_of
+from gradwire_server.backends import Backend
 from gradwire_server.backends.call_deadline import computing_until
 from gradwire_server.callers import claim_of
 from gradwire_server.calls import ActiveCalls, Call, Context, Metadata
@@ -24,22 +24,22 @@ from gradwire_server.engine import (
     TURN_S,
     Admission,
     Claim,
-    Evaluation,
     EvaluationRequest,
+    InlineWork,
+    Prepared,
     Preparer,
     TurnedWork,
     Turns,
+    at_once,
     exceeded,
+    in_memory,
 )
 from gradwire_server.errors import InvalidDataError, StartingError, UseStreamError
 from gradwire_server.phases import Phases
 from gradwire_server.pool import submit
-from gradwire_server.recipes import Recipe, Recipes
-from gradwire_server.refusals import QuickRefusals
 from gradwire_server.server_info import server_info
 from gradwire_server.settings import Settings
-from gradwire_server.small_calls import SmallCalls
-from gradwire_server.transit import Transit
+from gradwire_server.transit import LEAST_BYTES, Transit
 
 NAME = "gradwire.v1.GradientService"
 T = TypeVar("T")
@@ -67,43 +67,17 @@ class Workshop:
     device: DeviceWatch
     ready: asyncio.Event
     draining: asyncio.Event
-    recipes: Recipes = field(default_factory=Recipes)
+    inline: InlineWork
 
-    @property
-    def inline_work(self) -> int:
-        """Multiplications up to which a call is computed on the event loop."""
-        given, usual = self.settings.inline_work, inline_work_of(self.backend)
-        if given < 0:
-            return usual
-        return min(given, usual) if self.backend.may_wait else given
+    async def prepare(
+        self, request: EvaluationRequest, context: callers.Context, *, header: bytes | None = None
+    ) -> Prepared:
+        """Prepare a request: here where that is quick, else in a thread, in turn.
 
-    async def prepare(self, request: EvaluationRequest, context: callers.Context) -> Evaluation:
-        """Lower a request: here where that is quick, else in a thread, in turn.
+        header  by which others like it are found
 
         Raises StartingError before the server is ready, OverloadedError where it is full.
         """
-        return await self._prepared(request, context, _measured)
-
-    async def recipe(
-        self, header: bytes, request: EvaluationRequest, context: callers.Context
-    ) -> Recipe:
-        """Lower a request likewise, and keep what that gave for others with this header."""
-        recipe = await self._prepared(request, context, self._recipe)
-        self.recipes.keep(header, recipe)
-        return recipe
-
-    def _recipe(self, evaluation: Evaluation) -> Recipe:
-        recipe = Recipe.of(evaluation, self.backend, inline_work=self.inline_work)
-        _measured(evaluation)
-        _ = recipe.batch
-        return recipe
-
-    async def _prepared(
-        self,
-        request: EvaluationRequest,
-        context: callers.Context,
-        finish: Callable[[Evaluation], T],
-    ) -> T:
         if not self.ready.is_set():
             after = self.settings.retry_after_s
             raise StartingError(
@@ -111,7 +85,7 @@ class Workshop:
             )
         needs = self.preparer.preparation(request)
         if needs.is_quick:
-            return finish(self.preparer.prepare(request))
+            return self.preparer.prepare(request, header=header)
         limits = {
             name: getattr(self.settings, name)
             for name in ("max_memory_bytes", "max_request_memory_bytes")
@@ -121,7 +95,7 @@ class Workshop:
             came = f"building the tables of this request may take {needs.memory_bytes} bytes"
             raise exceeded(came, limit, limits[limit])
         building = TurnedWork(
-            lambda check: finish(self.preparer.prepare(request, check=check)), turn_s=TURN_S
+            lambda check: self.preparer.prepare(request, header=header, check=check), turn_s=TURN_S
         )
         claim = callers.claim_of_tables(needs, context)
         admission = self.admission
@@ -146,15 +120,15 @@ class Workshop:
                 )
 
     @contextmanager
-    def computing(self, evaluation: Evaluation, call: Call, *, left: float) -> Generator[Do]:
+    def computing(self, prepared: Prepared, call: Call, *, left: float) -> Generator[Do]:
         """Let a stream in, and give what does a step of it: here if it is small, else in turn.
 
         left  part of the evaluation that is not done yet
         """
-        if evaluation.passes_through or evaluation.inline_work <= self.inline_work:
-            yield partial(_at_once, call.phases)
+        if prepared.passes_through or self.inline.admits(prepared):
+            yield partial(self._at_once, call.phases)
             return
-        with self.turns(claim_of(evaluation, call.context, left=left, paced=True), call) as do:
+        with self.turns(claim_of(prepared, call.context, left=left, paced=True), call) as do:
             yield do
 
     @contextmanager
@@ -176,6 +150,18 @@ class Workshop:
         turns.spend(seconds)
         return result
 
+    def compute_here(self, phases: Phases, work: Callable[[], T]) -> T:
+        """Do what InlineWork admits, on the event loop."""
+        began = time.perf_counter()
+        result = work()
+        ended = time.perf_counter()
+        phases.note("compute", began, ended)
+        self.inline.spend(ended - began)
+        return result
+
+    async def _at_once(self, phases: Phases, work: Callable[[], T]) -> T:
+        return self.compute_here(phases, work)
+
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Do work in the thread pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
@@ -194,9 +180,6 @@ class GradientService:
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
-        room = workshop.admission.has_room
-        self._small = SmallCalls(workshop.backend, workshop.active, room=room)
-        self._refusals = QuickRefusals(workshop.admission, workshop.recipes, workshop.active)
         self._transit = Transit(workshop.admission, workshop.settings)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
@@ -205,63 +188,56 @@ class GradientService:
     async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
         """Evaluate one operator on one small tensor; metadata is what came with the call."""
         message = await self._transit.receive(context)
-        if isinstance(message, bytes):
-            reply = self._small.answer(message, context, metadata)
-            if reply is not None:
-                self._workshop.preparer.note_hit()
-                return reply
-            if self._refusals.refuse(message, context, metadata):
-                self._workshop.preparer.note_hit()
-                # With any status but OK grpc sends no reply.
-                return b""
-        call = self._call("Evaluate", context)
-        return await call.answer(lambda: self._evaluate(message, call))
+        call = Call("Evaluate", context, self._workshop.active, sent=metadata)
+        return await call.answer(partial(self._evaluate, message, call))
 
     def _call(self, method: str, context: Context) -> Call:
         return Call(method, context, self._workshop.active)
 
     async def _evaluate(self, message: bytes | encoding.Malformed, call: Call) -> bytes:
+        workshop = self._workshop
         request_id, header, data = encoding.read_request(encoding.sound(message))
-        call.request_id = wire.read_request_id(request_id.decode()) or call.request_id
-        recipe = self._workshop.recipes.get(header)
-        if recipe is None:
-            recipe = await self._prepare(header, len(data), call)
+        call.request_id = wire.read_request_id(request_id.decode())
+        prepared = workshop.preparer.find(header)
+        if prepared is None:
+            prepared = await self._prepare(header, len(data), call)
         else:
-            self._workshop.preparer.note_hit()
-            _note(call, recipe.evaluation.request, len(data))
-            _check_length(len(data), recipe.evaluation.request)
-        self._transit.check(call.context, recipe.memory_bytes)
-        self._workshop.admission.take_memory(recipe.memory_bytes)
+            call.note_request(prepared.request, received=len(data))
+            _check_length(len(data), prepared.request)
+        needed = prepared.message_bytes
+        self._transit.check(call.context, needed)
+        compute = partial(at_once, prepared, data, workshop.backend)
+        is_short = workshop.inline.admits(prepared)
+        if is_short and prepared.output.wire_bytes < LEAST_BYTES:
+            # Nobody else could take the memory before it is free again.
+            workshop.admission.check_room(needed)
+            return _reply(prepared, workshop.compute_here(call.phases, compute), call)
+        workshop.admission.take_memory(needed)
         reply = b""
         try:
-            result = await self._compute(recipe, np.frombuffer(data, np.uint8), call)
-            with call.phases.spending("send"):
-                call.sent_bytes = len(result)
-                reply = encoding.response(call.request_id, recipe.header, result.data)
+            if is_short:
+                result = workshop.compute_here(call.phases, compute)
+            else:
+                result = await self._compute(prepared, data, call)
+            reply = _reply(prepared, result, call)
         finally:
-            self._transit.send(call.context, reply, held=recipe.memory_bytes)
+            self._transit.send(call.context, reply, held=needed)
         return reply
 
-    async def _prepare(self, header: bytes, length: int, call: Call) -> Recipe:
+    async def _prepare(self, header: bytes, length: int, call: Call) -> Prepared:
         with call.phases.spending("receive"):
             decoded = wire.read_request(encoding.request_header(header))
-            _note(call, decoded, length)
+            call.note_request(decoded, received=length)
             self._workshop.refuse_bulk(decoded, "Evaluate")
             _check_length(length, decoded)
         with call.phases.spending("queue"):
-            recipe = await self._workshop.recipe(header, decoded, call.context)
-        if recipe.inline:
-            self._small.keep(header, recipe)
-        return recipe
+            return await self._workshop.prepare(decoded, call.context, header=header)
 
-    async def _compute(self, recipe: Recipe, data: encoding.Bytes, call: Call) -> encoding.Bytes:
-        evaluation = recipe.evaluation
-        if recipe.inline:
-            with call.phases.spending("compute"):
-                return evaluation.run_whole(data, self._workshop.backend)
-        result = np.empty(evaluation.output.wire_bytes, np.uint8)
-        steps = recipe.in_memory.run(result, data)
-        with self._workshop.turns(claim_of(evaluation, call.context), call) as do:
+    async def _compute(self, prepared: Prepared, data: memoryview, call: Call) -> encoding.Bytes:
+        """Compute in turns, in a thread."""
+        result = np.empty(prepared.output.wire_bytes, np.uint8)
+        steps = in_memory(prepared, result, np.frombuffer(data, np.uint8), self._workshop.backend)
+        with self._workshop.turns(claim_of(prepared, call.context), call) as do:
             while await do(partial(take_turn, steps)):
                 pass
         return result
@@ -290,9 +266,12 @@ class GradientService:
         return server_info(workshop.settings, workshop.backend.name, workshop.backend_reason)
 
 
-def _note(call: Call, request: EvaluationRequest, length: int) -> None:
-    """Tell the call what its log line and its metrics say of the request."""
-    call.note_request(request.operator, request.input, received=length)
+def _reply(prepared: Prepared, result: encoding.Bytes, call: Call) -> bytes:
+    began = time.perf_counter()
+    reply = encoding.response(call.request_id, prepared.response_header, result.data)
+    call.phases.note("send", began, time.perf_counter())
+    call.sent_bytes = len(result)
+    return reply
 
 
 def _check_length(length: int, request: EvaluationRequest) -> None:
@@ -305,17 +284,6 @@ def _timed(work: Callable[[], T], deadline: float) -> tuple[T, float]:
     began = time.perf_counter()
     with computing_until(deadline):
         return work(), time.perf_counter() - began
-
-
-def _measured(evaluation: Evaluation) -> Evaluation:
-    """Work out what the event loop asks of an evaluation, which takes long where tables are."""
-    _ = evaluation.memory_bytes, evaluation.inline_work, evaluation.step_part
-    return evaluation
-
-
-async def _at_once(phases: Phases, work: Callable[[], T]) -> T:
-    with phases.spending("compute"):
-        return work()
 
 
 def take_turn(steps: Iterator[object]) -> bool:

@@ -87,11 +87,6 @@ class Settings:
         backends.CUDA_MEMORY_BYTES,
         "Most bytes of its memory that are taken of each GPU; its workers divide them.",
     )
-    inline_work: int = _setting(
-        -1,
-        "Multiplications up to which a call is computed without a hop to a thread; -1 means what "
-        "the backend does in about 100 microseconds.",
-    )
     slab_bytes: int = _setting(_LIMITS.slab_bytes, "Bytes one step of a computation works on.")
     plan_cache_entries: int = _setting(1 << 22, "Table entries of recent requests to keep.")
     max_rank: int = _setting(_LIMITS.max_rank, "Most axes of a tensor, at most 8.")

@@ -1,7 +1,10 @@
-"""EvaluateStream: reading, computing and writing overlap, joined by queues that hold one step each.
+"""EvaluateStream: one task reads, one computes, one writes, joined by queues of one step each.
 
-A full queue stops the stage before it, and in the end grpc stops reading from the sender: memory is
+A full queue stops the task before it, and in the end grpc stops reading from the sender: memory is
 bounded by what three steps need, whatever the tensor's size and whoever is slow.
+
+The tasks that read and write live as long as the call: a read or a write that is cancelled would
+leave grpc with one under way. Once the stream has failed they discard what comes to them.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from gradwire_server.callers import caller_of
 from gradwire_server.calls import Call, Context
 from gradwire_server.engine import (
     AdmittedStream,
-    Evaluation,
+    Arrived,
     EvaluationRequest,
     InputAssembler,
+    Prepared,
     Ring,
     Step,
-    StepRunner,
+    WireSink,
+    execute,
 )
 from gradwire_server.errors import (
     DrainingError,
@@ -58,7 +63,10 @@ class StreamService:
         """Evaluate one operator on one tensor in chunks."""
         call = Call("EvaluateStream", context, self._workshop.active)
         stream = _Stream(call, self._workshop)
-        await call.answer(stream.run, in_band=stream.send_error)
+        try:
+            await call.answer(stream.run, in_band=stream.send_error)
+        finally:
+            await stream.close()
 
 
 class _Stream:
@@ -75,39 +83,52 @@ class _Stream:
         self._done = asyncio.Event()
         self._refused: OverloadedError | None = None
         self._refusal = asyncio.Event()
-        self._write: asyncio.Task[None] | None = None
-        self._read: asyncio.Task[Any] | None = None
+        self._failed = False
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._no_write = asyncio.Event()
+        self._no_write.set()
+        self._first: asyncio.Future[encoding.StreamRequest | None] = _future()
+        self._input_wanted = asyncio.Event()
+        self._assembler: InputAssembler | None = None
+        self._wanted = range(0)
         self._steps: asyncio.Queue[tuple[Step, encoding.Bytes] | None] = asyncio.Queue(1)
-        self._results: asyncio.Queue[encoding.Chunk | None] = asyncio.Queue(1)
+        self._responses: asyncio.Queue[encoding.Chunk | bytes | None] = asyncio.Queue(1)
+        self._chunk_bytes = workshop.settings.max_chunk_bytes
 
     async def run(self) -> None:
         """Answer the stream under watch."""
-        await tasks.together(self._evaluate(), self._watch())
+        self._reader = asyncio.ensure_future(self._read())
+        self._writer = asyncio.ensure_future(self._write())
+        await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
 
     async def send_error(self, failed: Failure) -> None:
         """Send an error as the last message, unless the caller does not read."""
-        if self._write is not None and not self._write.done():
-            await asyncio.wait({self._write}, timeout=_LAST_WORD_S)
-            if not self._write.done():
-                return
+        self._failed = True
+        for queue in (self._steps, self._responses):
+            while not queue.empty():
+                queue.get_nowait()
         try:
             async with asyncio.timeout(_LAST_WORD_S):
+                await self._no_write.wait()
                 await self._context.write(v1.EvaluateStreamResponse(error=failed.in_band()))
         except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
-        if self._workshop.draining.is_set():
-            await self._listen_on()
+        if self._workshop.draining.is_set() and self._reader is not None:
+            # A connection that is closed while bytes wait to be read is reset, and a reset takes
+            # back what the caller has not read yet: the error.
+            self._input_wanted.set()
+            await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
 
-    async def _listen_on(self) -> None:
-        """Go on reading for a moment, or until the caller has heard and goes.
-
-        A connection that is closed while bytes wait to be read is reset, and a reset takes back
-        what the caller has not read yet: the error.
-        """
-        with contextlib.suppress(TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
-            async with asyncio.timeout(_LISTEN_ON_S):
-                while await self._receive() is not grpc.aio.EOF:
-                    pass
+    async def close(self) -> None:
+        """End the tasks that read and write."""
+        left = [task for task in (self._reader, self._writer) if task is not None]
+        # Or the traceback of a task that failed would refer to itself, and keep all buffers.
+        self._reader = self._writer = None
+        tasks.cancel(left)
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._first.done() and not self._first.cancelled():
+            self._first.exception()  # which nobody may have asked for
 
     async def _evaluate(self) -> None:
         workshop = self._workshop
@@ -118,13 +139,13 @@ class _Stream:
                 request = self._note(header)
                 self._admitted.note_wait(for_caller=False)
                 with self._call.phases.spending("queue"):
-                    evaluation = await workshop.prepare(request, self._context)
+                    prepared = await workshop.prepare(request, self._context)
                 # Beside what steps hold, a chunk each way is on its way through grpc, twice.
                 most = workshop.settings.max_chunk_bytes
-                ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
+                ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
                 in_transit = sum(2 * min(most, each) for each in ways)
-                with workshop.admission.memory(evaluation.memory_bytes + in_transit):
-                    await self._answer(header, evaluation)
+                with workshop.admission.memory(prepared.memory_bytes + in_transit):
+                    await self._answer(header, prepared)
         finally:
             self._done.set()
 
@@ -136,14 +157,14 @@ class _Stream:
     def _note(self, header: v1.Open) -> EvaluationRequest:
         """Return the request; its log line and metrics tell of it, also where it is refused."""
         request = wire.read_request(header)
-        self._call.note_request(request.operator, request.input, received=0)
+        self._call.note_request(request, received=0)
         self._call.facts["resume_from"] = header.resume_from
         if header.stop_before:
             self._call.facts["stop_before"] = header.stop_before
         return request
 
     async def _read_open(self) -> v1.Open:
-        message = await self._next()
+        message = await self._first
         if message is None:
             await asyncio.sleep(_CANCELLATION_S)
             raise InvalidDataError("open", "half-close came first; a stream starts with open")
@@ -162,28 +183,30 @@ class _Stream:
             )
         return header
 
-    async def _answer(self, header: v1.Open, evaluation: Evaluation) -> None:
-        digest = await self._workshop.off_loop(lambda: evaluation.digest)
-        wanted = ranges.wanted_bytes(header, evaluation, digest)
+    async def _answer(self, header: v1.Open, prepared: Prepared) -> None:
+        digest = await self._workshop.off_loop(lambda: prepared.digest)
+        wanted = ranges.wanted_bytes(header, prepared, digest)
         assembler = InputAssembler(
-            evaluation, resume_from=wanted.start, stop_before=wanted.stop, held=_STEPS
+            prepared, resume_from=wanted.start, stop_before=wanted.stop, held=_STEPS
         )
-        through = evaluation.passes_through
+        through = prepared.passes_through
         limit = self._workshop.settings.max_chunk_bytes
         needed = wanted if through else range(assembler.position, assembler.stop)
-        output = wire.write_descriptor(evaluation.output)
+        output = wire.write_descriptor(prepared.output)
         if needed:
             # From here on: a caller may be slow to take the answer, too.
             self._admitted.note_wait(for_caller=True)
         else:
             self._admitted.note_data()
-        await self._send(ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit))
-        stages = [self._write_results(min(header.max_chunk_bytes or limit, limit))]
-        if through:
-            stages += [self._pass_on(wanted.start, wanted.stop)]
-        else:
-            stages += [self._read_input(assembler), self._compute(evaluation, wanted)]
-        await tasks.together(*stages)
+        opened = ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit)
+        self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
+        await self._responses.put(opened.SerializeToString())
+        self._wanted, self._assembler = wanted, None if through else assembler
+        self._input_wanted.set()
+        if not through:
+            await self._compute(prepared, wanted)
+        if self._writer is not None:
+            await asyncio.wait({self._writer})
 
     async def _pass_on(self, position: int, total: int) -> None:
         """Hand the input's bytes from a position on to the writer as they come."""
@@ -191,11 +214,11 @@ class _Stream:
             chunk = self._check_chunk(message, position, total)
             self._call.received_bytes += len(chunk.data)
             self._call.note_step(2 * len(chunk.data))
-            await self._results.put(chunk)
+            await self._responses.put(chunk)
             position += len(chunk.data)
         if position != total:
             raise await _cut_short(position, total)
-        await self._results.put(None)
+        await self._responses.put(None)
 
     async def _read_input(self, assembler: InputAssembler) -> None:
         for ready in assembler.feed(_NOTHING):
@@ -224,56 +247,78 @@ class _Stream:
         self._admitted.note_data()
         return chunk
 
-    async def _compute(self, evaluation: Evaluation, wanted: range) -> None:
-        left = len(wanted) / evaluation.output.wire_bytes
-        with self._workshop.computing(evaluation, self._call, left=left) as do:
-            await self._compute_steps(evaluation, wanted, do)
+    async def _compute(self, prepared: Prepared, wanted: range) -> None:
+        left = len(wanted) / prepared.output.wire_bytes
+        with self._workshop.computing(prepared, self._call, left=left) as do:
+            await self._compute_steps(prepared, wanted, do)
 
-    async def _compute_steps(self, evaluation: Evaluation, wanted: range, do: Do) -> None:
-        run = StepRunner(evaluation.walk, self._workshop.backend)
+    async def _compute_steps(self, prepared: Prepared, wanted: range, do: Do) -> None:
+        arrived = Arrived(prepared)
         results = Ring(_STEPS + 1)
+        sink = WireSink(prepared, lambda first, stop: results.take(stop - first))
+        steps = execute(prepared, arrived, sink, self._workshop.backend, steps=arrived.steps())
         while (ready := await self._steps.get()) is not None:
             step, data = ready
-            offset, stop = evaluation.output_range(step)
+            arrived.take(step, data)
             self._busy = True
-            result = results.take(stop - offset)
-            await do(partial(run, step, data, result))
+            await do(partial(next, steps))
             self._busy = False
             self._progress = time.monotonic()
+            result = sink.data
             self._call.note_step(len(data) + len(result))
+            offset = prepared.output_range(step)[0]
             skipped = max(0, wanted.start - offset)
             part = result[skipped : wanted.stop - offset]
             if len(part):
-                await self._results.put(encoding.Chunk(offset + skipped, part))
-        await self._results.put(None)
+                await self._responses.put(encoding.Chunk(offset + skipped, part))
+        await self._responses.put(None)
 
-    async def _write_results(self, chunk_bytes: int) -> None:
-        while (ready := await self._results.get()) is not None:
-            for part in ready.parts(chunk_bytes):
-                await self._send(encoding.chunk_response(part))
-                self._call.sent_bytes += len(part.data)
+    async def _read(self) -> None:
+        """Read as long as the call lasts: the first message, then the input."""
+        try:
+            self._first.set_result(await self._next())
+        except InvalidDataError as error:
+            self._first.set_exception(error)
+        await self._input_wanted.wait()
+        if self._failed:
+            await self._discard_input()
+        elif self._assembler is None:
+            await self._pass_on(self._wanted.start, self._wanted.stop)
+        else:
+            await self._read_input(self._assembler)
+
+    async def _discard_input(self) -> None:
+        while await self._context.read() is not grpc.aio.EOF:
+            pass
 
     async def _next(self) -> encoding.StreamRequest | None:
         with self._call.phases.spending("receive"):
-            message = await self._receive()
+            message = await self._context.read()
+        if self._failed:
+            await self._discard_input()
+            return None
         self._progress = time.monotonic()
         return None if message is grpc.aio.EOF else encoding.sound(message)
 
-    async def _receive(self) -> Any:
-        # As with a write: what is under way when its task ends is taken up by the next one.
-        if self._read is None:
-            self._read = asyncio.ensure_future(self._context.read())
-            self._read.add_done_callback(tasks.note_error)
-        message = await asyncio.shield(self._read)
-        self._read = None
-        return message
+    async def _write(self) -> None:
+        """Write as long as the call lasts, until the last response or a failure."""
+        while (response := await self._responses.get()) is not None:
+            if isinstance(response, bytes):
+                await self._send(response)
+                continue
+            for part in response.parts(self._chunk_bytes):
+                await self._send(encoding.chunk_response(part))
+                self._call.sent_bytes += len(part.data)
 
-    async def _send(self, message: bytes | v1.EvaluateStreamResponse) -> None:
-        # A write outlives the task that started it, so that no second one runs into it.
-        self._write = asyncio.ensure_future(self._context.write(message))
-        self._write.add_done_callback(tasks.note_error)
-        with self._call.phases.spending("send"):
-            await asyncio.shield(self._write)
+    async def _send(self, message: bytes) -> None:
+        if self._failed:
+            return
+        self._no_write.clear()
+        try:
+            with self._call.phases.spending("send"):
+                await self._context.write(message)
+        finally:
+            self._no_write.set()
         self._progress = time.monotonic()
 
     async def _watch(self) -> None:
@@ -288,16 +333,16 @@ class _Stream:
                 raise DrainingError("the server is shutting down; resume on another one")
             if self._refused is not None:
                 raise self._refused
-            events = (self._done, self._workshop.draining, self._refusal)
-            waits = [asyncio.ensure_future(event.wait()) for event in events]
-            left = timeout - idle
-            try:
-                await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                tasks.cancel(waits)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout - idle):
+                    await tasks.first(self._done, self._workshop.draining, self._refusal)
 
 
 _NOTHING = np.empty(0, np.uint8)
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:

@@ -13,22 +13,33 @@ def note_error(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def together(*parts: Coroutine[None, None, None]) -> None:
-    """Run parts at once; when one fails, end the others and raise its error."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
+async def together(
+    *parts: Coroutine[None, None, None], beside: Iterable[asyncio.Task[None]] = ()
+) -> None:
+    """Run parts at once; when one fails, end the others and raise its error.
+
+    beside  tasks whose errors count as those of parts; they need not end, and are not ended
+    """
+    own = [asyncio.ensure_future(part) for part in parts]
+    waiting = {*own, *beside}
+    ended = set[asyncio.Task[None]]()
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        ended = [task.exception() for task in tasks if task.done() and not task.cancelled()]
-        errors = [error for error in ended if error is not None]
-        del ended
-        if errors:
-            raise errors.pop()
+        while not waiting.isdisjoint(own):
+            ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            failed = [task.exception() for task in ended if not task.cancelled()]
+            errors = [error for error in failed if error is not None]
+            del failed
+            if errors:
+                raise errors.pop()
     finally:
-        cancel(tasks)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        cancel(own)
+        await asyncio.gather(*own, return_exceptions=True)
         # The error's traceback holds this frame: what leads back to the error would keep both, and
         # the steps' buffers in the frames below, until the garbage collector comes by.
-        tasks.clear()
+        beside = ()
+        own.clear()
+        waiting.clear()
+        ended.clear()
 
 
 async def first(*awaited: asyncio.Event | asyncio.Future[Any]) -> None:

@@ -30,7 +30,7 @@ _MOMENT_S = 0.5
 # Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
 CANCELLATION_S = 0.1
 # A reply of fewer bytes goes where the socket's own buffers are.
-_LEAST_BYTES = 1 << 16
+LEAST_BYTES = 1 << 16
 # Of the budget, for requests that are slow to come and for replies that are slow to go.
 _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 
@@ -114,7 +114,7 @@ class Transit:
     def send(self, context: Context, reply: bytes, *, held: int) -> None:
         """Give back what a call holds of the budget: what its reply needs when that is sent."""
         size = len(reply)
-        if _LEAST_BYTES <= size <= held:
+        if LEAST_BYTES <= size <= held:
             caller = caller_of(context)
             self._leaving_bytes[caller] += size
             held -= size

@@ -258,7 +258,7 @@ def test_sums_below_a_number_of_multiplications_are_computed_by_the_cpu(more: in
 @pytest.mark.parametrize("work", [0, 1, 1 << 18])
 def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work: int) -> None:
     backend = Cuda(_device(), memory_bytes=MIB, cpu_work=work)
-    assert backends.inline_work_of(backend) == work - 1
+    assert backends.most_inline_work(backend) == work - 1
 
 
 def test_numpy_computes_small_calls_where_the_compiled_backend_fails(

@@ -9,14 +9,13 @@ import pytest
 
 from gradwire import ops
 from gradwire_server.engine import (
-    Evaluation,
     EvaluationRequest,
     Limits,
-    PlanCache,
+    Prepared,
     Preparer,
+    TableCache,
     TensorSpec,
 )
-from gradwire_server.recipes import memory_bytes
 from gradwire_server.settings import Settings
 from manifests import ROOT
 
@@ -25,13 +24,13 @@ ROWS = re.findall(r"^\| ([\d.]+) MiB[^|]*\| ([\d.]+) MiB \| (\d+) \|$", PAGE, re
 SHAPES = [(1, 3, 64, 64), (1, 3, 256, 256), (8, 64, 112, 112), (1, 1, 16384, 32768)]
 
 
-def prepared(shape: tuple[int, int, int, int]) -> Evaluation:
+def prepared(shape: tuple[int, int, int, int]) -> Prepared:
     """Prepare the gradient of an enlargement by 2 to a shape."""
     batch, channels, height, width = shape
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
     given = TensorSpec.packed(np.dtype(np.float32), shape)
     result = TensorSpec.packed(np.dtype(np.float32), (batch, channels, height // 2, width // 2))
-    preparer = Preparer(Limits(), PlanCache(max_entries=1 << 22))
+    preparer = Preparer(Limits(), TableCache(max_entries=1 << 22))
     return preparer.prepare(EvaluationRequest(operator.name, operator, given, result))
 
 
@@ -42,7 +41,7 @@ def test_the_table_tells_what_calls_are_charged(
     settings, evaluation = Settings(), prepared(shape)
     ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
     if max(ways) <= settings.max_unary_bytes:
-        held = memory_bytes(evaluation)
+        held = evaluation.message_bytes
     else:
         # A chunk each way is on its way through gRPC, twice.
         held = evaluation.memory_bytes + sum(2 * min(settings.max_chunk_bytes, one) for one in ways)

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from evaluation_cases import computed
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.backends import NumpyCpu, compute_dtype
-from gradwire_server.engine import EvaluationRequest, Limits, PlanCache, Preparer, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 from gradwire_server.errors import LimitExceededError
 from random_calls import RandomCall, random_call
 
@@ -53,7 +54,7 @@ def elements_written(work: Callable[[], object]) -> int:
 
 
 def prepared(call: RandomCall) -> tuple[Preparer, EvaluationRequest]:
-    return Preparer(Limits(), PlanCache(max_entries=1 << 20)), call.request()
+    return Preparer(Limits(), TableCache(max_entries=1 << 20)), call.request()
 
 
 @laws
@@ -69,7 +70,7 @@ def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
     if evaluation.inline_work > _MOST_INLINE:
         return
     data = np.ones(1, evaluation.input.dtype).view(np.uint8)
-    written = elements_written(lambda: evaluation.run_whole(data, NumpyCpu()))
+    written = elements_written(lambda: computed(evaluation, data, NumpyCpu()))
     assert written < 8 * evaluation.inline_work + _BUDGET
 
 
@@ -100,7 +101,7 @@ def test_padding_takes_work_but_no_memory(mode: Any, side: str) -> None:
     operator = ops.OpenvinoInterpolate(mode=mode, sizes=(1, 1), axes=(0, 1), antialias=True, **pads)
     one = TensorSpec.packed(np.dtype(np.float32), (1, 1))
     request = EvaluationRequest(operator.name, operator, one, one)
-    preparer = Preparer(Limits(), PlanCache(max_entries=1))
+    preparer = Preparer(Limits(), TableCache(max_entries=1))
     assert not preparer.is_quick(request)
     tracemalloc.start()
     try:

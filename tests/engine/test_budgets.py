@@ -5,36 +5,58 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire_server.engine import Admission, PlanCache
+from gradwire_server.dialects.dialect import Axis
+from gradwire_server.engine import Admission, TableCache
 from gradwire_server.errors import OverloadedError
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans.sampling import Taps
 from gradwire_server.recent import Recent
 
 
-def _plan(size: int) -> Plan:
-    index = np.arange(size)[::2, None]
-    bands = BandedMap.from_taps(index, np.ones(index.shape, np.float32), inputs=size)
-    return Plan.build([bands], (size,))
+def _halved(size: int, shift: float = 0.0) -> Axis:
+    """Return an axis of which every second element is read."""
+
+    def sample(size: int, _shift: float) -> Taps:
+        index = np.arange(size)[::2, None]
+        return Taps(index, np.ones(index.shape, np.float32))
+
+    return Axis(size, -(-size // 2), 1, sample, (size, shift))
 
 
-def _unwanted() -> Plan:
-    raise AssertionError("a kept plan is not built again")
+def _entries(axis: Axis) -> int:
+    table = axis.table(gradient=False)
+    return table.nnz + table.inputs + table.outputs
 
 
-def test_recent_plans_are_kept_and_the_oldest_goes_first() -> None:
-    entries = _plan(8).table_entries
-    plans = PlanCache(max_entries=2 * entries)
-    kept = plans.get("a", lambda: _plan(8))
-    plans.get("b", lambda: _plan(8))
-    assert plans.get("a", _unwanted) is kept
-    plans.get("c", lambda: _plan(8))
-    assert ["a" in plans, "b" in plans, "c" in plans] == [True, False, True]
+def test_recent_tables_are_kept_and_the_oldest_goes_first() -> None:
+    a, b, c = (_halved(size) for size in (8, 8, 8))
+    tables = TableCache(max_entries=2 * _entries(a))
+    kept = tables.get(a, gradient=False)
+    tables.get(b, gradient=False)
+    assert tables.get(a, gradient=False) is kept
+    tables.get(c, gradient=False)
+    assert [tables.holds(one, gradient=False) for one in (a, b, c)] == [True, False, True]
 
 
-def test_a_plan_larger_than_the_cache_is_not_kept() -> None:
-    plans = PlanCache(max_entries=10)
-    plans.get("large", lambda: _plan(100))
-    assert "large" not in plans
+def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign() -> None:
+    def sample(size: int, shift: float) -> Taps:
+        index = np.arange(size)[:, None]
+        return Taps(index, np.full(index.shape, np.copysign(1.0, shift)))
+
+    plus, minus = (Axis(4, 4, 1, sample, (4, zero)) for zero in (0.0, -0.0))
+    assert plus == minus
+    tables = TableCache(max_entries=1000)
+    assert tables.get(plus, gradient=False).weight[0] == 1
+    assert tables.get(minus, gradient=False).weight[0] == -1
+    axis = _halved(8)
+    assert tables.get(axis, gradient=False).outputs == 4
+    assert tables.get(axis, gradient=True).outputs == 8
+
+
+def test_a_table_larger_than_the_cache_is_not_kept() -> None:
+    tables = TableCache(max_entries=10)
+    axis = _halved(100)
+    tables.get(axis, gradient=False)
+    assert not tables.holds(axis, gradient=False)
 
 
 def test_values_are_kept_within_their_number_and_their_weight() -> None:
@@ -46,14 +68,6 @@ def test_values_are_kept_within_their_number_and_their_weight() -> None:
     assert ["b" in recent, "c" in recent, recent.get("d")] == [False, False, "D"]
     recent.keep("e", "E", weight=11)
     assert "e" not in recent
-
-
-def test_plans_without_tables_are_not_kept_forever() -> None:
-    plans = PlanCache(max_entries=1)
-    for size in range(1, 10_000):
-        plans.get(size, lambda: Plan.build([None], (1,)))
-    assert 1 not in plans
-    assert 9_999 in plans
 
 
 def test_memory_is_given_back_however_a_request_ends() -> None:

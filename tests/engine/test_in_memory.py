@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from evaluation_cases import BACKEND, Bytes, Case, cases, data_for, expected
 from gradwire_server.backends import Backend
-from gradwire_server.engine import Evaluation, InMemory, TensorSpec
+from gradwire_server.engine import Prepared, TensorSpec, in_memory
 from gradwire_server.plans import BandedMap, Plan
 from numba_here import compiled, needs_numba
 
 
-def _run(evaluation: Evaluation, data: Bytes, backend: Backend) -> tuple[Bytes, int]:
+def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, int]:
     result = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
-    run = InMemory(evaluation, backend).run
-    steps = len(list(run(result, data)))
-    assert len(list(run(result, data))) == steps
+    steps = len(list(in_memory(evaluation, result, data, backend)))
     return result, steps
 
 

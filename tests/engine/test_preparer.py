@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwire import ops
-from gradwire_server.engine import EvaluationRequest, Limits, PlanCache, Preparer, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -19,7 +19,7 @@ def _request(offset: float, *, rows: int = 4) -> EvaluationRequest:
 
 
 def test_an_evaluation_is_prepared_once() -> None:
-    preparer = Preparer(Limits(), PlanCache(max_entries=1000))
+    preparer = Preparer(Limits(), TableCache(max_entries=1000))
     first = preparer.prepare(_request(0.0))
     assert preparer.prepare(_request(0.0)) is first
     assert preparer.prepare(_request(0.0, rows=5)) is not first
@@ -27,7 +27,7 @@ def test_an_evaluation_is_prepared_once() -> None:
 
 def test_zeros_of_both_signs_are_two_requests() -> None:
     assert _request(-0.0) == _request(0.0)
-    kept, fresh = (Preparer(Limits(), PlanCache(max_entries=1000)) for _ in range(2))
+    kept, fresh = (Preparer(Limits(), TableCache(max_entries=1000)) for _ in range(2))
     kept.prepare(_request(0.0))
     assert kept.prepare(_request(-0.0)).digest == fresh.prepare(_request(-0.0)).digest
     assert kept.prepare(_request(-0.0)).digest != kept.prepare(_request(0.0)).digest

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluation_cases import Case
-from gradwire_server.engine import Evaluation, TensorSpec
+from gradwire_server.engine import Prepared, TensorSpec
 from gradwire_server.plans import BandedMap, Plan
 
 FLOAT32 = np.dtype(np.float32)
@@ -17,7 +17,7 @@ def _halving(size: int) -> BandedMap:
     return BandedMap.from_taps(index, np.full(index.shape, 0.5), inputs=size)
 
 
-def _evaluation(outer: int, rows: int, *, slab: int) -> Evaluation:
+def _evaluation(outer: int, rows: int, *, slab: int) -> Prepared:
     plan = Plan.build([None, _halving(rows), None], (outer, rows, 4))
     source = TensorSpec.packed(FLOAT32, plan.input_shape)
     return Case(plan, source, TensorSpec.packed(FLOAT32, plan.output_shape), slab).evaluation()

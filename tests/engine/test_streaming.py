@@ -10,28 +10,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation_cases import BACKEND, Bytes, Case, cases, data_for, expected
-from gradwire_server.engine import Evaluation, InputAssembler, Step, StepRunner, TensorSpec
+from evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
+from gradwire_server.engine import (
+    Arrived,
+    InputAssembler,
+    Prepared,
+    TensorSpec,
+    WireSink,
+    execute,
+)
 from gradwire_server.plans import BandedMap, Plan
 
 
-def step_bytes(run: StepRunner, step: Step, rows: Bytes, size: int) -> Bytes:
-    """Run a step into the middle of an array whose other bytes must stay."""
-    memory = np.full(size + 16, 0xA5, np.uint8)
-    run(step, rows, memory[8:-8])
-    assert (memory[:8] == 0xA5).all()
-    assert (memory[-8:] == 0xA5).all()
-    return memory[8:-8]
+class _Memory:
+    """Places results in the middle of an array whose other bytes must stay."""
+
+    def place(self, first: int, stop: int) -> Bytes:
+        """Return memory for a result."""
+        self._all = np.full(stop - first + 16, 0xA5, np.uint8)
+        return self._all[8:-8]
+
+    def checked(self) -> Bytes:
+        """Return the result."""
+        assert (self._all[:8] == 0xA5).all()
+        assert (self._all[-8:] == 0xA5).all()
+        return self._all[8:-8]
 
 
 def streamed(
-    evaluation: Evaluation,
+    evaluation: Prepared,
     data: Bytes,
     chunk: int,
     resume_from: int = 0,
     stop_before: int | None = None,
 ) -> Bytes:
-    run = StepRunner(evaluation.walk, BACKEND)
+    arrived, memory = Arrived(evaluation), _Memory()
+    steps = execute(
+        evaluation, arrived, WireSink(evaluation, memory.place), BACKEND, steps=arrived.steps()
+    )
     assembler = InputAssembler(evaluation, resume_from=resume_from, stop_before=stop_before)
     pieces: list[Bytes] = []
     position = resume_from
@@ -40,7 +56,9 @@ def streamed(
         nonlocal position
         for step, rows in assembler.feed(chunk):
             low, high = evaluation.output_range(step)
-            result = step_bytes(run, step, rows, high - low)
+            arrived.take(step, rows)
+            assert next(steps) is step
+            result = memory.checked()
             skipped = max(0, position - low)
             if len(result) > skipped:
                 assert low + skipped == position
@@ -68,7 +86,7 @@ def test_any_slab_chunk_layout_and_resume_point_gives_the_same_bits(
     resume_from = int(where * len(whole))
     resumed = streamed(evaluation, data, chunk, resume_from)
     np.testing.assert_array_equal(resumed, whole[resume_from:])
-    assert evaluation.run_whole(data, BACKEND).tobytes() == whole.tobytes()
+    assert computed(evaluation, data).tobytes() == whole.tobytes()
 
 
 @settings(max_examples=400, deadline=None)

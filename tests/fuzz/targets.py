@@ -30,7 +30,7 @@ from gradwire_server import calls, encoding, failures, headers, many_items, wire
 from gradwire_server.app import device_watch
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.calls import ActiveCalls
-from gradwire_server.engine import Admission, Limits, PlanCache, Preparer
+from gradwire_server.engine import Admission, InlineWork, Limits, Preparer, TableCache, at_once
 from gradwire_server.service import Workshop
 from gradwire_server.settings import Settings
 from nobody import Nobody
@@ -218,25 +218,23 @@ def _workshop() -> Workshop:
         settings=settings,
         backend=NumpyCpu(),
         backend_reason="",
-        preparer=Preparer(limits, PlanCache(max_entries=1 << 12)),
+        preparer=Preparer(limits, TableCache(max_entries=1 << 12)),
         admission=admission,
         pool=ThreadPoolExecutor(1),
         active=ActiveCalls(),
         device=device_watch(settings),
         ready=ready,
         draining=asyncio.Event(),
+        inline=InlineWork(0, next_turn=lambda _action: None),
     )
 
 
 def _run(parts: Parts) -> bytes:
     _, header, data = parts
     workshop = _workshop()
-    recipe = _at_once(many_items.find_recipe(header, workshop, Nobody()))
-    many_items.check_length(recipe, data)
-    result = np.empty(recipe.evaluation.output.wire_bytes, np.uint8)
-    for _ in recipe.in_memory.run(result, np.frombuffer(bytes(data), np.uint8)):
-        pass
-    return result.tobytes()
+    prepared = _at_once(many_items.find_prepared(header, workshop, Nobody()))
+    many_items.check_length(prepared, data)
+    return at_once(prepared, bytes(data), workshop.backend).tobytes()
 
 
 def _opened(header: v1.Open) -> bytes:

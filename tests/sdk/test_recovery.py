@@ -21,7 +21,7 @@ from gradwire import (
     UnavailableError,
     ops,
 )
-from gradwire_server.engine import evaluation as server_evaluation
+from gradwire_server.engine import prepared as server_prepared
 from raw_calls import RawClient
 from relay import relaying
 from serving import ServerThread, serving, serving_process
@@ -108,7 +108,7 @@ def test_unary_calls_outlive_a_restart() -> None:
 def test_a_stream_that_meets_another_evaluation_starts_again(
     server: ServerThread, undisturbed: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upgrade = partial(monkeypatch.setattr, server_evaluation, "NUMERICS_VERSION", "another")
+    upgrade = partial(monkeypatch.setattr, server_prepared, "NUMERICS_VERSION", "another")
     reports: list[tuple[int, int]] = []
     with (
         relaying(server.address, cuts=(RESULT_BYTES // 2,), on_cut=upgrade) as relay,

@@ -14,8 +14,8 @@ from gradwire_server import LocalClient
 from gradwire_server.engine import (
     EvaluationRequest,
     Limits,
-    PlanCache,
     Preparer,
+    TableCache,
     TensorSpec,
     TurnedWork,
 )
@@ -36,7 +36,7 @@ def request(inputs: int, outputs: int) -> EvaluationRequest:
 
 
 def test_a_check_is_called_between_blocks_and_ends_what_it_refuses() -> None:
-    preparer = Preparer(Limits(), PlanCache(max_entries=1 << 24))
+    preparer = Preparer(Limits(), TableCache(max_entries=1 << 24))
     asked = request(50_000, 40_000)
     calls: list[int] = []
 
@@ -49,7 +49,7 @@ def test_a_check_is_called_between_blocks_and_ends_what_it_refuses() -> None:
         preparer.prepare(asked, check=check)
     assert not preparer.is_quick(asked)
     calls[:] = range(5)
-    expected = Preparer(Limits(), PlanCache(max_entries=0)).prepare(asked)
+    expected = Preparer(Limits(), TableCache(max_entries=0)).prepare(asked)
     assert preparer.prepare(asked, check=check).digest == expected.digest
     assert preparer.is_quick(asked)
     assert len(calls) > 10

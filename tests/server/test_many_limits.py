@@ -13,7 +13,7 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.many_items import find_recipe
+from gradwire_server.many_items import find_prepared
 from gradwire_server.plans import Plan
 from many_calls import ManyCall, named, rows
 from nobody import Nobody
@@ -28,7 +28,7 @@ from raw_calls import (
     wait_until,
 )
 from refusals import check_in_band, check_refusal
-from serving import ServerThread, serving
+from serving import ServerThread, in_threads, serving
 
 STALL_S = 0.4
 NAMES = [str(number) for number in range(100)]
@@ -79,7 +79,8 @@ def needed(server: ServerThread, request: v1.EvaluateRequest) -> int:
 
 
 def test_what_waits_for_a_thread_and_is_alike_is_computed_together(backend: Gated) -> None:
-    with serving(backend=backend, warm_up=False, inline_work=0, compute_threads=1) as server:
+    with serving(backend=backend, warm_up=False, compute_threads=1) as server:
+        in_threads(server)
         each = needed(server, rows(4))
         admission = server.server.workshop.admission
         with RawClient(server.address) as client, ManyCall(client) as call:
@@ -95,9 +96,8 @@ def test_what_waits_for_a_thread_and_is_alike_is_computed_together(backend: Gate
 
 
 def test_no_more_requests_are_read_than_may_be_in_flight(backend: Gated) -> None:
-    with serving(
-        backend=backend, warm_up=False, inline_work=0, compute_threads=1, max_in_flight=3
-    ) as server:
+    with serving(backend=backend, warm_up=False, compute_threads=1, max_in_flight=3) as server:
+        in_threads(server)
         each = needed(server, rows(4))
         most = 0
         admission = server.server.workshop.admission
@@ -117,12 +117,13 @@ def test_no_more_requests_are_read_than_may_be_in_flight(backend: Gated) -> None
 def test_requests_of_one_stream_wait_for_the_memory_of_one_another(backend: Gated) -> None:
     with serving(backend=backend, warm_up=False) as probe:
         each = needed(probe, rows(4))
-    settings = {"inline_work": 0, "compute_threads": 1, "max_memory_bytes": 2 * each}
+    settings = {"compute_threads": 1, "max_memory_bytes": 2 * each}
     with (
         serving(backend=backend, warm_up=False, **settings) as server,
         RawClient(server.address) as client,
         ManyCall(client) as call,
     ):
+        in_threads(server)
         call.send(*(named(rows(4), name) for name in NAMES))
         assert backend.at_work.wait(PATIENCE_S)
         wait_until(lambda: server.server.workshop.admission.memory_bytes == 2 * each)
@@ -143,13 +144,14 @@ def test_requests_of_one_stream_wait_for_the_memory_of_one_another(backend: Gate
 def test_a_stream_leaves_memory_to_others(backend: Gated) -> None:
     with serving(backend=backend, warm_up=False) as probe:
         each = needed(probe, rows(4))
-    settings = {"inline_work": 0, "compute_threads": 1, "max_memory_bytes": 64 * each}
+    settings = {"compute_threads": 1, "max_memory_bytes": 64 * each}
     with (
         serving(backend=backend, warm_up=False, **settings) as server,
         RawClient(server.address) as client,
         ManyCall(client) as call,
         ManyCall(client) as other,
     ):
+        in_threads(server)
         admission = server.server.workshop.admission
         call.send(*(named(rows(4), name) for name in NAMES))
         wait_until(lambda: admission.memory_bytes == 4 * each)
@@ -232,10 +234,11 @@ def test_a_caller_who_does_not_read_is_held_back_and_ended(brisk: ServerThread) 
 
 def test_work_longer_than_the_stall_timeout_is_no_stall(backend: Gated) -> None:
     with (
-        serving(backend=backend, warm_up=False, inline_work=0, stall_timeout_s=0.05) as server,
+        serving(backend=backend, warm_up=False, stall_timeout_s=0.05) as server,
         RawClient(server.address) as client,
         ManyCall(client) as call,
     ):
+        in_threads(server)
         call.send(named(rows(4), "a"))
         assert backend.at_work.wait(PATIENCE_S)
         assert not threading.Event().wait(0.3)
@@ -277,8 +280,8 @@ def test_what_was_made_of_a_header_is_kept_unless_that_is_long(length: int, *, k
     header = v1.EvaluateRequest(operator=before).SerializeToString() + request.SerializeToString()
     with serving() as server:
         workshop = server.server.workshop
-        first, second = (asyncio.run(find_recipe(header, workshop, Nobody())) for _ in range(2))
+        first, second = (asyncio.run(find_prepared(header, workshop, Nobody())) for _ in range(2))
         # One memory serves Evaluate too.
-        assert (workshop.recipes.get(header) is second) == kept
-    assert (first is second) == kept
-    assert first.header == second.header
+        assert (workshop.preparer.find(header) is second) == kept
+    assert first is second
+    assert first.response_header

@@ -108,8 +108,8 @@ def test_no_trace_of_it_is_left(tmp_path: Path, workers: int) -> None:
 def test_nothing_of_it_is_kept() -> None:
     with serving(warm_up=True) as server:
         workshop = server.server.workshop
-        assert workshop.preparer.lookups("plans") == (0, 0)
-        assert workshop.preparer.lookups("evaluations") == (0, 0)
+        assert workshop.preparer.lookups == (0, 0)
+        assert workshop.preparer.table_lookups == (0, 0)
         assert (workshop.admission.memory_bytes, workshop.admission.streams) == (0, 0)
         assert workshop.active.none_left.is_set()
         assert not any(workshop.active.in_phase.values())

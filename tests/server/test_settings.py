@@ -146,7 +146,6 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "no number": (("--max-streams", "many"), "many"),
     "zero": (("--max-streams", "0"), "--max-streams is 0; at least 1"),
     "negative": (("--max-work", "-1"), "--max-work is -1; at least 1"),
-    "negative inline work": (("--inline-work", "-2"), "--inline-work is -2; at least -1"),
     "negative threads": (("--compute-threads", "-1"), "--compute-threads is -1; at least 0"),
     "no time": (("--stall-timeout-s", "0"), "--stall-timeout-s is 0.0"),
     "not a number": (("--stall-timeout-s", "nan"), "--stall-timeout-s is nan"),

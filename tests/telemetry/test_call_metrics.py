@@ -187,8 +187,9 @@ def test_lookups_of_prepared_evaluations_are_counted(
     wait_until(lambda: told(server).value(name, **hits) == 4)
     seen = told(server)
     assert seen.value(name, cache="evaluations", outcome="miss") == 1
-    assert seen.value(name, cache="plans", outcome="miss") == 1
-    assert seen.value(name, cache="plans", outcome="hit") == 0
+    # Of two axes.
+    assert seen.value(name, cache="tables", outcome="miss") == 2
+    assert seen.value(name, cache="tables", outcome="hit") == 0
 
 
 def test_no_word_of_a_caller_is_told(server: ServerThread, client: RawClient) -> None:

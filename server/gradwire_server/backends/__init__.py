@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, runtime_checkable
@@ -28,11 +29,6 @@ DEVICES = "gradwire_server.backends.cuda.cupy_device"
 
 # Of the smallest devices that serve, a half or less.
 CUDA_MEMORY_BYTES = 4 << 30
-
-# Multiplications that take about 100 microseconds on one machine of two cores. The compiled backend
-# did 2700 to 6900 of them in a microsecond, by type and kernel; a call of NumPy takes 250
-# microseconds however small it is, so that fewer would gain little.
-_INLINE_WORK = {_COMPILED: 1 << 18, NumpyCpu.name: 1 << 15}
 
 
 class Backend(Protocol):
@@ -86,15 +82,6 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Binds(Protocol):
-    """A backend that gets ready for arrays that stay where they are."""
-
-    def bind(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Callable[[], None]:
-        """Return what does apply(plan, x, y), without looking at them again."""
-        ...
-
-
-@runtime_checkable
 class Repeats(Protocol):
     """A backend that reads what is repeated along an axis, with a stride of 0, where it is."""
 
@@ -128,20 +115,11 @@ class LeavesToCpu(Protocol):
         ...
 
 
-def inline_work_of(backend: Backend) -> int:
-    """Return the multiplications up to which a thread would take longer to reach than to spare."""
-    if backend.may_wait:
-        return backend.cpu_work - 1 if isinstance(backend, LeavesToCpu) else 0
-    return _INLINE_WORK.get(backend.name, _INLINE_WORK[NumpyCpu.name])
-
-
-def bound(
-    backend: Backend, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]
-) -> Callable[[], None]:
-    """Return what applies a plan to what is in x whenever it is called."""
-    if isinstance(backend, Binds):
-        return backend.bind(plan, x, y)
-    return lambda: backend.apply(plan, x, y)
+def most_inline_work(backend: Backend) -> float:
+    """Return the multiplications beyond which a call may wait for more than a processor."""
+    if not backend.may_wait:
+        return math.inf
+    return backend.cpu_work - 1 if isinstance(backend, LeavesToCpu) else -1
 
 
 def choose(
@@ -265,7 +243,6 @@ __all__ = [
     "Backend",
     "NumpyCpu",
     "TakesDeviceMemory",
-    "bound",
     "cannot_run_cuda",
     "choose",
     "compute_dtype",

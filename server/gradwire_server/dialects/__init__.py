@@ -6,6 +6,7 @@ of them: limits before any table exists, and the gradient as the adjoint of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,8 +28,7 @@ from gradwire_server.errors import (
     TableTooLargeError,
     UnknownOperatorError,
 )
-from gradwire_server.plans.interruption import ask
-from gradwire_server.plans.plan import Plan
+from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.words import counted
 
 __all__ = ["DIALECTS", "Dialect", "Forward", "forward", "lower", "output_shape", "table_type"]
@@ -108,12 +108,14 @@ def lower(
     compute: np.dtype[np.floating] = FLOAT32,
     max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
     max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
+    table: Callable[..., BandedMap] = Axis.table,
 ) -> Plan:
     """Lower a call to the plan that is to be applied to its input.
 
     The shapes are those of the operator as called: a gradient's input has the shape of the
     forward's output; compute is the type they are computed in. Nothing is allocated before the
-    limits hold.
+    limits hold. table(axis, gradient=...) gives the table of
+    an axis, or of its adjoint.
 
     Raises UnknownOperatorError, InvalidFieldError, LimitExceededError and TableTooLargeError.
     """
@@ -126,13 +128,12 @@ def lower(
         max_float32_axis=max_float32_axis,
         max_table_entries=max_table_entries,
     )
-    tables = {axis: axis.build() for axis in told.tables}
+    gradient = told.call.gradient
+    tables = {axis: table(axis, gradient=gradient) for axis in told.tables}
     maps = [None if axis is None else tables[axis] for axis in told.axes]
-    plan = Plan.build(maps, told.call.source, fill=told.fill)
-    if not told.call.gradient:
-        return plan
-    ask()
-    return plan.adjoint()
+    if gradient:
+        return Plan.build(maps, told.call.result)
+    return Plan.build(maps, told.call.source, fill=told.fill)
 
 
 def forward(

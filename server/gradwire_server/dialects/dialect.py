@@ -103,6 +103,14 @@ class Axis:
         ask()
         return self.map_of(self.sample(*self.arguments))
 
+    def table(self, *, gradient: bool) -> BandedMap:
+        """Build the forward's table, or its adjoint."""
+        forward = self.build()
+        if not gradient:
+            return forward
+        ask()
+        return forward.adjoint()
+
     def map_of(self, taps: Taps | ComputedTaps) -> BandedMap:
         """Build the table of what `sample` gave."""
         return BandedMap.from_blocks(taps.blocks(), inputs=self.inputs)

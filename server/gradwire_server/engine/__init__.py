@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from gradwire_server.engine.admission import Admission
 from gradwire_server.engine.admitted_streams import AdmittedStream
-from gradwire_server.engine.assembly import InputAssembler
-from gradwire_server.engine.batches import Batch
-from gradwire_server.engine.evaluation import (
-    NUMERICS_VERSION,
-    Evaluation,
-    EvaluationRequest,
-    Preparation,
-    Preparer,
+from gradwire_server.engine.assembly import Arrived, InputAssembler
+from gradwire_server.engine.execute import (
+    ArraySink,
+    ArraySource,
+    Sink,
+    Source,
+    WireSink,
+    WireSource,
+    at_once,
+    execute,
+    in_memory,
+    rows_of,
+    together,
 )
 from gradwire_server.engine.holdings import Holdings
-from gradwire_server.engine.in_memory import InMemory
+from gradwire_server.engine.inline import InlineWork
 from gradwire_server.engine.layout import FILLED, TensorSpec
 from gradwire_server.engine.limits import Limits, exceeded
-from gradwire_server.engine.plan_cache import PlanCache
+from gradwire_server.engine.prepared import (
+    NUMERICS_VERSION,
+    EvaluationRequest,
+    Preparation,
+    Prepared,
+    Preparer,
+)
 from gradwire_server.engine.ring import Ring
-from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step
+from gradwire_server.engine.table_cache import TableCache
 from gradwire_server.engine.turned_work import TurnedWork
 from gradwire_server.engine.turns import TURN_S, Claim, Turns
-from gradwire_server.engine.whole import WholeRun
 
 __all__ = [
     "FILLED",
@@ -31,23 +41,32 @@ __all__ = [
     "TURN_S",
     "Admission",
     "AdmittedStream",
-    "Batch",
+    "ArraySink",
+    "ArraySource",
+    "Arrived",
     "Claim",
-    "Evaluation",
     "EvaluationRequest",
     "Holdings",
-    "InMemory",
+    "InlineWork",
     "InputAssembler",
     "Limits",
-    "PlanCache",
     "Preparation",
+    "Prepared",
     "Preparer",
     "Ring",
+    "Sink",
+    "Source",
     "Step",
-    "StepRunner",
+    "TableCache",
     "TensorSpec",
     "TurnedWork",
     "Turns",
-    "WholeRun",
+    "WireSink",
+    "WireSource",
+    "at_once",
     "exceeded",
+    "execute",
+    "in_memory",
+    "rows_of",
+    "together",
 ]

@@ -112,14 +112,18 @@ class Admission:
         """Whether so many bytes of the budget are there to be taken."""
         return not self.memory_bytes or self.memory_bytes + needed <= self.max_memory_bytes
 
-    def take_memory(self, needed: int) -> None:
-        """Take bytes of the budget, or raise OverloadedError."""
+    def check_room(self, needed: int) -> None:
+        """Raise OverloadedError where there are not so many bytes of the budget."""
         if not self.has_room(needed):
             raise self.full(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
                 missing=self.memory_bytes + needed - self.max_memory_bytes,
                 amount=needed,
             )
+
+    def take_memory(self, needed: int) -> None:
+        """Take bytes of the budget, or raise OverloadedError."""
+        self.check_room(needed)
         self._memory_drain.enter(self._clock())
         self.memory_bytes += needed
         self.entered += 1

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gradwire_server.engine.evaluation import Evaluation
+from gradwire_server.engine.prepared import Array, Bytes, Prepared
 from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.steps import Step
-
-Bytes = NDArray[np.uint8]
 
 
 class InputAssembler:
@@ -26,17 +23,17 @@ class InputAssembler:
 
     def __init__(
         self,
-        evaluation: Evaluation,
+        prepared: Prepared,
         *,
         resume_from: int = 0,
         stop_before: int | None = None,
         held: int = 1,
     ) -> None:
         self._ring = Ring(held + 1)
-        self.stop = evaluation.input_stop(stop_before or evaluation.output.wire_bytes)
+        self.stop = prepared.input_stop(stop_before or prepared.output.wire_bytes)
         self._pieces = (
-            _Piece(step, *evaluation.input_range(step))
-            for step in evaluation.steps(resume_from, stop_before)
+            _Piece(step, *prepared.input_range(step))
+            for step in prepared.steps(resume_from, stop_before)
         )
         self._last: _Piece | None = None
         self._next = next(self._pieces, None)
@@ -94,3 +91,26 @@ class _Piece:
             self._filled = min(last.stop, self.stop) - self.start
             offset = self.start - last.start
             self.data[: self._filled] = last.data[offset : offset + self._filled]
+
+
+class Arrived:
+    """Steps of a stream whose input has arrived, one at a time."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._data: Bytes = np.empty(0, np.uint8)
+        self._step: Step | None = None
+
+    def take(self, step: Step, data: Bytes) -> None:
+        """Take the step that is next, and the wire bytes of its input."""
+        self._step, self._data = step, data
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step that was taken."""
+        while self._step is not None:
+            step, self._step = self._step, None
+            yield step
+
+    def rows(self, step: Step) -> Array:
+        """View the input of the step that was taken."""
+        return self._prepared.input_rows(step, self._data)

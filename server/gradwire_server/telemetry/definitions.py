@@ -82,7 +82,7 @@ STATUS_LABEL = Label("status", (*sorted(_STATUSES), "UNKNOWN"))
 REASON = Label("reason", _reasons())
 LIMIT = Label("limit", ("", *(one.name for one in _settings("max_")), "deadline", "other"))
 PHASE = Label("phase", PHASES)
-CACHE = Label("cache", ("evaluations", "plans"))
+CACHE = Label("cache", ("evaluations", "tables"))
 OUTCOME = Label("outcome", ("hit", "miss"))
 
 # From what one computation of a tiny tensor takes to what a stream of gigabytes does.
@@ -146,7 +146,7 @@ ERRORS = Metric(
 LOOKUPS = Metric(
     "gradwire_plan_cache_lookups_total",
     "counter",
-    "Looks for a prepared evaluation, and for its plan where there is none.",
+    "Looks for a prepared evaluation, and for the table of an axis where there is none.",
     labels=(CACHE, OUTCOME),
 )
 COMPUTED = Metric(

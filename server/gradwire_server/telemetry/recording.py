@@ -31,7 +31,6 @@ class Observed(Protocol):
 
     operator     empty until it is known, and where there is none
     dtype        None likewise
-    request_id   the caller's name for it, or one made for it
     traceparent  its place in a trace, in the form of W3C Trace Context
     """
 
@@ -41,8 +40,12 @@ class Observed(Protocol):
     received_bytes: int
     sent_bytes: int
     phases: Phases
-    request_id: str
     traceparent: str
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it, or one made for it."""
+        ...
 
     @property
     def peer(self) -> str:

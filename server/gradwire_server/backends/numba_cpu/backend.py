@@ -90,6 +90,10 @@ class NumbaCpu:
     def _kernels(self) -> compilation.Kernels:
         return compilation.load(self._cache_dir)
 
+    @cached_property
+    def _run_here(self) -> Callable[[int, int, int, int, int, int], None]:
+        return _HOLDING_THE_LOCK(self._kernels.blocks.run.address)
+
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as the protocol of backends says."""
         if not plan.passes:
@@ -100,14 +104,15 @@ class NumbaCpu:
             y[...] = plan.fill  # no band covers anything
             return
         jobs, taken = self._jobs_of(plan, x, y.dtype)
-        source = np.ascontiguousarray(x[taken])
-        for job in jobs[:-1]:
+        *first, last = jobs
+        source = x if x.flags.c_contiguous else np.ascontiguousarray(x[taken])
+        for job in first:
             between = np.empty(job.outputs, compute_dtype(x.dtype))
             self._run(job, source, between)
             source = between
-        self._run(jobs[-1], source, y)
+        self._run(last, source, y)
         # The kernel fills with +0, and knows of the empty bands of its own passes only.
-        if plan.fill != 0 or math.copysign(1, plan.fill) < 0 or len(jobs) > 1:
+        if first or plan.fill or math.copysign(1, plan.fill) < 0:
             fill_empty(plan.passes, y, fill=plan.fill)
 
     def held_bytes(self, plan: Plan, x: Array, y: Array) -> int:
@@ -118,23 +123,6 @@ class NumbaCpu:
         read = x[taken]
         between = sum(job.outputs for job in jobs[:-1]) * compute_dtype(x.dtype).itemsize
         return between + (0 if read.flags.c_contiguous else read.nbytes)
-
-    def bind(self, plan: Plan, x: Array, y: Array) -> Callable[[], None]:
-        """Return what does apply(plan, x, y), without looking at them again."""
-        jobs = self._jobs_of(plan, x, y.dtype)[0] if plan.passes and x.size and y.size else []
-        filled = plan.fill != 0 or math.copysign(1, plan.fill) < 0
-        if len(jobs) != 1 or filled or not x.flags.c_contiguous:
-            return partial(self.apply, plan, x, y)
-        (job,) = jobs
-        if job.work >= _WORK_OF_A_THREAD:
-            return partial(self._run, job, x, y)
-        compute, scratch = _HOLDING_THE_LOCK(self._kernels.blocks.run.address), self._scratch
-        tensors = job.record["address"].item(), _address(x), _address(y)
-
-        def run(_kept: object = (job, x, y)) -> None:
-            compute(*tensors, scratch.address(job.scratch), 0, job.units)
-
-        return run
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
         """Add the taps of every output on x to y, as the protocol of backends says."""
@@ -147,12 +135,16 @@ class NumbaCpu:
         self._kernels.blocks.accumulate(record, _address(source), _address(y))
 
     def _run(self, job: Job, x: Array, y: Array) -> None:
+        if job.work < _WORK_OF_A_THREAD:
+            scratch = self._scratch.address(job.scratch)
+            self._run_here(job.address, _address(x), _address(y), scratch, 0, job.units)
+            return
         team = self._team or self._new_team()
         wanted, shares = _shares(job)
         self._kernels.team.share(
             team.ready(wanted),
             self._kernels.blocks.run.address,
-            job.record["address"].item(),
+            job.address,
             _address(x),
             _address(y),
             self._scratch.address(job.scratch),

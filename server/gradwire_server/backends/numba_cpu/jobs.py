@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -63,6 +63,12 @@ class Job:
     work: int
     tables: tuple[Table, ...]
     repeats: Repeats
+
+    @cached_property
+    def address(self) -> int:
+        """Where the record is."""
+        address: int = self.record["address"].item()
+        return address
 
 
 def jobs_of(

@@ -12,17 +12,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evaluation_cases import BACKEND, Case, cases, data_for, expected
+from evaluation_cases import BACKEND, Case, cases, computed, data_for, expected
 from gradwire import ops
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.engine import (
-    Batch,
-    Evaluation,
     EvaluationRequest,
     Limits,
-    PlanCache,
+    Prepared,
     Preparer,
+    TableCache,
     TensorSpec,
+    together,
 )
 from gradwire_server.plans import BandedMap, Plan
 from numba_here import compiled, needs_numba
@@ -69,11 +69,10 @@ def backend_of(name: str) -> Backend:
 @settings(max_examples=120, deadline=None)
 @given(case=cases(), roomy=st.booleans(), count=st.integers(1, 70))
 def test_a_batch_gives_the_bits_of_each_by_itself(case: Case, *, roomy: bool, count: int) -> None:
-    batch = Batch.of(replace(case, slab=1 << 20 if roomy else case.slab).evaluation())
-    assume(batch is not None)
-    assert batch is not None
-    inputs = [data_for(case.source, seed) for seed in range(min(count, batch.most))]
-    results = batch.run([each.data for each in inputs], BACKEND)
+    evaluation = replace(case, slab=1 << 20 if roomy else case.slab).evaluation()
+    assume(evaluation.most_at_once)
+    inputs = [data_for(case.source, seed) for seed in range(min(count, evaluation.most_at_once))]
+    results = together(evaluation, [each.data for each in inputs], BACKEND)
     np.testing.assert_array_equal(results, [expected(case, each) for each in inputs])
 
 
@@ -89,45 +88,40 @@ def test_batches_of_real_operators_have_equal_bits_wherever_their_bytes_lie(
     name: str, case: tuple[ops.Operator, tuple[Sizes, Sizes]], dtype: type, count: int, shift: int
 ) -> None:
     evaluation = prepared(case, np.dtype(dtype))
-    batch = Batch.of(evaluation)
-    assert batch is not None
-    assert batch.most == 64
+    assert evaluation.most_at_once == 64
     backend = backend_of(name)
     inputs = [data_for(evaluation.input, seed) for seed in range(count)]
     moved = [memoryview(bytes(shift) + each.tobytes())[shift:] for each in inputs]
-    results = batch.run(moved, backend)
+    results = together(evaluation, moved, backend)
     assert [each.tobytes() for each in results] == [
-        evaluation.run_whole(each, BACKEND).tobytes() for each in inputs
+        computed(evaluation, each).tobytes() for each in inputs
     ]
 
 
 def prepared(
     case: tuple[ops.Operator, tuple[Sizes, Sizes]], dtype: np.dtype[np.generic]
-) -> Evaluation:
+) -> Prepared:
     operator, both = case
     source, result = (TensorSpec.packed(dtype, sizes) for sizes in both)
-    preparer = Preparer(Limits(), PlanCache(max_entries=1 << 16))
+    preparer = Preparer(Limits(), TableCache(max_entries=1 << 16))
     return preparer.prepare(EvaluationRequest(operator.name, operator, source, result))
 
 
 def test_a_batch_is_one_call_of_the_backend() -> None:
     evaluation = prepared(OPERATORS[0], np.dtype(np.float32))
-    batch = Batch.of(evaluation)
-    assert batch is not None
     for count in (1, 2, 13, 64):
         backend = Counted()
-        batch.run([data_for(evaluation.input, seed).data for seed in range(count)], backend)
+        inputs = [data_for(evaluation.input, seed).data for seed in range(count)]
+        together(evaluation, inputs, backend)
         assert len(backend.plans) == 1
 
 
 def test_few_plans_serve_all_sizes_of_a_batch() -> None:
     evaluation = prepared(OPERATORS[0], np.dtype(np.float32))
-    batch = Batch.of(evaluation)
-    assert batch is not None
     backend = Counted()
     data = data_for(evaluation.input).data
     for count in range(1, 65):
-        batch.run([data] * count, backend)
+        together(evaluation, [data] * count, backend)
     assert len({id(plan) for plan in backend.plans}) == 4
 
 
@@ -139,11 +133,9 @@ def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
         TensorSpec.packed(float32, sizes) for sizes in (plan.input_shape, plan.output_shape)
     )
     turned = TensorSpec(float32, result.sizes, (1, 3, 12))
-    assert Batch.of(Case(plan, source, result, 1 << 10).evaluation()) is not None
-    assert Batch.of(Case(plan, source, result, 100).evaluation()) is None
-    assert Batch.of(Case(plan, source, turned, 1 << 10).evaluation()) is None
-    copy = Plan.build([None, None, None], (3, 8, 8))
-    assert Batch.of(Case(copy, source, source, 1 << 10).evaluation()) is None
+    assert Case(plan, source, result, 1 << 10).evaluation().most_at_once > 0
+    assert Case(plan, source, result, 100).evaluation().most_at_once == 0
+    assert Case(plan, source, turned, 1 << 10).evaluation().most_at_once == 0
 
 
 def test_a_batch_fits_into_a_slab() -> None:
@@ -152,7 +144,5 @@ def test_a_batch_fits_into_a_slab() -> None:
     source, result = (TensorSpec.packed(np.dtype(np.float32), sizes) for sizes in ((8,), (4,)))
     most = {}
     for slab in (12, 47, 48, 12 * 64, 1 << 20):
-        batch = Batch.of(Case(plan, source, result, slab).evaluation())
-        assert batch is not None
-        most[slab] = batch.most
+        most[slab] = Case(plan, source, result, slab).evaluation().most_at_once
     assert most == {12: 1, 47: 1, 48: 4, 12 * 64: 64, 1 << 20: 64}

@@ -1,27 +1,25 @@
-"""One evaluation: from a request to its geometry and costs, and step by step to its result."""
+"""Preparing requests: their plan, geometry and costs, once for all that are alike."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import deque
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire_server import dialects
-from gradwire_server.backends import Backend, compute_dtype
+from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.layout import FILLED, TensorSpec, lay_out
 from gradwire_server.engine.limits import Limits, exceeded
-from gradwire_server.engine.plan_cache import PlanCache
-from gradwire_server.engine.running import StepRunner
 from gradwire_server.engine.steps import Step, Walk, walk_over
+from gradwire_server.engine.table_cache import TableCache
 from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
 from gradwire_server.plans import Plan
 from gradwire_server.plans.interruption import Check, asking
@@ -37,9 +35,19 @@ _WALK_BYTES = 64
 
 _MOST_BYTES = 2**63 - 1
 
-# Evaluations that are kept, and the table entries of all of them.
+# Requests that are kept, the table entries of all of them, and the bytes of a header.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
+_LONGEST_HEADER = 4096
+
+# What the newest measurement weighs in an exponential mean.
+_GROWTH = 1.1
+
+# Equal evaluations that one step does, at most: a backend gets ready for each number anew.
+BATCHES = (1, 4, 16, 64)
+
+Array = NDArray[np.generic]
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +109,51 @@ class Preparation:
         return self.work <= _QUICK_WORK
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A request that fits the limits, ready to run.
+class Batch(NamedTuple):
+    """Equal evaluations as one step: several of them where there is room for more.
+
+    wire    shape of the inputs as they travel
+    source  that of the step's input, [outer, rows, *inner], and result that of its result
+    """
+
+    step: Step
+    wire: tuple[int, ...]
+    source: tuple[int, ...]
+    result: tuple[int, ...]
+
+
+class Measured:
+    """Seconds that an evaluation takes, from those that it took; None before the first."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def note(self, seconds: float) -> None:
+        """Note how long one took: the least of late, since others may have had the processor."""
+        if self.seconds is None or seconds < self.seconds:
+            self.seconds = seconds
+        else:
+            self.seconds = min(seconds, self.seconds * _GROWTH)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What requests share that differ in their names and numbers only, ready to run.
 
     Byte offsets count in wire order from the start of the input or the result.
+
+    response_header  of a response, encoded
+    measured         how long it takes
     """
 
     request: EvaluationRequest
     output: TensorSpec
     plan: Plan
     walk: Walk
+    response_header: bytes = b""
+    measured: Measured = field(default_factory=Measured)
 
     @property
     def input(self) -> TensorSpec:
@@ -217,80 +259,147 @@ class Evaluation:
             stop = step.outer_first * rows + step.out_stop
         return first * self._out_row_bytes, stop * self._out_row_bytes
 
-    def run_into(
-        self, out: NDArray[np.uint8], data: NDArray[np.uint8], backend: Backend
-    ) -> Iterator[Step]:
-        """Write the result's bytes in wire order to out, from all of the input's.
+    @cached_property
+    def message_bytes(self) -> int:
+        """Memory that it needs where its tensors come and go in one message.
 
-        Yields every step when it is done.
+        They are there more than once: as grpc has them, as its message, and the result before that.
         """
-        run = StepRunner(self.walk, backend)
-        for step in self.steps():
-            run(step, data[slice(*self.input_range(step))], out[slice(*self.output_range(step))])
-            yield step
-
-    def run_whole(self, data: NDArray[np.uint8], backend: Backend) -> NDArray[np.uint8]:
-        """Return the result's bytes in wire order from all of the input's."""
-        if self.whole is not None:
-            x = data.view(self.input.dtype).reshape(self.whole.input_shape)
-            y = np.empty(self.whole.output_shape, self.input.dtype)
-            with default_float_environment():
-                backend.apply(self.whole, x, y)
-            return y.reshape(-1).view(np.uint8)
-        out = np.empty(self.output.wire_bytes, np.uint8)
-        deque(self.run_into(out, data, backend), maxlen=0)
-        return out
+        return self.memory_bytes + 2 * self.input.wire_bytes + 3 * self.output.wire_bytes
 
     @cached_property
-    def whole(self) -> Plan | None:
-        """The plan from the input's bytes as they are to the result's; None where none will do."""
+    def only_step(self) -> Step | None:
+        """The step that does all; None where there are several, or none."""
+        steps = list(islice(self.steps(), 2))
+        return steps[0] if len(steps) == 1 else None
+
+    @cached_property
+    def most_at_once(self) -> int:
+        """How many such evaluations one step may do; 0 where each takes several."""
         walk = self.walk
-        plans, layout = walk.step_plans, walk.layout
-        if plans is None or walk.mode == "running" or layout.held or self.input.broadcast:
-            return None
-        if not self.output.elements:
-            return None
-        if len(list(islice(self.steps(), 2))) > 1:
-            return None
-        return plans.window(walk.outer, (0, walk.in_rows), (0, walk.out_rows))
+        if self.only_step is None or walk.mode != "slices" or walk.layout.held:
+            return 0
+        cost = walk.outer * (walk.in_rows * walk.in_row + walk.out_rows * walk.out_row)
+        return max((size for size in BATCHES if size * cost <= walk.slab), default=1)
+
+    def batch(self, count: int) -> Batch:
+        """Return the step of so many evaluations, at least one and at most `most_at_once`."""
+        found = self._batches.get(count)
+        if found is None:
+            found = self._batches[count] = self._batch(count)
+        return found
+
+    @cached_property
+    def _batches(self) -> dict[int, Batch]:
+        return {}
+
+    def _batch(self, count: int) -> Batch:
+        walk = self.walk
+        plan, axis = walk.plan, walk.axis
+        outer = next(size for size in BATCHES if size >= count) * walk.outer
+        return Batch(
+            Step(0, outer, 0, walk.in_rows, 0, walk.out_rows),
+            (outer, *walk.layout.wire[axis:]),
+            (outer, *plan.input_shape[axis:]),
+            (outer, *plan.output_shape[axis:]),
+        )
+
+    def with_slab(self, slab: int) -> Prepared:
+        """Return the same evaluation in steps of another cost."""
+        return replace(self, walk=replace(self.walk, slab=slab))
+
+    def input_rows(self, step: Step, data: Bytes) -> Array:
+        """View the wire bytes of a step's input as [outer, rows, *inner], axes broadcast."""
+        layout, axis, shape = self.walk.layout, self.walk.axis, self.walk.plan.input_shape
+        outer = step.outer_stop - step.outer_first
+        if not layout.held:
+            wire = data.view(self.input.dtype).reshape(outer, -1, *layout.wire[axis + 1 :])
+            rows = (outer, step.in_stop - step.in_first, *shape[axis + 1 :])
+            return wire if wire.shape == rows else np.broadcast_to(wire, rows)
+        whole = layout.whole_input(data)
+        if axis == 0:
+            slices = whole[np.newaxis]
+        elif outer == 1:
+            slices = whole[np.unravel_index(step.outer_first, shape[:axis])][np.newaxis]
+        else:
+            slices = whole[np.unravel_index(range(step.outer_first, step.outer_stop), shape[:axis])]
+        return slices[:, step.in_first : step.in_stop]
+
+    def output_rows(self, step: Step, data: Bytes) -> Array:
+        """View the wire bytes of a step's result as [outer, rows, *inner]."""
+        inner = self.walk.plan.output_shape[self.walk.axis + 1 :]
+        shape = (step.outer_stop - step.outer_first, step.out_stop - step.out_first, *inner)
+        return data.view(self.input.dtype).reshape(shape)
 
 
 class Preparer:
-    """Turns requests into evaluations under one set of limits, keeping recent ones and plans.
+    """Prepares requests under one set of limits, and keeps what it gave for recent ones.
 
-    Equal requests get one evaluation, unless it was long ago: its plans are the same objects then.
+    tables          those of recent axes
+    encode_output   makes the header of a response
     """
 
-    def __init__(self, limits: Limits, plans: PlanCache) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        tables: TableCache,
+        *,
+        encode_output: Callable[[TensorSpec], bytes] = lambda _output: b"",
+    ) -> None:
         self._limits = limits
-        self._plans = plans
-        self._recent: Recent[Evaluation] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
+        self._tables = tables
+        self._encode_output = encode_output
+        self._recent: Recent[Prepared] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
 
-    def prepare(self, request: EvaluationRequest, *, check: Check | None = None) -> Evaluation:
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """How often a request had been prepared before, and how often not."""
+        return self._recent.hits, self._recent.misses
+
+    @property
+    def table_lookups(self) -> tuple[int, int]:
+        """How often a table was there, and how often it was built."""
+        return self._tables.lookups
+
+    def find(self, header: Hashable) -> Prepared | None:
+        """Return what was kept for a request's header; None where nothing was."""
+        return self._recent.get(header)
+
+    def prepare(
+        self, request: EvaluationRequest, *, header: Hashable = None, check: Check | None = None
+    ) -> Prepared:
         """Check a request against every limit and lower it; nothing of the tensors is allocated.
 
         While long tables are built, check is called again and again; what it raises ends that.
+
+        header  what find() is to know it by, too: equal headers are equal requests
         """
         request, output = request.resolved()
-        key = _evaluation_key(request, output)
-        evaluation = self._recent.get(key)
-        if evaluation is None:
+        key = _request_key(request, output)
+        # find() has counted a request that it was asked for.
+        prepared = self._recent.get(key) if header is None else self._recent.peek(key)
+        if prepared is None:
             with asking(check):
-                evaluation = self._prepare(request, output)
-            self._recent.keep(key, evaluation, weight=evaluation.plan.table_entries)
-        return evaluation
+                prepared = self._prepare(request, output)
+        for one in (key, header):
+            if one is not None and not (isinstance(one, bytes) and len(one) > _LONGEST_HEADER):
+                self._recent.keep(one, prepared, weight=prepared.plan.table_entries)
+        return prepared
 
     def preparation(self, request: EvaluationRequest) -> Preparation:
         """Estimate what prepare() takes; raise what it would raise before a table is built."""
         request, output = request.resolved()
-        if _evaluation_key(request, output) in self._recent:
+        if _request_key(request, output) in self._recent:
             return Preparation(0, 0)
         filled, filled_output = self._check_tensors(request, output)
         told = dialects.forward(*_called(filled, filled_output), **self._bounds(request))
-        if _key(filled, filled_output) in self._plans:
-            elements = sum(axis.inputs + axis.outputs for axis in told.tables)
-            return Preparation(elements, elements * _WALK_BYTES)
-        return Preparation(told.work, told.memory_bytes)
+        gradient = told.call.gradient
+        missing = [axis for axis in told.tables if not self._tables.holds(axis, gradient=gradient)]
+        elements = sum(axis.inputs + axis.outputs for axis in told.tables)
+        return Preparation(
+            elements + sum(axis.work for axis in missing),
+            elements * _WALK_BYTES + sum(axis.memory_bytes for axis in missing),
+        )
 
     def _check_tensors(
         self, request: EvaluationRequest, output: TensorSpec
@@ -303,35 +412,25 @@ class Preparer:
             self._check_empty(request, filled, output)
         return filled, filled_output
 
-    def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Evaluation:
+    def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Prepared:
         filled, filled_output = self._check_tensors(request, output)
-        plan = self._plans.get(
-            _key(filled, filled_output), lambda: self._lower(filled, filled_output)
-        )
+        with default_float_environment():
+            plan = dialects.lower(
+                *_called(filled, filled_output), **self._bounds(request), table=self._tables.get
+            )
         self._limits.check_plan(plan)
         layout = lay_out(filled.input, filled_output)
         slab = self._limits.slab_bytes // compute_dtype(request.input.dtype).itemsize
-        evaluation = Evaluation(request, output, plan, walk_over(layout, plan, slab))
-        self._check_memory(evaluation)
-        return evaluation
-
-    def note_hit(self) -> None:
-        """Count an evaluation that its user had kept from a call of prepare()."""
-        self._recent.note_hit()
-
-    def lookups(self, cache: Literal["evaluations", "plans"]) -> tuple[int, int]:
-        """How often a cache had what was looked for, and how often not; plans come second."""
-        if cache == "plans":
-            return self._plans.lookups
-        return self._recent.hits, self._recent.misses
+        walk = walk_over(layout, plan, slab)
+        prepared = Prepared(request, output, plan, walk, self._encode_output(output))
+        self._check_memory(prepared)
+        # Each takes long where tables are long.
+        _ = prepared.inline_work, prepared.step_part, prepared.most_at_once
+        return prepared
 
     def is_quick(self, request: EvaluationRequest) -> bool:
         """Whether prepare() takes about a millisecond."""
         return self.preparation(request).is_quick
-
-    def _lower(self, request: EvaluationRequest, output: TensorSpec) -> Plan:
-        with default_float_environment():
-            return dialects.lower(*_called(request, output), **self._bounds(request))
 
     def _bounds(self, request: EvaluationRequest) -> Any:
         return {
@@ -358,12 +457,12 @@ class Preparer:
             if axes[axis] is not None:
                 raise _not_empty(request, axis)
 
-    def _check_memory(self, evaluation: Evaluation) -> None:
+    def _check_memory(self, prepared: Prepared) -> None:
         allowed = self._limits.max_request_memory_bytes
-        if evaluation.memory_bytes <= allowed:
+        if prepared.memory_bytes <= allowed:
             return
-        came = f"the request needs {evaluation.memory_bytes} bytes of memory"
-        if evaluation.walk.layout.held:
+        came = f"the request needs {prepared.memory_bytes} bytes of memory"
+        if prepared.walk.layout.held:
             came += ", since its input is held whole: its axis order is not the output's"
             raise exceeded(came, "max_request_memory_bytes", allowed, LayoutNotStreamableError)
         raise exceeded(came, "max_request_memory_bytes", allowed)
@@ -373,8 +472,9 @@ def _called(request: EvaluationRequest, output: TensorSpec) -> tuple[Any, ...]:
     return request.operator, request.attributes, request.input.sizes, output.sizes
 
 
-def _evaluation_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
-    return (*_key(request, output), request.input.key, output.key)
+def _request_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
+    """Tell requests apart; attributes spelled out, because 0.0 and -0.0 are equal."""
+    return request.operator, repr(request.attributes), request.input.key, output.key
 
 
 def _check_both_empty(source: TensorSpec, result: TensorSpec) -> None:
@@ -392,15 +492,4 @@ def _not_empty(request: EvaluationRequest, axis: int) -> InvalidFieldError:
     return InvalidFieldError(
         f"input.sizes[{axis}]",
         f"is 0; {request.operator} resizes this axis: at least 1 is needed there",
-    )
-
-
-def _key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
-    """Tell what a plan depends on; attributes spelled out, because 0.0 and -0.0 are equal."""
-    return (
-        request.operator,
-        repr(request.attributes),
-        request.input.sizes,
-        output.sizes,
-        dialects.table_type(request.operator, compute_dtype(request.input.dtype)),
     )

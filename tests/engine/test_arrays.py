@@ -1,4 +1,4 @@
-"""A run on the tensors themselves gives the bits of the steps on their bytes."""
+"""Steps on arrays give the bits of steps on their wire bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evaluation_cases import BACKEND, Bytes, Case, cases, data_for, expected, strided
-from gradwire_server.engine import Evaluation, TensorSpec, WholeRun
+from evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected, strided
+from gradwire_server.engine import (
+    ArraySink,
+    ArraySource,
+    Prepared,
+    TensorSpec,
+    execute,
+    rows_of,
+)
 from gradwire_server.plans import BandedMap, Plan
 
 
-def _result(evaluation: Evaluation) -> tuple[Bytes, NDArray[np.generic]]:
+def _result(evaluation: Prepared) -> tuple[Bytes, NDArray[np.generic]]:
     """Allocate the bytes of a result, and see them as a tensor."""
     data = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
     return data, strided(data, evaluation.output)
@@ -31,14 +38,16 @@ def test_a_run_on_the_tensors_gives_the_bits_of_apply(
     if backward:
         source = np.ascontiguousarray(source[::-1])[::-1]
     written, result = _result(evaluation)
-    run = WholeRun.of(evaluation, source, result, spare_bytes=1 << 30)
-    assume(run is not None)
-    assert run is not None
-    run(source, result, BACKEND)
+    x, y = rows_of(evaluation, source), rows_of(evaluation, result)
+    assume(x is not None)
+    assert x is not None
+    assert y is not None
+    steps = list(execute(evaluation, ArraySource(x), ArraySink(y), BACKEND))
+    assert steps == list(evaluation.steps())
     np.testing.assert_array_equal(written, expected(case, data))
 
 
-def _downsampling(slab: int) -> Evaluation:
+def _downsampling(slab: int) -> Prepared:
     bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
     plan = Plan.build([None, bands, bands], (3, 8, 8))
     float32 = np.dtype(np.float32)
@@ -48,21 +57,21 @@ def _downsampling(slab: int) -> Evaluation:
     return Case(plan, source, result, slab).evaluation()
 
 
-def test_several_steps_are_one_where_results_of_two_passes_fit_in_memory() -> None:
-    x, y = np.ones((3, 8, 8), np.float32), np.empty((3, 4, 4), np.float32)
-    two_passes = 2 * 4 * (3 * 4 * 8)
-    run = WholeRun.of(_downsampling(100), x, y, spare_bytes=two_passes)
-    assert run is not None
-    assert not run.one_step
-    assert WholeRun.of(_downsampling(100), x, y, spare_bytes=two_passes - 1) is None
+def test_a_slab_that_holds_all_makes_one_step_with_the_same_bits() -> None:
+    evaluation = _downsampling(100)
+    assert len(list(evaluation.steps())) > 1
+    whole = evaluation.with_slab(1 << 62)
+    data = data_for(evaluation.input)
+    assert whole.only_step is not None
+    assert computed(whole, data).tobytes() == computed(evaluation, data).tobytes()
 
 
-def test_it_needs_one_step_and_arrays_that_it_need_not_copy() -> None:
+def test_rows_are_views_or_none() -> None:
     x, y = np.ones((3, 8, 8), np.float32), np.empty((3, 4, 4), np.float32)
-    one_step = _downsampling(1 << 10)
-    assert WholeRun.of(one_step, x, y) is not None
-    assert WholeRun.of(one_step, x[:, ::-1], y) is not None
-    assert WholeRun.of(_downsampling(100), x, y) is None
-    assert WholeRun.of(one_step, x, y[::-1]) is None
-    assert WholeRun.of(one_step, x.astype(">f4"), y) is None
-    assert WholeRun.of(one_step, x, y.astype(">f4")) is None
+    evaluation = _downsampling(1 << 10)
+    for array in (x, x[:, ::-1], y, y[::-1]):
+        rows = rows_of(evaluation, array)
+        assert rows is not None
+        assert np.may_share_memory(rows, array)
+    assert rows_of(evaluation, x.astype(">f4")) is None
+    assert rows_of(evaluation, y.astype(">f4")) is None

@@ -1,0 +1,281 @@
+"""The one way to compute: steps of a prepared evaluation, from a source to a sink.
+
+Rows are [outer, rows, *inner], as a Walk sees both tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from gradwire_server.backends import Backend, Repeats, compute_dtype
+from gradwire_server.backends.float_environment import default_float_environment
+from gradwire_server.engine.prepared import Array, Bytes, Prepared
+from gradwire_server.engine.steps import Step, StepPlans, Walk, plan_on, touched
+from gradwire_server.plans import Pass, fill_empty
+
+# Elements of a step on tensors in memory: some milliseconds' work where rows are repeated.
+_LARGE_SLAB = 1 << 25
+
+
+class Source(Protocol):
+    """What steps read."""
+
+    def rows(self, step: Step) -> Array:
+        """Return the input rows of a step, with any strides."""
+        ...
+
+
+class Sink(Protocol):
+    """What steps write."""
+
+    def rows(self, step: Step) -> Array:
+        """Return memory for the result rows of a step, contiguous and apart from its input."""
+        ...
+
+    def written(self, step: Step) -> None:
+        """Take the result rows of a step, which are complete."""
+        ...
+
+
+def execute(
+    prepared: Prepared,
+    source: Source,
+    sink: Sink,
+    backend: Backend,
+    *,
+    steps: Iterable[Step] | None = None,
+) -> Iterator[Step]:
+    """Compute steps in their order, and yield each when its result is written.
+
+    steps  None means all; those of a walk in the mode running follow one another from the first
+           that is not done
+    """
+    sums: Array | None = None
+    for step in prepared.steps() if steps is None else steps:
+        rows, result = source.rows(step), sink.rows(step)
+        sums = _compute(prepared.walk, step, rows, result, backend=backend, sums=sums)
+        sink.written(step)
+        yield step
+
+
+def _compute(
+    walk: Walk,
+    step: Step,
+    rows: Array,
+    result: Array,
+    *,
+    backend: Backend,
+    sums: Array | None = None,
+) -> Array | None:
+    """Compute one step; sums are what the step before has returned."""
+    plans = walk.step_plans
+    with default_float_environment():
+        if plans is None:
+            result[...] = rows
+        elif walk.mode == "running":
+            return _add(walk, plans, step, rows, result, sums=sums, backend=backend)
+        else:
+            inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
+            backend.apply(plans.window(len(rows), inputs, results), rows, result)
+    return None
+
+
+def _add(
+    walk: Walk,
+    plans: StepPlans,
+    step: Step,
+    rows: Array,
+    result: Array,
+    *,
+    sums: Array | None,
+    backend: Backend,
+) -> Array | None:
+    """Add rows to the results they reach, and write those that are complete.
+
+    sums  of the results that earlier rows have reached and that are not complete; None for none.
+          Returns those that are left
+    """
+    bands = plans.stream
+    reach = touched(bands, step.in_stop)
+    window = bands.window(step.out_first, reach, step.in_first, step.in_stop)
+    passes = plans.passes(window)
+    stream = next(index for index, one in enumerate(passes) if one.axis == 1)
+    arrived = _before_stream(passes[:stream], rows, compute_dtype(result.dtype), backend)
+    reached = np.empty((1, reach - step.out_first, *arrived.shape[2:]), arrived.dtype)
+    carried = 0
+    if sums is not None:
+        carried = sums.shape[1]
+        reached[:, :carried] = sums
+    backend.accumulate(window, arrived, reached, axis=1, carried=carried)
+    done = step.out_stop - step.out_first
+    if done:
+        complete = reached[:, :done]
+        backend.apply(plan_on(complete.shape, passes[stream + 1 :]), complete, result)
+        # In parts no pass knows of another's empty bands: fill only now, over what they made of it.
+        finished = window.window(0, done, 0, window.inputs)
+        fill_empty(plans.passes(finished), result, fill=walk.plan.fill)
+    return reached[:, done:].copy() if step.out_stop < bands.outputs else None
+
+
+def _before_stream(
+    passes: tuple[Pass, ...], rows: Array, compute: np.dtype[np.floating], backend: Backend
+) -> Array:
+    """Apply the passes before the stream axis's; sums stay in the compute type."""
+    if not passes and rows.dtype == compute:
+        return rows
+    plan = plan_on(rows.shape, passes)
+    arrived = np.empty(plan.output_shape, compute)
+    backend.apply(plan, rows, arrived)
+    return arrived
+
+
+class WireSource:
+    """Reads the wire bytes of an input.
+
+    read  returns the bytes from first to stop
+    """
+
+    def __init__(self, prepared: Prepared, read: Callable[[int, int], Bytes]) -> None:
+        self._prepared = prepared
+        self._read = read
+
+    def rows(self, step: Step) -> Array:
+        """View the bytes of a step as its rows."""
+        prepared = self._prepared
+        return prepared.input_rows(step, self._read(*prepared.input_range(step)))
+
+
+class WireSink:
+    """Writes the wire bytes of a result.
+
+    place  returns memory for the bytes from first to stop
+    put    is told of these bytes when they are there
+    data   those of the step that came last
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        place: Callable[[int, int], Bytes],
+        put: Callable[[int, int], object] = range,
+    ) -> None:
+        self._prepared = prepared
+        self._place, self._put = place, put
+        self.data = np.empty(0, np.uint8)
+
+    def rows(self, step: Step) -> Array:
+        """View memory for the bytes of a step as its rows."""
+        prepared = self._prepared
+        self.data = self._place(*prepared.output_range(step))
+        return prepared.output_rows(step, self.data)
+
+    def written(self, step: Step) -> None:
+        """Tell of the bytes of a step."""
+        self._put(*self._prepared.output_range(step))
+
+
+class ArraySource:
+    """Reads an array in memory, as rows_of() views it."""
+
+    def __init__(self, rows: Array) -> None:
+        self._rows = rows
+
+    def rows(self, step: Step) -> Array:
+        """View the rows of a step."""
+        return self._rows[step.outer_first : step.outer_stop, step.in_first : step.in_stop]
+
+
+class ArraySink:
+    """Writes an array in memory, as rows_of() views it."""
+
+    def __init__(self, rows: Array) -> None:
+        self._rows = rows
+
+    def rows(self, step: Step) -> Array:
+        """View the rows of a step."""
+        return self._rows[step.outer_first : step.outer_stop, step.out_first : step.out_stop]
+
+    def written(self, step: Step) -> None:
+        """Do nothing: they are where they belong."""
+
+
+def rows_of(prepared: Prepared, array: Array) -> Array | None:
+    """View an input or a result as [outer, rows, *inner]; None where that takes a copy."""
+    walk = prepared.walk
+    stored = array.transpose(walk.layout.order)
+    rows = stored.reshape(walk.outer, *stored.shape[walk.axis :])
+    is_view = array.dtype == prepared.input.dtype and np.may_share_memory(rows, array)
+    return rows if is_view else None
+
+
+def in_memory(prepared: Prepared, result: Bytes, data: Bytes, backend: Backend) -> Iterator[Step]:
+    """Execute from all of the input's wire bytes to all of the result's, in few steps.
+
+    Notes in prepared.measured how long that took.
+    """
+    large, seconds = _in_large_steps(prepared, backend), 0.0
+    source = WireSource(large, lambda first, stop: data[first:stop])
+    sink = WireSink(large, lambda first, stop: result[first:stop])
+    began = time.perf_counter()
+    for step in execute(large, source, sink, backend):
+        seconds += time.perf_counter() - began
+        yield step
+        began = time.perf_counter()
+    prepared.measured.note(seconds)
+
+
+def at_once(prepared: Prepared, data: bytes | memoryview, backend: Backend) -> Bytes:
+    """Execute all steps; return the wire bytes of the result."""
+    if prepared.most_at_once:
+        return together(prepared, (data,), backend).reshape(-1)
+    result = np.empty(prepared.output.wire_bytes, np.uint8)
+    deque(in_memory(prepared, result, np.frombuffer(data, np.uint8), backend), 0)
+    return result
+
+
+def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
+    """Return the evaluation in large steps, unless these take more memory than small ones.
+
+    In every step a thread that computes needs Python's lock a few times, which a busy event loop
+    gives away late. Small steps are for what arrives bit by bit, and for what is repeated along an
+    axis where that is written out for the backend.
+    """
+    walk = prepared.walk
+    if prepared.only_step is not None or not isinstance(backend, Repeats) or walk.layout.held:
+        return prepared
+    large = prepared.with_slab(max(walk.slab, _LARGE_SLAB))
+    plans = large.walk.step_plans
+    step = next(large.steps(), None)
+    if plans is None or step is None or large.walk.mode == "running":
+        return prepared
+    itemsize = prepared.input.dtype.itemsize
+    first, stop = large.input_range(step)
+    inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
+    rows = large.input_rows(step, np.empty(stop - first, np.uint8))
+    plan = plans.window(len(rows), inputs, results)
+    y = np.broadcast_to(np.empty(1, prepared.input.dtype), plan.output_shape)
+    return large if backend.held_bytes(plan, rows, y) <= walk.slab * itemsize else prepared
+
+
+def together(prepared: Prepared, inputs: Sequence[bytes | memoryview], backend: Backend) -> Bytes:
+    """Execute equal evaluations as one step; return the bytes of each result, [evaluation, byte].
+
+    inputs  the wire bytes of each input: at least one, at most prepared.most_at_once
+    """
+    began = time.perf_counter()
+    count = len(inputs)
+    step, wire, shape, result_shape = prepared.batch(count)
+    size = (step.outer_stop - step.outer_first) // prepared.walk.outer
+    data = inputs[0] if size == 1 else b"".join([*inputs, *[inputs[-1]] * (size - count)])
+    rows = np.frombuffer(data, prepared.input.dtype).reshape(wire)
+    if wire != shape:
+        rows = np.broadcast_to(rows, shape)
+    result = np.empty(result_shape, prepared.input.dtype)
+    _compute(prepared.walk, step, rows, result, backend=backend)
+    prepared.measured.note((time.perf_counter() - began) / size)
+    return result.view(np.uint8).reshape(size, -1)[:count]

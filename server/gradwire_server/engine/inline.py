@@ -1,0 +1,73 @@
+"""Decides by time which evaluations are computed on the event loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gradwire_server.engine.prepared import Prepared
+
+# A thread takes about as long to reach and to come back from.
+_MOST_S = 200e-6
+# While the event loop computes, nobody else is served.
+_MOST_OF_A_TURN_S = 1e-3
+_CARRIED_S = 100e-6
+
+
+class InlineWork:
+    """Admits short evaluations to the event loop, for a millisecond in each of its turns.
+
+    rate       multiplications that the backend does in a second, until an evaluation has been
+               measured itself; 0 lets nothing in
+    most_work  multiplications beyond which a backend may wait for more than a processor
+    next_turn  calls a function in the event loop's next turn
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        most_work: float = math.inf,
+        next_turn: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self.rate = rate
+        self._most_work = most_work
+        self._next_turn = next_turn
+        self._spent_s = 0.0
+
+    def estimate_s(self, prepared: Prepared) -> float:
+        """Return the seconds that one such evaluation takes: as measured, or by its work."""
+        measured = prepared.measured.seconds
+        return prepared.inline_work / self.rate if measured is None else measured
+
+    def is_short(self, prepared: Prepared) -> bool:
+        """Whether such an evaluation is computed on the event loop, in some turn of it."""
+        if not self.rate or prepared.inline_work > self._most_work:
+            return False
+        return self.estimate_s(prepared) <= _MOST_S
+
+    def admits(self, prepared: Prepared) -> bool:
+        """Whether such an evaluation is computed in this turn."""
+        seconds = prepared.measured.seconds
+        if seconds is None:
+            return self.most(prepared) > 0
+        if not self.rate or prepared.inline_work > self._most_work:
+            return False
+        return seconds <= _MOST_S and self._spent_s + seconds <= _MOST_OF_A_TURN_S
+
+    def most(self, prepared: Prepared) -> int:
+        """Return how many such evaluations are computed in this turn; 0 for none."""
+        if not self.is_short(prepared):
+            return 0
+        return int((_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9))
+
+    def spend(self, seconds: float) -> None:
+        """Count the seconds that something was computed for in this turn."""
+        before = self._spent_s
+        self._spent_s = before + seconds
+        # Little is carried over to later turns: to ask for the next one takes microseconds.
+        if before < _CARRIED_S <= self._spent_s:
+            self._next_turn(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._spent_s = 0.0

@@ -1,0 +1,99 @@
+"""Short evaluations are computed on the event loop, for a millisecond in each of its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from evaluation_cases import Case
+from gradwire_server.engine import InlineWork, Prepared, TensorSpec
+from gradwire_server.plans import Plan
+
+# Multiplications a second: a number takes a microsecond.
+RATE = 1e6
+
+
+class Turns:
+    """Turns of an event loop, one at a time."""
+
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
+
+    def ask(self, action: Callable[[], None]) -> None:
+        """Call a function in the next turn."""
+        self._due.append(action)
+
+    def next(self) -> None:
+        """Begin the next turn."""
+        due, self._due = self._due, []
+        for action in due:
+            action()
+
+
+def copy_of(elements: int) -> Prepared:
+    spec = TensorSpec.packed(np.dtype(np.float32), (elements,))
+    return Case(Plan((elements,), (elements,), ()), spec, spec, slab=100).evaluation()
+
+
+@pytest.mark.parametrize(("elements", "most"), [(1, 1000), (200, 5), (201, 0)])
+def test_before_its_first_run_an_evaluation_takes_its_work_by_the_rate(
+    elements: int, most: int
+) -> None:
+    inline = InlineWork(RATE, next_turn=Turns().ask)
+    assert inline.is_short(copy_of(elements)) is (most > 0)
+    assert inline.most(copy_of(elements)) == most
+
+
+def test_afterwards_it_takes_what_it_took() -> None:
+    inline = InlineWork(RATE, next_turn=Turns().ask)
+    short, long = copy_of(1), copy_of(10_000)
+    short.measured.note(201e-6)
+    long.measured.note(199e-6)
+    assert not inline.admits(short)
+    assert inline.admits(long)
+
+
+def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
+    inline = InlineWork(RATE, next_turn=Turns().ask)
+    one = copy_of(1)
+    for seconds in (20e-6, 5.0, 5.0, 20e-6, 5.0):
+        one.measured.note(seconds)
+        assert inline.admits(one)
+    for _ in range(30):
+        one.measured.note(5.0)
+    assert not inline.admits(one)
+
+
+def test_a_millisecond_is_computed_in_a_turn() -> None:
+    turns = Turns()
+    inline = InlineWork(RATE, next_turn=turns.ask)
+    one = copy_of(150)
+    for _ in range(3):
+        computed = 0
+        while inline.admits(one):
+            inline.spend(150e-6)
+            computed += 1
+        assert computed == 6
+        turns.next()
+
+
+def test_many_at_once_have_the_same_millisecond() -> None:
+    turns = Turns()
+    inline = InlineWork(RATE, next_turn=turns.ask)
+    one = copy_of(100)
+    assert inline.most(one) == 10
+    inline.spend(650e-6)
+    assert inline.most(one) == 3
+    inline.spend(300e-6)
+    assert inline.most(one) == 0
+    turns.next()
+    assert inline.most(one) == 10
+
+
+def test_nothing_is_computed_there_without_a_rate_or_beyond_a_backend_s_most() -> None:
+    assert not InlineWork(0, next_turn=Turns().ask).admits(copy_of(1))
+    some = InlineWork(RATE, most_work=100, next_turn=Turns().ask)
+    assert some.admits(copy_of(100))
+    assert not some.admits(copy_of(101))
