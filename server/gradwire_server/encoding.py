@@ -21,7 +21,6 @@ from gradwire._framing import (
     evaluation_frame,
     read_chunk,
     read_evaluation,
-    varint,
 )
 from gradwire_server import headers
 from gradwire_server.errors import EvaluationError, InvalidDataError
@@ -124,7 +123,12 @@ def sound(message: T | Malformed) -> T:
     return message
 
 
-# read_request() and response() do it.
+# Headers that a RequestReader knows, the longest, and a request_id with its tag and length.
+_MOST_KNOWN = 256
+_LONGEST_HEADER = 1 << 10
+_LONGEST_NAME = 2 + 0x80
+
+# RequestReader and response() do it.
 EVALUATE = (None, None)
 EVALUATE_STREAM = (_read_stream_request, _write_stream_response)
 # many_items.py reads and many.py writes them, by hand.
@@ -133,12 +137,39 @@ LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.Ser
 GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.SerializeToString)
 
 
-def read_request(message: bytes) -> Parts:
-    """Return the request_id, the header and the data of an EvaluateRequest.
+class RequestReader:
+    """Takes EvaluateRequests apart; one with the header and the length of another is not parsed."""
 
-    Raises InvalidDataError where it is none.
-    """
-    return read_evaluation(message) or parts_of(parse(v1.EvaluateRequest, message))
+    def __init__(self) -> None:
+        # Of messages by their length without request_id: the header, and all before the data.
+        self._known: dict[int, tuple[bytes, bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def read(self, message: bytes) -> Parts:
+        """Return the request_id, the header and the data of an EvaluateRequest.
+
+        Raises InvalidDataError where it is none.
+        """
+        # The request_id comes first, and has a length of one byte.
+        start = 2 + message[1] if message[:1] == b"\x0a" and len(message) > 1 else 0
+        known = self._known.get(len(message) - start)
+        if known is not None and start < _LONGEST_NAME and message.startswith(known[1], start):
+            request_id = message[2:start]
+            if request_id.isascii():
+                header, before = known
+                return request_id, header, memoryview(message)[start + len(before) :]
+        parts = read_evaluation(message)
+        if parts is None:
+            return parts_of(parse(v1.EvaluateRequest, message))
+        request_id, header, data = parts
+        if len(header) <= _LONGEST_HEADER and len(request_id) < _LONGEST_NAME - 2:
+            start = 2 + len(request_id) if request_id else 0
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[len(message) - start] = header, message[start : len(message) - len(data)]
+        return parts
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
@@ -160,16 +191,6 @@ def request_header(header: bytes) -> v1.EvaluateRequest:
 def response_header(output: v1.TensorDescriptor) -> bytes:
     """Encode the header of a response."""
     return v1.EvaluateResponse(output=output).SerializeToString()
-
-
-def before_data(nbytes: int) -> bytes:
-    """Return what stands between a request's header and so many bytes of data."""
-    return b"\x7a" + varint(nbytes)
-
-
-def request_id(name: str) -> bytes:
-    """Return the first bytes of a message with this request_id, which is ASCII and not empty."""
-    return b"\x0a%b%b" % (varint(len(name)), name.encode("ascii"))
 
 
 def response(request_id: str, header: bytes, data: memoryview) -> bytes:

@@ -180,6 +180,7 @@ class GradientService:
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
+        self._requests = encoding.RequestReader()
         self._transit = Transit(workshop.admission, workshop.settings)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
@@ -196,7 +197,7 @@ class GradientService:
 
     async def _evaluate(self, message: bytes | encoding.Malformed, call: Call) -> bytes:
         workshop = self._workshop
-        request_id, header, data = encoding.read_request(encoding.sound(message))
+        request_id, header, data = self._requests.read(encoding.sound(message))
         call.request_id = wire.read_request_id(request_id.decode())
         prepared = workshop.preparer.find(header)
         if prepared is None:
