@@ -32,7 +32,7 @@ from gradwire_server.backends.cuda.programs import Buffer, Program, X, Y, every_
 from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.errors import DeviceLostError
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans import BandedMap, Pass, Plan
 from gradwire_server.recent import Recent
 
 # Calls that compute at once; each has a thread that copies for it.
@@ -213,9 +213,10 @@ class Cuda:
                 self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
 
     def _use_streams(self) -> None:
-        """Compute one number on every stream."""
-        one = np.ones(1, np.float16)
-        call = self._call(Plan(one.shape, one.shape, ()), one, np.empty(1, np.float32))
+        """Copy one number on every stream."""
+        same = BandedMap.from_taps(np.zeros((1, 1), np.int64), np.ones((1, 1)), inputs=1)
+        one = np.ones(1, np.float32)
+        call = self._call(Plan((1,), (1,), (Pass(0, same),)), one, np.empty_like(one))
         for staged in self._streams:
             _run(staged, call, self._hold(call, 1))
 

@@ -226,12 +226,6 @@ def _selected(bands: BandedMap | None, length: int) -> Array:
     return np.where(bands.counts == 0, -1, bands.start).astype(np.int32)
 
 
-def convert(stage: Stage, *, count: int) -> Launch:
-    """Convert numbers from the type of the source to that of the result."""
-    kernel = programs.kernel("convert", stage.formats)
-    return _launch(kernel, blocks_of_loop(count), stage.result, stage.source, np.int64(count))
-
-
 def fill_bands(stage: Stage, bands: BandedMap, *, outer: int, inner: int) -> Launch:
     """Write the fill to all outputs without taps."""
     empty = np.flatnonzero(bands.counts == 0).astype(np.int32)
