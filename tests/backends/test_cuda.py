@@ -318,3 +318,16 @@ def test_a_server_answers_with_it_and_survives_a_device_out_of_memory() -> None:
             client.evaluate(operator, gradient, output_shape=shape)
     assert lost.value.reason == "DEVICE_LOST"
     oracles.same_bits(result, expected)
+
+
+def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
+    device = _device(capacity=1 << 13)
+    backend = Cuda(device, memory_bytes=MIB)
+    backend.warm_up()
+    # x and y fit, and their tables do not.
+    plan = _whole(20)
+    assert 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape)) < device.capacity
+    with pytest.raises(MemoryError) as kept:
+        _check(backend, plan)
+    assert kept.value
+    assert not device.lent

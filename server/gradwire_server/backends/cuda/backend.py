@@ -206,9 +206,9 @@ class Cuda:
         slices = call.slices(self._buffer_bytes)
         call.program(slices)  # not in the queue, where other calls would wait for it
         turn = self.queue.turn(partial(self._hold, call, slices), wait_s=wait_s(_WAIT_S))
-        with self._noting_loss(), turn as (staged, held):
-            with self._noting_loss():  # before the next call has the stream
-                _run(staged, call, held)
+        # Noted before the next call has the stream.
+        with turn as (staged, held), self._noting_loss():
+            _run(staged, call, held)
             if held.uploads and call.recurs:
                 self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
 
@@ -226,10 +226,13 @@ class Cuda:
         while True:
             self._check()
             try:
-                return self._held(call, slices)
+                with self._noting_loss():
+                    return self._held(call, slices)
             except MemoryError as error:
-                if is_short and slices == 1:
-                    raise MemoryError(f"{error}; cuda_memory_bytes is {self._limit}") from error
+                why = str(error)
+            # Not inside `except`: the traceback refers to memory.
+            if is_short and slices == 1:
+                raise MemoryError(f"{why}; cuda_memory_bytes is {self._limit}")
             self._forget_tables()
             is_short, slices = True, -(-slices // 2)
 
@@ -299,6 +302,6 @@ def _run(staged: StagedStream, call: _Call, held: _Held) -> None:
             staged.down(call.y[part], at[Y])
         staged.drain()
     except BaseException:
-        with contextlib.suppress(DeviceError, DeviceLostError):
+        with contextlib.suppress(DeviceError, DeviceLostError, MemoryError):
             staged.abandon()
         raise
