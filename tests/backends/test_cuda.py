@@ -27,6 +27,7 @@ from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.rehearsal import rehearse
 from serving import serving
 
 pytestmark = needs_simulator
@@ -331,3 +332,20 @@ def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
         _check(backend, plan)
     assert kept.value
     assert not device.lent
+
+
+def test_a_rehearsal_compares_the_device_and_what_is_left_to_the_cpu() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, cpu_work=1 << 18)
+    rehearse(backend)
+    assert backend.computed_by["cuda"] == backend.computed_by["numpy_cpu"] > 0
+    assert backend.cpu_work == 1 << 18
+
+
+def test_a_backend_that_has_loaded_its_kernels_has_not_used_its_streams() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, streams=3)
+    backend.load()
+    assert not device.trace
+    backend.warm_up()
+    assert [what for what, _ in device.trace].count("launch") == 3

@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from threading import Lock
@@ -132,7 +133,7 @@ class Cuda:
         # Approximate where threads count at once.
         self.computed_by = Counter[str]()
         self._lock = Lock()
-        self._is_warm = False
+        self._is_loaded = self._is_warm = False
         self._lost = ""
 
     @property
@@ -140,21 +141,38 @@ class Cuda:
         """Bytes of device memory that the pool has, in use or cached."""
         return self._device.memory_taken
 
-    def warm_up(self) -> None:
-        """Load all kernels, compiling those that are not cached, and use every stream once."""
+    def on_device(self) -> Cuda:
+        """Return a backend on the same device and streams that leaves no passes to the CPU."""
+        made = copy(self)
+        made.cpu_work = 0
+        return made
+
+    def load(self) -> None:
+        """Load all kernels, compiling those that are not cached."""
         with self._lock:
-            self._check()
+            self._load()
+
+    def warm_up(self) -> None:
+        """Load all kernels, and use every stream once."""
+        with self._lock:
+            self._load()
             if self._is_warm:
                 return
-            try:
-                self._cpu.warm_up()
-            except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
-                self._cpu, _ = instead_of_compiled("auto", error)
-            with self._noting_loss():
-                self._device.load(every_kernel())
-                with contextlib.suppress(MemoryError):  # later calls may find some
-                    self._use_streams()
+            with self._noting_loss(), contextlib.suppress(MemoryError):  # later calls may find some
+                self._use_streams()
             self._is_warm = True
+
+    def _load(self) -> None:
+        self._check()
+        if self._is_loaded:
+            return
+        try:
+            self._cpu.warm_up()
+        except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+            self._cpu, _ = instead_of_compiled("auto", error)
+        with self._noting_loss():
+            self._device.load(every_kernel())
+        self._is_loaded = True
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as the protocol of backends says."""
