@@ -115,7 +115,7 @@ class TakesDeviceMemory(Protocol):
 
 @runtime_checkable
 class LoadsKernels(Protocol):
-    """A backend whose kernels can be loaded before warm_up(), without a use of its device."""
+    """A backend whose kernels can be loaded before warm_up(), which gives the device work."""
 
     def load(self) -> None:
         """Load all kernels, compiling those that are not cached."""
