@@ -118,7 +118,6 @@ def own_cases() -> list[Case]:
         *_steps(),
         *_ranks(),
         *_layouts(),
-        *_copies(),
         *_small_planes(),
         *_awkward(),
         *_long_bands(),
@@ -163,8 +162,9 @@ def _ranks() -> Iterator[Case]:
         for axis in sorted({0, rank // 2, rank - 1}):
             up = maps.cubic(shape[axis], 2 * shape[axis] + 1)
             yield _case(f"axis {axis} of {rank}", shape, {axis: up})
-        each = {axis: maps.linear(size, size + axis % 2) for axis, size in enumerate(shape)}
-        yield _case(f"every axis of {rank}", shape, each)
+        if rank > 1:
+            each = {axis: maps.linear(size, size + axis % 2) for axis, size in enumerate(shape)}
+            yield _case(f"every axis of {rank}", shape, each)
 
 
 def _layouts() -> Iterator[Case]:
@@ -181,12 +181,6 @@ def _layouts() -> Iterator[Case]:
         yield _case(f"four read a column of {channels}", shape, {0: maps.area(7, 3), 1: same})
         deep = {1: maps.linear(3, 6), 2: maps.linear(4, 8), 3: maps.linear(5, 10)}
         yield _case(f"three axes, {channels} channels", (2, 3, 4, 5, channels), deep)
-
-
-def _copies() -> Iterator[Case]:
-    """Move nothing: numbers only change their type."""
-    for count in (1, 255, 1000):
-        yield _case(f"{count} numbers copied", (count,), {})
 
 
 _LONG = ((9, 30, 2), (1, 2048, 2), (3, 2600, 3), (70, 2500, 1), (2, 4100, 300))

@@ -166,7 +166,11 @@ class Server:
 
     async def _compute_first(self, backend: Backend) -> None:
         # Not watched: compilers may take longer than any call to a device.
-        await self._workshop.off_loop(backend.warm_up)
+        if isinstance(backend, backends.LoadsKernels):
+            await self._workshop.off_loop(backend.load)
+            await self._workshop.compute(backend.warm_up)
+        else:
+            await self._workshop.off_loop(backend.warm_up)
         rate = await self._workshop.compute(partial(rehearse, backend))
         self._workshop.inline.rate = rate
 

@@ -211,7 +211,7 @@ class GradientService:
         is_short = workshop.inline.admits(prepared)
         if is_short and prepared.output.wire_bytes < LEAST_BYTES:
             # Nobody else could take the memory before it is free again.
-            workshop.admission.check_room(needed)
+            workshop.admission.enter(needed)
             return _reply(prepared, workshop.compute_here(call.phases, compute), call)
         workshop.admission.take_memory(needed)
         reply = b""

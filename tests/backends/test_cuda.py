@@ -27,6 +27,7 @@ from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.rehearsal import rehearse
 from serving import serving
 
 pytestmark = needs_simulator
@@ -318,3 +319,34 @@ def test_a_server_answers_with_it_and_survives_a_device_out_of_memory() -> None:
             client.evaluate(operator, gradient, output_shape=shape)
     assert lost.value.reason == "DEVICE_LOST"
     oracles.same_bits(result, expected)
+
+
+def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
+    device = _device(capacity=1 << 13)
+    backend = Cuda(device, memory_bytes=MIB)
+    backend.warm_up()
+    # x and y fit, and their tables do not.
+    plan = _whole(20)
+    assert 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape)) < device.capacity
+    with pytest.raises(MemoryError) as kept:
+        _check(backend, plan)
+    assert kept.value
+    assert not device.lent
+
+
+def test_a_rehearsal_compares_the_device_and_what_is_left_to_the_cpu() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, cpu_work=1 << 18)
+    rehearse(backend)
+    # The CPU is timed besides.
+    assert 0 < backend.computed_by["cuda"] <= backend.computed_by["numpy_cpu"]
+    assert backend.cpu_work == 1 << 18
+
+
+def test_a_backend_that_has_loaded_its_kernels_has_not_used_its_streams() -> None:
+    device = _device()
+    backend = Cuda(device, memory_bytes=64 * MIB, streams=3)
+    backend.load()
+    assert not device.trace
+    backend.warm_up()
+    assert [what for what, _ in device.trace].count("launch") == 3

@@ -19,7 +19,7 @@ needs_nvrtc = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not 
 # What would change bits or their order: fused products, atomics, denormal numbers set to zero.
 FORBIDDEN = re.compile(r"\b(fma|mad\.\S*f(?:16|32|64)|atom|red)\b|\.ftz\b|\.sat\b")
 
-SMALLEST = ("convert.cu", ["convert<float, float>"])
+SMALLEST = ("fill_bands.cu", ["fill_bands<unsigned int>"])
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     assert build.cubin(*SMALLEST, 90, tmp_path) == first
     assert kept.stat().st_mtime_ns == written
     build.cubin(*SMALLEST, 80, tmp_path)
-    build.cubin("convert.cu", ["convert<double, double>"], 90, tmp_path)
+    build.cubin("fill_bands.cu", ["fill_bands<unsigned short>"], 90, tmp_path)
     # Nothing else lies there: files are written aside and moved.
     assert len(list(folder.iterdir())) == 3
 
@@ -123,8 +123,8 @@ def test_spilled_registers_are_seen_in_the_compilers_report() -> None:
 
 @needs_nvrtc
 def test_what_does_not_compile_is_said_with_the_compilers_words(tmp_path: Path) -> None:
-    with pytest.raises(build.BuildError, match=r"convert\.cu: .*undefined"):
-        build.cubin("convert.cu", ["convert<float, undefined_type>"], 90, tmp_path)
+    with pytest.raises(build.BuildError, match=r"fill_bands\.cu: .*undefined"):
+        build.cubin("fill_bands.cu", ["fill_bands<undefined_type>"], 90, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

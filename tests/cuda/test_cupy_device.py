@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import subprocess
 import sys
 from importlib import import_module
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cuda_here import needs_cuda_packages
+from gradwire_server.backends import kept_files
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
@@ -45,7 +47,6 @@ def test_cupy_has_everything_that_is_called_on_a_device() -> None:
         "RawModule.get_function",
         "cuda.Event.record",
         "cuda.Event.synchronize",
-        "cuda.MemoryPool.free_all_blocks",
         "cuda.MemoryPool.malloc",
         "cuda.MemoryPool.set_limit",
         "cuda.MemoryPool.total_bytes",
@@ -94,7 +95,7 @@ def test_errors_that_last_are_told_from_those_of_one_call(fails: bool) -> None: 
     error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
     named = {str(error_of(number)).partition(":")[0]: number for number in range(1000)}
     for name, kind in _ERRORS.items():
-        expected = DeviceLostError if kind is DeviceError and fails else kind
+        expected = DeviceLostError if fails else kind
         made = cupy_device.translated(error_of(named[name]), fails=lambda: fails)
         assert type(made) is expected, name
         assert name in str(made)
@@ -105,4 +106,23 @@ def test_cubins_are_kept_beside_other_compiled_code(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cupy_device.cubins("") == tmp_path / "gradwire" / "cuda"
+    assert cupy_device.cubins(str(tmp_path)) == tmp_path / "cuda"
+
+
+def test_a_user_without_a_home_has_a_device_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the numbers of users that containers are given: nothing can be kept then."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    folder = cupy_device.cubins("")
+    assert kept_files.read(folder / "one") is None
+    with pytest.raises(OSError, match="null"):
+        kept_files.write(folder / "one", b"code")
+    kept_files.forget_others(folder / "0123456789abcdef")
     assert cupy_device.cubins(str(tmp_path)) == tmp_path / "cuda"

@@ -36,7 +36,8 @@ def test_a_grid_holds_every_job_and_no_idle_block(jobs: int, per_block: int) -> 
 
 @given(numbers=st.integers(1, 2**40))
 def test_threads_that_loop_have_a_grid_of_any_device(numbers: int) -> None:
-    x, y, z = launches.blocks_of_loop(numbers)
+    gaps = BandedMap(2, 1, np.array([0, 0]), np.array([0, 1, 1]), np.array([1.0]))
+    x, y, z = launches.fill_bands(STAGE, gaps, outer=numbers, inner=1).grid
     assert (y, z) == (1, 1)
     assert 1 <= x <= min(-(-numbers // launches.THREADS), 2**31 - 1)
 

@@ -256,6 +256,14 @@ def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
             assert evaluated(client) == expected()
 
 
+def test_a_device_that_does_not_answer_at_the_warm_up_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "hung-0").touch()
+    with serving(tmp_path, "--stall-timeout-s", "1.5") as command:
+        assert "it has not answered for 1.5 s (GRADWIRE_STALL_TIMEOUT_S)" in command.log
+        with Client(command.address) as client:
+            assert evaluated(client) == expected()
+
+
 def test_a_device_that_does_not_answer_as_it_is_opened_is_lost(tmp_path: Path) -> None:
     waits, log = tmp_path / "waits-0", tmp_path / "log"
     waits.touch()

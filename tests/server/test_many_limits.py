@@ -65,6 +65,7 @@ def needed(server: ServerThread, request: v1.EvaluateRequest) -> int:
     """Return the memory that a request takes of a server's budget."""
     backend = server.server.workshop.backend
     assert isinstance(backend, Gated)
+    in_threads(server)
     with RawClient(server.address) as client:
         call = client.stub.Evaluate.future(request, timeout=PATIENCE_S)
         assert backend.at_work.wait(PATIENCE_S)

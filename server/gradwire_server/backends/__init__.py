@@ -101,8 +101,21 @@ class TakesDeviceMemory(Protocol):
 
 
 @runtime_checkable
+class LoadsKernels(Protocol):
+    """A backend whose kernels can be loaded before warm_up(), which gives the device work."""
+
+    def load(self) -> None:
+        """Load all kernels, compiling those that are not cached."""
+        ...
+
+
+@runtime_checkable
 class LeavesToCpu(Protocol):
     """A backend that computes small calls on the CPU."""
+
+    def on_device(self) -> Backend:
+        """Return the same backend, which leaves nothing to the CPU."""
+        ...
 
     @property
     def cpu_work(self) -> int:

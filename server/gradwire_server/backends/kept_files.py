@@ -1,4 +1,4 @@
-"""Files of compiled code: whether they are whole, and how long those of other versions are kept.
+"""Files of compiled code: where they lie, whether whole, and how long kept.
 
 A flipped bit in machine code ends the process or gives other results, so each file ends with a
 digest. Each version of the code has a folder, named by 16 hexadecimal digits, beside others'.
@@ -23,6 +23,15 @@ _OF_A_VERSION = re.compile(r"([0-9a-f]{16})(\.going\.\d+)?")
 _KEPT_S = 30 * 24 * 3600.0
 
 _log = logging.getLogger(__name__)
+
+
+def user_folder(part: str) -> Path | None:
+    """Return a part of the user's cache folder; None for a user without a home."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "gradwire" / part
+    except RuntimeError:
+        return None
 
 
 def digest(content: bytes) -> bytes:

@@ -112,21 +112,21 @@ class Admission:
         """Whether so many bytes of the budget are there to be taken."""
         return not self.memory_bytes or self.memory_bytes + needed <= self.max_memory_bytes
 
-    def check_room(self, needed: int) -> None:
-        """Raise OverloadedError where there are not so many bytes of the budget."""
+    def enter(self, needed: int) -> None:
+        """Count a call, or raise OverloadedError where the budget lacks so many bytes."""
         if not self.has_room(needed):
             raise self.full(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
                 missing=self.memory_bytes + needed - self.max_memory_bytes,
                 amount=needed,
             )
+        self.entered += 1
 
     def take_memory(self, needed: int) -> None:
-        """Take bytes of the budget, or raise OverloadedError."""
-        self.check_room(needed)
+        """Count a call and take bytes of the budget, or raise OverloadedError."""
+        self.enter(needed)
         self._memory_drain.enter(self._clock())
         self.memory_bytes += needed
-        self.entered += 1
 
     def free_memory(self, held: int, *, measured: bool = True) -> None:
         """Give them back."""

@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from threading import Lock
@@ -32,7 +33,7 @@ from gradwire_server.backends.cuda.programs import Buffer, Program, X, Y, every_
 from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.errors import DeviceLostError
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans import BandedMap, Pass, Plan
 from gradwire_server.recent import Recent
 
 # Calls that compute at once; each has a thread that copies for it.
@@ -132,7 +133,7 @@ class Cuda:
         # Approximate where threads count at once.
         self.computed_by = Counter[str]()
         self._lock = Lock()
-        self._is_warm = False
+        self._is_loaded = self._is_warm = False
         self._lost = ""
 
     @property
@@ -140,21 +141,38 @@ class Cuda:
         """Bytes of device memory that the pool has, in use or cached."""
         return self._device.memory_taken
 
-    def warm_up(self) -> None:
-        """Load all kernels, compiling those that are not cached, and use every stream once."""
+    def on_device(self) -> Cuda:
+        """Return a backend on the same device and streams that leaves no passes to the CPU."""
+        made = copy(self)
+        made.cpu_work = 0
+        return made
+
+    def load(self) -> None:
+        """Load all kernels, compiling those that are not cached."""
         with self._lock:
-            self._check()
+            self._load()
+
+    def warm_up(self) -> None:
+        """Load all kernels, and use every stream once."""
+        with self._lock:
+            self._load()
             if self._is_warm:
                 return
-            try:
-                self._cpu.warm_up()
-            except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
-                self._cpu, _ = instead_of_compiled("auto", error)
-            with self._noting_loss():
-                self._device.load(every_kernel())
-                with contextlib.suppress(MemoryError):  # later calls may find some
-                    self._use_streams()
+            with self._noting_loss(), contextlib.suppress(MemoryError):  # later calls may find some
+                self._use_streams()
             self._is_warm = True
+
+    def _load(self) -> None:
+        self._check()
+        if self._is_loaded:
+            return
+        try:
+            self._cpu.warm_up()
+        except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+            self._cpu, _ = instead_of_compiled("auto", error)
+        with self._noting_loss():
+            self._device.load(every_kernel())
+        self._is_loaded = True
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as the protocol of backends says."""
@@ -206,16 +224,17 @@ class Cuda:
         slices = call.slices(self._buffer_bytes)
         call.program(slices)  # not in the queue, where other calls would wait for it
         turn = self.queue.turn(partial(self._hold, call, slices), wait_s=wait_s(_WAIT_S))
-        with self._noting_loss(), turn as (staged, held):
-            with self._noting_loss():  # before the next call has the stream
-                _run(staged, call, held)
+        # Noted before the next call has the stream.
+        with turn as (staged, held), self._noting_loss():
+            _run(staged, call, held)
             if held.uploads and call.recurs:
                 self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
 
     def _use_streams(self) -> None:
-        """Compute one number on every stream."""
-        one = np.ones(1, np.float16)
-        call = self._call(Plan(one.shape, one.shape, ()), one, np.empty(1, np.float32))
+        """Copy one number on every stream."""
+        same = BandedMap.from_taps(np.zeros((1, 1), np.int64), np.ones((1, 1)), inputs=1)
+        one = np.ones(1, np.float32)
+        call = self._call(Plan((1,), (1,), (Pass(0, same),)), one, np.empty_like(one))
         for staged in self._streams:
             _run(staged, call, self._hold(call, 1))
 
@@ -225,10 +244,13 @@ class Cuda:
         while True:
             self._check()
             try:
-                return self._held(call, slices)
+                with self._noting_loss():
+                    return self._held(call, slices)
             except MemoryError as error:
-                if is_short and slices == 1:
-                    raise MemoryError(f"{error}; cuda_memory_bytes is {self._limit}") from error
+                why = str(error)
+            # Not inside `except`: the traceback refers to memory.
+            if is_short and slices == 1:
+                raise MemoryError(f"{why}; cuda_memory_bytes is {self._limit}")
             self._forget_tables()
             is_short, slices = True, -(-slices // 2)
 
@@ -298,6 +320,6 @@ def _run(staged: StagedStream, call: _Call, held: _Held) -> None:
             staged.down(call.y[part], at[Y])
         staged.drain()
     except BaseException:
-        with contextlib.suppress(DeviceError, DeviceLostError):
+        with contextlib.suppress(DeviceError, DeviceLostError, MemoryError):
             staged.abandon()
         raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -103,7 +102,9 @@ def compiled(source: str, names: Iterable[str], target: str) -> Compiled:
         except nvrtc.NVRTCError as error:
             raise BuildError(f"{source}: {error}: {nvrtc.getProgramLog(program)}") from error
         is_cubin = target.startswith("sm_")
-        code = _whole_elf(nvrtc.getCUBIN(program)) if is_cubin else nvrtc.getPTX(program)
+        # CuPy takes the last byte of a cubin for a string's end and leaves it out. As a file the
+        # cubin would end before its last table, and tools refuse that.
+        code = nvrtc.getCUBIN(program) + b"\0" if is_cubin else nvrtc.getPTX(program)
         lowered = {name: nvrtc.getLoweredName(program, name) for name in names}
         return Compiled(code, lowered, nvrtc.getProgramLog(program))
     finally:
@@ -143,16 +144,3 @@ def _hash(texts: Iterable[str]) -> str:
 def _nvrtc() -> Any:
     """Import CuPy, which is optional and slow to import."""
     return import_module("cupy.cuda").nvrtc
-
-
-def _whole_elf(code: bytes) -> bytes:
-    """Return a cubin with the zeros it lacks at its end.
-
-    CuPy takes the last byte for a string's and leaves it out. In memory the next byte is a zero, so
-    that goes unnoticed; a file ends before its last table, and tools refuse it.
-    """
-    # Of a 64-bit ELF header: where both tables begin, sizes and counts of their entries.
-    programs, sections = struct.unpack_from("<2Q", code, 32)
-    program_size, program_count, section_size, section_count = struct.unpack_from("<4H", code, 54)
-    end = max(programs + program_size * program_count, sections + section_size * section_count)
-    return code.ljust(end, b"\0")

@@ -21,7 +21,7 @@ import numpy as np
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.device import Bytes, DeviceError, Memory
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
-from gradwire_server.backends.kept_files import forget_others
+from gradwire_server.backends.kept_files import forget_others, user_folder
 from gradwire_server.errors import DeviceLostError
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
@@ -71,8 +71,8 @@ def cubins(cache_dir: str) -> Path:
     """Return the folder of compiled kernels; cache_dir is empty for the user's cache folder."""
     if cache_dir:
         return Path(cache_dir) / "cuda"
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "gradwire" / "cuda"
+    # Nothing can be written there: without a home each process compiles.
+    return user_folder("cuda") or Path(os.devnull)
 
 
 def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> dict[Kernel, Any]:
@@ -93,14 +93,14 @@ def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> di
 
 
 def translated(error: Any, *, fails: Callable[[], bool]) -> Exception:
-    """Return an error of CUDA as MemoryError, DeviceLostError or DeviceError.
+    """Return an error of CUDA as DeviceLostError, MemoryError or DeviceError.
 
-    fails  whether the device fails after an error that need not last
+    fails  waits for all work of the device, and says whether it fails; asked after an error that
+           need not last, for the caller then gives memory back
     """
-    if error.status == _OUT_OF_MEMORY:
-        return MemoryError(str(error))
-    lost = error.status in _LASTING or fails()
-    return DeviceLostError(str(error)) if lost else DeviceError(str(error))
+    if error.status in _LASTING or fails():
+        return DeviceLostError(str(error))
+    return (MemoryError if error.status == _OUT_OF_MEMORY else DeviceError)(str(error))
 
 
 class CupyDevice:
@@ -136,7 +136,7 @@ class CupyDevice:
             raise translated(error, fails=self._fails) from error
 
     def _fails(self) -> bool:
-        """Whether the device fails after an error that need not last."""
+        """Wait for all work of the device; return whether it fails."""
         try:
             self._cupy.cuda.runtime.deviceSynchronize()
         except self._errors:
@@ -161,12 +161,7 @@ class CupyDevice:
     def allocate(self, nbytes: int) -> Memory:
         """Return a block of CuPy's pool."""
         with self.translating():
-            try:
-                found: Memory = self._pool.malloc(nbytes)
-            except MemoryError:
-                # At its limit the pool keeps cached blocks, although they are too small.
-                self._pool.free_all_blocks()
-                found = self._pool.malloc(nbytes)
+            found: Memory = self._pool.malloc(nbytes)
         return found
 
     def pinned(self, nbytes: int) -> Bytes:

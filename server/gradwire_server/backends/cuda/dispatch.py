@@ -37,7 +37,7 @@ _SCRATCH_BYTES = 24 << 20
 
 def outer_axes(plan: Plan) -> int:
     """Return the number of axes before that of the first pass: their slices are independent."""
-    return min((one.axis for one in plan.passes), default=len(plan.input_shape))
+    return min(one.axis for one in plan.passes)
 
 
 def program(
@@ -48,7 +48,7 @@ def program(
     outer: int | None = None,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> Program:
-    """Return the program that applies a plan.
+    """Return the program that applies a plan, which has passes.
 
     source           type of x, row-major: a storage type or its compute type
     result           type of y, row-major and not empty, likewise
@@ -63,8 +63,6 @@ def program(
     shape, out_shape = (outer, *plan.input_shape[first:]), plan.output_shape[first:]
     passes = [Pass(one.axis - first + 1, one.map) for one in plan.passes]
     whole = Stage(multiprocessors, (source, result), fill=plan.fill)
-    if not passes:
-        return whole.program([launches.convert(whole, count=outer)])
     if not math.prod(shape):
         return whole.program([_filled(whole, passes, (outer, *out_shape))])
     selection = _selection(whole, passes, shape)

@@ -226,18 +226,13 @@ def _selected(bands: BandedMap | None, length: int) -> Array:
     return np.where(bands.counts == 0, -1, bands.start).astype(np.int32)
 
 
-def convert(stage: Stage, *, count: int) -> Launch:
-    """Convert numbers from the type of the source to that of the result."""
-    kernel = programs.kernel("convert", stage.formats)
-    return _launch(kernel, blocks_of_loop(count), stage.result, stage.source, np.int64(count))
-
-
 def fill_bands(stage: Stage, bands: BandedMap, *, outer: int, inner: int) -> Launch:
     """Write the fill to all outputs without taps."""
     empty = np.flatnonzero(bands.counts == 0).astype(np.int32)
+    wanted = -(-outer * len(empty) * inner // THREADS)
     return _launch(
         programs.kernel("fill_bands", [programs.bits(stage.formats[1])]),
-        blocks_of_loop(outer * len(empty) * inner),
+        (min(wanted, _MOST_LOOPED), 1, 1),
         *(stage.result, stage.table((bands, "empty"), lambda: empty)),
         *(np.int64(outer), np.int64(inner), bands.outputs, len(empty)),
         stage.fill_bits,
@@ -387,11 +382,6 @@ def blocks(jobs: int, *, per_block: int) -> Dim3:
     if jobs > _MOST_JOBS or grid > _MOST_BLOCKS:
         raise ValueError(f"{jobs} jobs are too many for one launch: split the tensor")
     return (grid, 1, 1)
-
-
-def blocks_of_loop(elements: int) -> Dim3:
-    """Return the grid of a kernel that loops over elements: a thread each, up to a limit."""
-    return (min(-(-elements // THREADS), _MOST_LOOPED), 1, 1)
 
 
 def step_tiles(vectors: int, *, overlap: bool) -> tuple[int, int, int]:

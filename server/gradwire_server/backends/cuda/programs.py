@@ -170,7 +170,6 @@ def _of_storage(storage: np.dtype[Any]) -> Iterator[Kernel]:
         for vector in (lanes(one[0]), 1):
             yield kernel("axis_pass", one, vector)
         yield kernel("contiguous_pass", one)
-        yield kernel("convert", one)
     for one in formats(storage):
         for each, taps in product(EACH, (*TAPS, 0)):
             yield kernel("march_rows", one, each, taps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import logging
-import os
 import re
 import shutil
 import sys
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import llvmlite
 import numba
 
-from gradwire_server.backends.kept_files import forget_others
+from gradwire_server.backends.kept_files import forget_others, user_folder
 from gradwire_server.backends.numba_cpu import kept
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
@@ -57,7 +56,7 @@ def load(folder: str) -> Kernels:
     """
     with _lock:
         if not _loaded:
-            whole = Path(folder) if folder else _default_folder()
+            whole = Path(folder) if folder else user_folder("kernels")
             part = _writable(whole)
             config = vars(import_module("numba.core.config"))
             before = {name: config[name] for name in (*_PLAIN, "CACHE_DIR")}
@@ -87,15 +86,6 @@ def _import_or_clean(part: Path) -> Kernels:
 
 def _import() -> Kernels:
     return Kernels(*(import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields))
-
-
-def _default_folder() -> Path | None:
-    """Return the folder in the user's cache folder; None for a user without a home."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(root) if root else Path.home() / ".cache") / "gradwire" / "kernels"
-    except RuntimeError:
-        return None
 
 
 def _writable(folder: Path | None) -> Path:
