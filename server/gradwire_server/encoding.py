@@ -38,7 +38,7 @@ class Malformed:
     error  says why
     """
 
-    error: EvaluationError
+    error: EvaluationError | MemoryError
 
 
 @dataclass(frozen=True, slots=True)

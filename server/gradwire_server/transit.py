@@ -69,6 +69,9 @@ class Transit:
             if arrival.refused is None or task.uncancel():
                 raise
             return Malformed(arrival.refused)
+        except MemoryError as error:
+            # Of grpc, for the message: outside of answer() it would be UNKNOWN.
+            return Malformed(error)
         finally:
             del self._arriving[task]
             if arrival.caller is not None:
