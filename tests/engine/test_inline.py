@@ -57,8 +57,9 @@ def test_afterwards_it_takes_what_it_took() -> None:
 
 def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
     inline = InlineWork(RATE, next_turn=Turns().ask)
-    one = copy_of(1)
-    for seconds in (20e-6, 5.0, 5.0, 20e-6, 5.0):
+    one = copy_of(20)
+    assert inline.admits(one)
+    for seconds in (5.0, 5.0, 20e-6, 5.0, 5.0):
         one.measured.note(seconds)
         assert inline.admits(one)
     for _ in range(30):

@@ -36,9 +36,11 @@ class InlineWork:
         self._spent_s = 0.0
 
     def estimate_s(self, prepared: Prepared) -> float:
-        """Return the seconds that one such evaluation takes: as measured, or by its work."""
-        measured = prepared.measured.seconds
-        return prepared.inline_work / self.rate if measured is None else measured
+        """Return the seconds that one such evaluation takes; by its work until it was measured."""
+        measured = prepared.measured
+        if measured.seconds is None:
+            measured.seconds = prepared.inline_work / self.rate
+        return measured.seconds
 
     def is_short(self, prepared: Prepared) -> bool:
         """Whether such an evaluation is computed on the event loop, in some turn of it."""
