@@ -183,7 +183,7 @@ class RawClient:
             self.evaluate(published_request()),
             self.stream(as_stream(published_request())),
         ):
-            assert answer.refusal is None
+            assert answer.refusal is None, answer.refusal
             assert answer.data == PUBLISHED_RESULT
 
     def __enter__(self) -> Self:
