@@ -216,7 +216,7 @@ class GradientService:
         workshop.admission.take_memory(needed)
         reply = b""
         try:
-            if is_short:
+            if await self._has_turn(prepared):
                 result = workshop.compute_here(call.phases, compute)
             else:
                 result = await self._compute(prepared, data, call)
@@ -224,6 +224,15 @@ class GradientService:
         finally:
             self._transit.send(call.context, reply, held=needed)
         return reply
+
+    async def _has_turn(self, prepared: Prepared) -> bool:
+        """Wait for a turn of the event loop with time for a short evaluation; False for others."""
+        inline = self._workshop.inline
+        while inline.is_short(prepared):
+            if inline.admits(prepared):
+                return True
+            await asyncio.sleep(0)
+        return False
 
     async def _prepare(self, header: bytes, length: int, call: Call) -> Prepared:
         with call.phases.spending("receive"):

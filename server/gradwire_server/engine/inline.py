@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from gradwire_server.engine.prepared import Prepared
 
-# A thread takes about as long to reach and to come back from.
-_MOST_S = 200e-6
+# NumPy takes half of it for the smallest, and a thread some 0.1 ms to reach and to come back from.
+_MOST_S = 500e-6
 # While the event loop computes, nobody else is served.
 _MOST_OF_A_TURN_S = 1e-3
 _CARRIED_S = 100e-6
