@@ -252,7 +252,7 @@ class Server:
 
 
 # Multiplications in a second, until the backend has been measured: less than compiled ones do.
-_RATE = 1e9
+_RATE = 4e8
 # How long streams have, after the grace period, to tell their callers that the server stops.
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
