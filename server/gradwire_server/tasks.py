@@ -7,12 +7,6 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 
-def note_error(task: asyncio.Task[Any]) -> None:
-    """Take note of an error that nobody waits for once the stream has ended."""
-    if not task.cancelled():
-        task.exception()
-
-
 async def together(
     *parts: Coroutine[None, None, None], beside: Iterable[asyncio.Task[None]] = ()
 ) -> None:

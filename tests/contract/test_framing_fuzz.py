@@ -146,7 +146,7 @@ def examples(test: Any) -> Any:
     return test
 
 
-# What it has read before must not matter.
+# Its results must not depend on the messages it has read before.
 READER = encoding.RequestReader()
 
 

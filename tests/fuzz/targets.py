@@ -46,7 +46,7 @@ _LIMITS: dict[str, Any] = {
     "max_request_memory_bytes": 1 << 20,
 }
 _MOST_CHUNKS = 8
-# What it has read before must not matter.
+# Its results must not depend on the messages it has read before.
 _READER = encoding.RequestReader()
 
 

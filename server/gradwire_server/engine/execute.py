@@ -23,7 +23,7 @@ _LARGE_SLAB = 1 << 25
 
 
 class Source(Protocol):
-    """What steps read."""
+    """Provides the input rows of steps."""
 
     def rows(self, step: Step) -> Array:
         """Return the input rows of a step, with any strides."""
@@ -31,7 +31,7 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """What steps write."""
+    """Takes the result rows of steps."""
 
     def rows(self, step: Step) -> Array:
         """Return memory for the result rows of a step, contiguous and apart from its input."""

@@ -50,12 +50,9 @@ class InlineWork:
 
     def admits(self, prepared: Prepared) -> bool:
         """Whether such an evaluation is computed in this turn."""
-        seconds = prepared.measured.seconds
-        if seconds is None:
-            return self.most(prepared) > 0
-        if not self.rate or prepared.inline_work > self._most_work:
+        if not self.is_short(prepared):
             return False
-        return seconds <= _MOST_S and self._spent_s + seconds <= _MOST_OF_A_TURN_S
+        return self._spent_s + self.estimate_s(prepared) <= _MOST_OF_A_TURN_S
 
     def most(self, prepared: Prepared) -> int:
         """Return how many such evaluations are computed in this turn; 0 for none."""

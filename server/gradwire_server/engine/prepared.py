@@ -40,7 +40,7 @@ _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
 _LONGEST_HEADER = 4096
 
-# What the newest measurement weighs in an exponential mean.
+# Growth of an estimate by one slower run, at most: others may have had the processor meanwhile.
 _GROWTH = 1.1
 
 # Equal evaluations that one step does, at most: a backend gets ready for each number anew.
@@ -131,7 +131,7 @@ class Measured:
         self.seconds: float | None = None
 
     def note(self, seconds: float) -> None:
-        """Note how long one took: the least of late, since others may have had the processor."""
+        """Take the seconds of one run: a faster one replaces the estimate, a slower one raises it."""
         if self.seconds is None or seconds < self.seconds:
             self.seconds = seconds
         else:
@@ -140,7 +140,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What requests share that differ in their names and numbers only, ready to run.
+    """A checked and planned evaluation, shared by requests that differ in id and data only.
 
     Byte offsets count in wire order from the start of the input or the result.
 

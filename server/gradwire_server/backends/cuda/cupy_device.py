@@ -213,5 +213,5 @@ class CupyStream:
             self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
 
 
-# What the backend opens: the current device, with cache_dir by name.
+# Opens the current device; cache_dir is a keyword argument.
 open_device = CupyDevice
