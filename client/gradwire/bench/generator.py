@@ -26,6 +26,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire._channel import open_aio_channel
 from gradwire.async_client import AsyncClient
 from gradwire.bench.calls import ONCE, STOPPED, Maker, Outcome, now
 from gradwire.bench.scenarios import Flow
@@ -137,6 +138,9 @@ async def _run(pipe: Pipe, connect: Connect) -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
+    # When the last channel is freed, in any thread, grpc closes the socket by which it wakes the
+    # event loop, and select() may fail on that socket. This channel stays, and never connects.
+    _staying = open_aio_channel("localhost", None)
     while True:
         phase = await orders.get()
         if not isinstance(phase, Phase):
