@@ -35,9 +35,9 @@ from benchmarks.servers import OURS, Server, started
 from benchmarks.wire.loads import EVALUATE, method_of
 from gradwire import Client, ops, v1
 from gradwire.tensors import DTYPES
-from gradwire_server.phases import Phases
-from gradwire_server.telemetry import Cells, Observer, Recorder
-from gradwire_server.telemetry.spans import Tracer
+from gradwire_server.observability import Cells, Observer, Recorder
+from gradwire_server.observability.phases import Phases
+from gradwire_server.observability.tracing import Tracer
 
 _REPEATS = 20_000
 _SCRAPED_CALLS = 3000

@@ -43,11 +43,11 @@ from benchmarks.wire.rounds import (
     start,
 )
 from gradwire import Client
-from gradwire_server.authorization import Authorizer
-from gradwire_server.calls import ActiveCalls
-from gradwire_server.guard import Guard
-from gradwire_server.settings import Settings
-from gradwire_server.tokens import Scope, add_token
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.tokens import Scope, add_token
+from gradwire_server.rpc.call_context import ActiveCalls
+from gradwire_server.rpc.interceptors import Guard
+from gradwire_server.security.authorization import Authorizer
 from papers import Papers, pair, trusting
 
 _EVALUATE = "/gradwire.v1.GradientService/Evaluate"

@@ -13,7 +13,7 @@ from gradwire_server.backends import Backend
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.engine import EvaluationRequest, Prepared, TensorSpec, in_memory
 from gradwire_server.engine.layout import lay_out
-from gradwire_server.engine.steps import walk_over
+from gradwire_server.engine.tiling import walk_over
 from gradwire_server.plans import BandedMap, Plan
 
 BACKEND = NumpyCpu()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from gradwire_server.engine import Admission, Claim, Turns
-from gradwire_server.engine.slots import Slot
 from gradwire_server.errors import OverloadedError
+from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.scheduler import Slot
+from gradwire_server.scheduling.turns import Claim, Turns
 
 WORK = 1000
 

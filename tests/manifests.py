@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 KUBERNETES = ROOT / "deploy/kubernetes"

@@ -15,9 +15,9 @@ from typing import Any
 
 import uvloop
 
-from gradwire_server import app
 from gradwire_server.backends import Backend
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
+from gradwire_server.server import Server
 from processes import QUICK
 
 _READY = "gradwire-server listening on "
@@ -30,7 +30,7 @@ class ServerThread:
 
     backend  what computes; None for what the settings choose
     address  HOST:PORT
-    server   the app.Server, to look at from tests; use `call` to touch it
+    server   the Server, to look at from tests; use `call` to touch it
     """
 
     def __init__(self, *, backend: Backend | None = None, **settings: Any) -> None:
@@ -38,7 +38,7 @@ class ServerThread:
             Settings(), **{"address": "127.0.0.1:0", "warm_up": False, **settings}
         )
         self._backend = backend
-        self._listening: Future[app.Server] = Future()
+        self._listening: Future[Server] = Future()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -65,7 +65,7 @@ class ServerThread:
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
         try:
-            server = app.Server(self._settings, backend=self._backend)
+            server = Server(self._settings, backend=self._backend)
             await server.listen()
             self._listening.set_result(server)
             await server.get_ready()

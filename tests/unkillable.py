@@ -9,7 +9,8 @@ import os
 import signal
 
 from gradwire_server import __main__ as server
-from gradwire_server import backends, worker_process
+from gradwire_server import backends
+from gradwire_server.processes import worker_process
 
 _kill = os.kill
 _spared = set[int]()

@@ -22,7 +22,8 @@ from benchmarks.wire import loads
 from benchmarks.wire.rounds import CHUNK, LARGE, LARGE_RESULT, numbers, start
 from gradwire import ops, tensors, v1
 from gradwire._framing import chunk_frame, read_chunk
-from gradwire_server import command, phases
+from gradwire_server import command
+from gradwire_server.observability import phases
 
 _COLUMNS = 64
 _WARM = 5

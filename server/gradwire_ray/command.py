@@ -12,7 +12,7 @@ import click
 from gradwire_ray import cluster
 from gradwire_ray.controller import Controller
 from gradwire_ray.deployment import Deployment
-from gradwire_server.version import VERSION
+from gradwire_server.config.version import VERSION
 
 _ASK_S = 30.0
 _LOOK_S = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire_server.command import read_settings
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # What the command takes care of itself.

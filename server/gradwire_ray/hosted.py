@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from gradwire_ray import load
 from gradwire_ray.replica import REFUSAL
-from gradwire_server import process, signals
-from gradwire_server.app import Server
 from gradwire_server.command import read_settings
+from gradwire_server.processes import serve, startup
+from gradwire_server.server import Server
 
 
 def main() -> None:
     """Serve until SIGTERM."""
-    signals.hold()
+    startup.hold()
     telling: set[asyncio.Task[None]] = set()
 
     def tell(server: Server) -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     try:
         # Workers are more replicas here, whatever this machine's variables say.
         settings = replace(read_settings(sys.argv[1:]), workers=1, pin_workers=False)
-        process.run(process.serve(settings, on_serving=tell))
+        serve.run(serve.serve(settings, on_serving=tell))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The actor passes it on; the log of its process has it too.
         sys.stdout.write(f"{REFUSAL}{' '.join(str(error).split())}\n")

@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from gradwire_server.certificates import Certificates
-from gradwire_server.settings import Settings
-from gradwire_server.web.listener import Listener
-from gradwire_server.web.requests import Answer, Request
-from gradwire_server.web.tls import contexts
+from gradwire_server.admin_http.listener import Listener
+from gradwire_server.admin_http.requests import Answer, Request
+from gradwire_server.config.settings import Settings
+from gradwire_server.security.certificates import Certificates
+from gradwire_server.security.tls import contexts
 
 
 class Listing:

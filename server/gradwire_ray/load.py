@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from gradwire_server.app import Server
+from gradwire_server.server import Server
 
 # How often a server is looked at, and what it saw is told.
 _LOOK_S = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 
-from gradwire_server import raw_lines, signals
+from gradwire_server.processes import raw_lines, startup
 
 # With 450 MB libraries were seen to end the process by a signal, or to wait for ever, in silence.
 _LEAST_ADDRESS_SPACE = 1 << 30
@@ -13,7 +13,7 @@ _LEAST_ADDRESS_SPACE = 1 << 30
 
 def main() -> None:
     """Run the command; signals are seen to before the rest is imported."""
-    signals.hold()
+    startup.hold()
     raw_lines.silence()
     _warn_of_address_space()
     from gradwire_server import command  # noqa: PLC0415 - takes long

@@ -17,12 +17,14 @@ import click
 from click.core import ParameterSource
 
 from gradwire._variables import PREFIX, unknown_variables
-from gradwire_server import backends, container, gpus, supervisor
-from gradwire_server.addresses import is_host_and_port
-from gradwire_server.bounds import flag
-from gradwire_server.settings import Settings
-from gradwire_server.token_command import token
-from gradwire_server.version import VERSION
+from gradwire_server import backends
+from gradwire_server.config import container_limits
+from gradwire_server.config.addresses import is_host_and_port
+from gradwire_server.config.bounds import flag
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.version import VERSION
+from gradwire_server.processes import gpus, supervisor
+from gradwire_server.security.token_command import token
 
 
 def _options(command: click.Command) -> click.Command:
@@ -138,10 +140,10 @@ def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
     Raises ValueError where they make no sense.
     """
     settings = Settings(**values)
-    limit = container.memory_bytes()
+    limit = container_limits.memory_bytes()
     workers = max(1, settings.workers)
-    rooms = [container.address_space_room_bytes(workers)]
-    rooms += [] if limit is None else [container.room_bytes(limit, workers)]
+    rooms = [container_limits.address_space_room_bytes(workers)]
+    rooms += [] if limit is None else [container_limits.room_bytes(limit, workers)]
     room = min((one for one in rooms if one is not None), default=None)
     if room is None:
         return settings
@@ -168,12 +170,12 @@ def _warn_of_unknown_variables() -> None:
 
 
 def _warn_of_memory(settings: Settings) -> None:
-    limit = container.memory_bytes()
+    limit = container_limits.memory_bytes()
     if limit is not None and settings.max_memory_bytes >= limit:
+        room = container_limits.room_bytes(limit, max(1, settings.workers))
         click.echo(
             f"Warning: --max-memory-bytes is {settings.max_memory_bytes} and this container's "
-            f"limit {limit}; {container.room_bytes(limit, max(1, settings.workers))} would fit it, "
-            "which is the default here",
+            f"limit {limit}; {room} would fit it, which is the default here",
             err=True,
         )
 
@@ -192,9 +194,9 @@ def _serve(settings: Settings, with_workers: Callable[[int], Settings]) -> None:
         elif settings.workers > 1:
             asyncio.run(supervisor.supervise(settings))
         else:
-            from gradwire_server import process  # noqa: PLC0415 - so that --help works without the extra
+            from gradwire_server.processes import serve  # noqa: PLC0415 - so that --help works without the extra
 
-            process.run(process.serve(settings))
+            serve.run(serve.serve(settings))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise click.ClickException(str(error)) from error
 

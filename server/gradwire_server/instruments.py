@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 
 from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION, Preparer
-from gradwire_server.outlets import LAST_EXPORT_S, Outlets, are_wanted, tracer
-from gradwire_server.service import Workshop
-from gradwire_server.settings import Settings
-from gradwire_server.telemetry import Cells, Ledgers, Observer, Recorder, Sampler
-from gradwire_server.telemetry.cells import place, span
-from gradwire_server.telemetry.definitions import (
+from gradwire_server.exporters import LAST_EXPORT_S, Outlets, are_wanted, tracer
+from gradwire_server.observability import Cells, Ledgers, Observer, Recorder, Sampler
+from gradwire_server.observability.cells import place, span
+from gradwire_server.observability.definitions import (
     BUILD,
     CACHE,
     COMPUTED,
@@ -28,7 +28,7 @@ from gradwire_server.telemetry.definitions import (
     STREAMS,
     STREAMS_LIMIT,
 )
-from gradwire_server.version import VERSION
+from gradwire_server.rpc.unary import Workshop
 
 _log = logging.getLogger("gradwire_server")
 

@@ -21,8 +21,9 @@ from gradwire._job import Job, check_operator, prepare
 from gradwire._progress import Progress
 from gradwire._statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
-from gradwire_server import backends, container, wire
+from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
+from gradwire_server.config import container_limits
 from gradwire_server.engine import (
     ArraySink,
     ArraySource,
@@ -38,10 +39,11 @@ from gradwire_server.engine import (
     rows_of,
 )
 from gradwire_server.errors import DeviceLostError, EvaluationError
-from gradwire_server.failures import failure
 from gradwire_server.local_many import EvaluatesMany
-from gradwire_server.plans.interruption import asking
-from gradwire_server.recent import Recent
+from gradwire_server.lru import Recent
+from gradwire_server.plans.cancellation import asking
+from gradwire_server.rpc import codec
+from gradwire_server.rpc.status_map import failure
 
 _TABLE_CACHE_ENTRIES = 1 << 22
 
@@ -152,7 +154,7 @@ class LocalClient(EvaluatesMany):
     ) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads is {threads}; at least 1 is needed")
-        threads = threads or container.processors()
+        threads = threads or container_limits.processors()
         self._backend, self.backend_reason = backends.choose(backend, threads=threads)
         if limits is None:
             limits = Limits(slab_bytes=_LARGE_SLAB_BYTES) if self._backend.splits_work else Limits()
@@ -211,7 +213,7 @@ class LocalClient(EvaluatesMany):
         job, prepared = self._prepared(
             prepare(operator, source, output_shape=output_shape, out=out)
         )
-        output = wire.write_descriptor(prepared.output)
+        output = codec.write_descriptor(prepared.output)
         result = job.result_as(output)
         whole, direct = self._direct(prepared, source, np.asarray(result))
         call = _Call(operator, whole, job.input, output, result.strides, direct)
@@ -304,4 +306,4 @@ def _exactly(operator: ops.Operator) -> str:
 
 def _decode(job: Job) -> EvaluationRequest:
     header = v1.Open(operator=job.operator, input=job.input, output=job.output)
-    return wire.read_request(header)
+    return codec.read_request(header)

@@ -27,7 +27,7 @@ from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
-from gradwire_server.rehearsal import rehearse
+from gradwire_server.rpc.rehearsal import rehearse
 from serving import serving
 
 pytestmark = needs_simulator

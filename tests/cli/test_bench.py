@@ -14,7 +14,7 @@ from command_line import GRADWIRE, run, run_here
 from gradwire.bench.document import from_json
 from gradwire.bench.problems import PROBLEMS
 from gradwire_server import LocalClient
-from gradwire_server.tokens import Scope, add_token
+from gradwire_server.config.tokens import Scope, add_token
 from relay import relaying
 from serving import serving
 

@@ -16,7 +16,7 @@ from gradwire import errors
 from gradwire._variables import SERVER_VARIABLES
 from gradwire.cli import exits
 from gradwire.cli.app import commands
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
 from processes import run_command
 
 

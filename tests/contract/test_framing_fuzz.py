@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gradwire import v1
 from gradwire._framing import Parts, read_chunk, read_evaluation
-from gradwire_server import encoding
 from gradwire_server.errors import InvalidDataError
+from gradwire_server.rpc import encoding
 from raw_calls import opening, published_request
 
 RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")

@@ -19,7 +19,7 @@ from gradwire._framing import (
     read_many_request,
     read_many_result,
 )
-from gradwire_server import encoding
+from gradwire_server.rpc import encoding
 from schema import MESSAGES
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cuda_here import needs_cuda_packages
-from gradwire_server.backends import kept_files
+from gradwire_server.backends import cache_files
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
@@ -121,8 +121,8 @@ def test_a_user_without_a_home_has_a_device_all_the_same(
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     folder = cupy_device.cubins("")
-    assert kept_files.read(folder / "one") is None
+    assert cache_files.read(folder / "one") is None
     with pytest.raises(OSError, match="null"):
-        kept_files.write(folder / "one", b"code")
-    kept_files.forget_others(folder / "0123456789abcdef")
+        cache_files.write(folder / "one", b"code")
+    cache_files.forget_others(folder / "0123456789abcdef")
     assert cupy_device.cubins(str(tmp_path)) == tmp_path / "cuda"

@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from gradwire_server.telemetry.definitions import METRICS
+from gradwire_server.observability.definitions import METRICS
 from manifests import ROOT
 
 PAGE = (ROOT / "docs/alerts.md").read_text()

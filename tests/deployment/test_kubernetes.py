@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gradwire_server.telemetry.definitions import METRICS
+from gradwire_server.observability.definitions import METRICS
 from manifests import KUBERNETES, ROOT, Manifests, in_the_clear, quantity, rendered
 from processes import run_command
 

@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 from gradwire import AuthenticationError, Client, RetryPolicy, UnavailableError, ops
-from gradwire_server.tokens import Scope, add_token
+from gradwire_server.config.tokens import Scope, add_token
 from manifests import KUBERNETES, Manifests, rendered
 from processes import Command, running_command
 from raw_calls import wait_until

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gradwire import ops
+from gradwire_server.config.settings import Settings
 from gradwire_server.engine import (
     EvaluationRequest,
     Limits,
@@ -16,7 +17,6 @@ from gradwire_server.engine import (
     TableCache,
     TensorSpec,
 )
-from gradwire_server.settings import Settings
 from manifests import ROOT
 
 PAGE = (ROOT / "docs/sizing.md").read_text()

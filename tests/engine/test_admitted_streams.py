@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from gradwire_server.engine import AdmittedStream
 from gradwire_server.errors import OverloadedError
+from gradwire_server.scheduling.admitted_streams import AdmittedStream
 from hall import Hall
 
 MOMENT_S = 0.5

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from gradwire_server.dialects.dialect import Axis
-from gradwire_server.engine import Admission, TableCache
+from gradwire_server.engine import TableCache
 from gradwire_server.errors import OverloadedError
+from gradwire_server.lru import Recent
 from gradwire_server.plans.sampling import Taps
-from gradwire_server.recent import Recent
+from gradwire_server.scheduling.admission import Admission
 
 
 def _halved(size: int, shift: float = 0.0) -> Axis:

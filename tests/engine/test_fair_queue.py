@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.engine.fair_queue import FairQueue, Place
+from gradwire_server.scheduling.fair_queue import FairQueue, Place
 
 COSTS = st.floats(0.001, 1.0)
 PEERS = st.sampled_from("abc")

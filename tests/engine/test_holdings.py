@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire_server.engine import Admission, Holdings
 from gradwire_server.errors import OverloadedError
+from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.holdings import Holdings
 
 BUDGET = 160
 SHARE = 10

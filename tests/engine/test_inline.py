@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from evaluation_cases import Case
-from gradwire_server.engine import InlineWork, Prepared, TensorSpec
+from gradwire_server.engine import Prepared, TensorSpec
 from gradwire_server.plans import Plan
+from gradwire_server.scheduling.inline import InlineWork
 
 # Multiplications a second: a number takes a microsecond.
 RATE = 1e6

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.engine.pace import Appointments, Drain, QueueLimit, WorkPace
+from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
 
 
 def test_nothing_costs_anything_before_it_is_measured() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gradwire_server.engine.turns import Backlog
 from gradwire_server.errors import OverloadedError
+from gradwire_server.scheduling.turns import Backlog
 from hall import Hall, leave, settle, waiting
 
 

@@ -2,7 +2,7 @@
 
 A target returns where its law holds and raises AssertionError where it does not. The laws of the
 server: what comes is answered with the bits that the dense reading of its message gives, or is
-refused by an error of the table in failures.py that tells why, and never with INTERNAL. Of the
+refused by an error of the table in status_map.py that tells why, and never with INTERNAL. Of the
 SDK: what comes is a result, or a GradwireError.
 """
 
@@ -26,13 +26,15 @@ from gradwire.chunks import Transfer
 from gradwire.errors import GradwireError
 from gradwire.retries import is_retryable
 from gradwire.timing import read_timing
-from gradwire_server import calls, encoding, failures, headers, many_items, wire
-from gradwire_server.app import device_watch
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from gradwire_server.calls import ActiveCalls
-from gradwire_server.engine import Admission, InlineWork, Limits, Preparer, TableCache, at_once
-from gradwire_server.service import Workshop
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
+from gradwire_server.engine import Limits, Preparer, TableCache, at_once
+from gradwire_server.rpc import call_context, codec, encoding, headers, many_items, status_map
+from gradwire_server.rpc.call_context import ActiveCalls
+from gradwire_server.rpc.unary import Workshop
+from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.inline import InlineWork
+from gradwire_server.server import device_watch
 from nobody import Nobody
 
 T = TypeVar("T")
@@ -54,7 +56,7 @@ def evaluate(data: bytes) -> None:
     """Read the bytes as the server reads the request of Evaluate."""
     outcome = _outcome(lambda: _run(_READER.read(data)))
     message = _parsed(v1.EvaluateRequest, data)
-    if message is not None and headers.beside_data(data) <= headers.MAX_HEADER_BYTES:
+    if message is not None and headers.beside_data(data) <= MAX_HEADER_BYTES:
         written = message.SerializeToString()
         assert outcome == _outcome(lambda: _run(encoding.parts_of(_parsed_again(written))))
     elif message is None:
@@ -78,7 +80,7 @@ def evaluate_stream(data: bytes) -> None:
     for piece in _pieces(data):
         came, message = read(piece), _parsed(v1.EvaluateStreamRequest, piece)
         if isinstance(came, encoding.Malformed):
-            assert failures.failure(came.error).reason_name == "INVALID_DATA"
+            assert status_map.failure(came.error).reason_name == "INVALID_DATA"
             assert message is None
         elif isinstance(came, encoding.Chunk):
             chunk = v1.Chunk(offset=came.offset, data=came.data.tobytes())
@@ -91,10 +93,10 @@ def evaluate_stream(data: bytes) -> None:
 def names(data: bytes) -> None:
     """Read them as request ids and trace contexts, which go into logs and trailing metadata."""
     text = data.decode("latin-1")
-    outcome = _outcome(lambda: wire.read_request_id(text).encode())
+    outcome = _outcome(lambda: codec.read_request_id(text).encode())
     assert outcome == data or isinstance(outcome, tuple)
     assert not isinstance(outcome, bytes) or text.isprintable() or not text
-    kept = calls.traceparent_of([("traceparent", text), ("traceparent-bin", data)])
+    kept = call_context.traceparent_of([("traceparent", text), ("traceparent-bin", data)])
     assert kept.isprintable()
     assert len(kept) == len("00-") + 32 + 1 + 16 + 3
 
@@ -184,7 +186,7 @@ def _outcome(work: Callable[[], bytes]) -> Outcome:
     try:
         return work()
     except Exception as error:
-        failed = failures.failure(error)
+        failed = status_map.failure(error)
         if failed.reason_name == "INTERNAL":
             raise
         assert failed.message.isprintable()
@@ -240,7 +242,7 @@ def _run(parts: Parts) -> bytes:
 
 
 def _opened(header: v1.Open) -> bytes:
-    evaluation = _at_once(_workshop().prepare(wire.read_request(header), Nobody()))
+    evaluation = _at_once(_workshop().prepare(codec.read_request(header), Nobody()))
     return evaluation.digest.encode()
 
 

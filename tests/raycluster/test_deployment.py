@@ -54,7 +54,7 @@ def test_calls_have_the_servers_drain_delay_and_grace_to_finish() -> None:
 
 
 def test_neither_the_client_nor_the_server_imports_ray() -> None:
-    words = "import json, sys, gradwire, gradwire_server.process, gradwire_server.command"
+    words = "import json, sys, gradwire, gradwire_server.processes.serve, gradwire_server.command"
     told = subprocess.run(  # noqa: S603 - our own words
         [sys.executable, "-c", f"{words}; print(json.dumps(list(sys.modules)))"],
         stdout=subprocess.PIPE,

@@ -29,7 +29,7 @@ from gradwire._resolver import FRESH_S, Replicas, resolve
 from gradwire._targets import read_target
 from gradwire.health import health
 from gradwire_ray.listing import Listing
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
 from raw_calls import wait_until
 from serving import ServerThread, serving, serving_process
 

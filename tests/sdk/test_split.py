@@ -29,7 +29,7 @@ from gradwire._job import prepare
 from gradwire._split import Shares, in_order, share_count
 from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
 from raw_calls import wait_until
 from relay import relaying
 

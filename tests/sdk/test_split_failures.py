@@ -25,9 +25,10 @@ from gradwire import (
     UnavailableError,
     ops,
 )
-from gradwire_server import LocalClient, ranges
+from gradwire_server import LocalClient
+from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.errors import UnknownFieldError
-from gradwire_server.tokens import Scope, add_token
+from gradwire_server.rpc import ranges
 from papers import Papers, trusting
 from raw_calls import wait_idle
 from relay import Relay, relaying

@@ -25,7 +25,7 @@ from gradwire import (
     ops,
 )
 from gradwire._reloaded import Reloaded
-from gradwire_server.tokens import Scope, add_token, revoke_token
+from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from raw_calls import wait_until
 from relay import relaying
 from serving import ServerThread, serving

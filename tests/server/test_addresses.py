@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gradwire_server.command import gradwire_server
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
 from processes import Command, run_command, running_command
 from raw_calls import RawClient
 from serving import serving

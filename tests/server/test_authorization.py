@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_server.authorization import Authorizer, Scope, is_local
-from gradwire_server.settings import Settings
-from gradwire_server.tokens import add_token, read_tokens, revoke_token
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.tokens import add_token, read_tokens, revoke_token
+from gradwire_server.security.authorization import Authorizer, Scope, is_local
 
 HERE, AWAY = "ipv4:127.0.0.1:40000", "ipv4:192.0.2.7:40000"
 LOCAL = (

@@ -12,8 +12,8 @@ import grpc
 import pytest
 import trustme
 
-from gradwire_server.certificates import Certificates
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
+from gradwire_server.security.certificates import Certificates
 from papers import Pair, Papers, pair, trusting
 from raw_calls import RawClient, published_request, wait_until
 from serving import serving

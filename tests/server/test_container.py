@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_server import container
+from gradwire_server.config import container_limits
 from processes import run_command
 
 GIB = 1 << 30
@@ -46,7 +46,7 @@ OF_VERSION_1 = "4:memory:/docker/abc\n2:cpuacct,cpu:/docker/abc\n0::/docker/abc\
 def test_the_limit_of_memory_is_the_least_of_all_groups(
     tmp_path: Path, own: str, files: dict[str, str], limit: int | None
 ) -> None:
-    assert container.memory_bytes(*groups(tmp_path, own, files)) == limit
+    assert container_limits.memory_bytes(*groups(tmp_path, own, files)) == limit
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_a_quota_of_processor_time_is_rounded_up_to_processors(
     tmp_path: Path, own: str, files: dict[str, str], quota: int | None
 ) -> None:
     cores = len(os.sched_getaffinity(0))
-    given = container.processors(*groups(tmp_path, own, files))
+    given = container_limits.processors(*groups(tmp_path, own, files))
     assert given == (cores if quota is None else min(cores, quota))
 
 
 def test_calls_have_what_workers_leave() -> None:
-    assert container.room_bytes(3 * GIB, 1) == 2.5 * GIB
-    assert container.room_bytes(3 * GIB, 4) == 1 * GIB
-    assert container.room_bytes(GIB // 2, 1) == GIB // 8
+    assert container_limits.room_bytes(3 * GIB, 1) == 2.5 * GIB
+    assert container_limits.room_bytes(3 * GIB, 4) == 1 * GIB
+    assert container_limits.room_bytes(GIB // 2, 1) == GIB // 8
 
 
 def test_calls_have_what_a_limit_of_address_space_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,21 +82,22 @@ def test_calls_have_what_a_limit_of_address_space_leaves(monkeypatch: pytest.Mon
         monkeypatch.setattr(resource, "getrlimit", getrlimit)
 
     limited(resource.RLIM_INFINITY)
-    assert container.address_space_room_bytes(2) is None
+    assert container_limits.address_space_room_bytes(2) is None
     limited(3 * GIB)
-    assert container.address_space_room_bytes(1) == 2 * GIB
-    assert container.address_space_room_bytes(2) == 4 * GIB
+    assert container_limits.address_space_room_bytes(1) == 2 * GIB
+    assert container_limits.address_space_room_bytes(2) == 4 * GIB
     limited(GIB)
-    assert container.address_space_room_bytes(1) == GIB // 8
+    assert container_limits.address_space_room_bytes(1) == GIB // 8
 
 
 IN_A_CONTAINER = """
 import sys
 from pathlib import Path
-from gradwire_server import command, container
+from gradwire_server import command
+from gradwire_server.config import container_limits
 
-found = container.memory_bytes(Path(sys.argv.pop(1)), Path(sys.argv.pop(1)))
-container.memory_bytes = lambda: found
+found = container_limits.memory_bytes(Path(sys.argv.pop(1)), Path(sys.argv.pop(1)))
+container_limits.memory_bytes = lambda: found
 command.main()
 """
 

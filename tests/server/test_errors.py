@@ -11,7 +11,7 @@ from grpc import StatusCode
 
 from gradwire import v1
 from gradwire_server import errors
-from gradwire_server.failures import STATUS, failure
+from gradwire_server.rpc.status_map import STATUS, failure
 
 CLASSES = [
     each

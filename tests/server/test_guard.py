@@ -24,8 +24,8 @@ from every_method import (
     own_address,
 )
 from gradwire import v1
-from gradwire_server.guard import SCOPES
-from gradwire_server.tokens import Scope, add_token
+from gradwire_server.config.tokens import Scope, add_token
+from gradwire_server.rpc.interceptors import SCOPES
 from papers import Papers, pair, trusting
 from raw_calls import RawClient, published_request, wait_idle
 from refusals import check_refusal

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from every_method import call
 from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
-from gradwire_server.health import has_list
+from gradwire_server.rpc.health import has_list
 from raw_calls import PATIENCE_S, RawClient
 from raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
 from serving import ServerThread, serving

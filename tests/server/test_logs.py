@@ -172,7 +172,7 @@ def test_the_least_level_is_kept(tmp_path: Path) -> None:
 
 _TELLING = """
 import asyncio, logging, sys
-from gradwire_server import logs
+from gradwire_server.observability import logs
 
 async def main():
     for number in range(40):

@@ -11,15 +11,9 @@ import pytest
 
 from gradwire import CallCancelledError, Client, DeadlineExceededError, ops, v1
 from gradwire_server import LocalClient
-from gradwire_server.engine import (
-    EvaluationRequest,
-    Limits,
-    Preparer,
-    TableCache,
-    TensorSpec,
-    TurnedWork,
-)
-from gradwire_server.plans.interruption import AbandonedError, Check
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
+from gradwire_server.plans.cancellation import AbandonedError, Check
+from gradwire_server.scheduling.turned_work import TurnedWork
 from raw_calls import PATIENCE_S, RawClient, float32, wait_until
 from serving import serving
 

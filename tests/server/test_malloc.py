@@ -10,7 +10,7 @@ import pytest
 # Blocks of memory are taken, written and freed again; page faults of the last time are told.
 _BLOCKS = """
 import ctypes, resource, sys
-from gradwire_server import malloc
+from gradwire_server.scheduling import malloc
 
 told = malloc.keep(int(sys.argv[1]))
 library = ctypes.CDLL(None)

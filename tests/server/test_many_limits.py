@@ -13,8 +13,8 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.many_items import find_prepared
 from gradwire_server.plans import Plan
+from gradwire_server.rpc.many_items import find_prepared
 from many_calls import ManyCall, named, rows
 from nobody import Nobody
 from raw_calls import (

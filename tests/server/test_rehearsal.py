@@ -21,8 +21,8 @@ from serving import serving
 # Tells what it has imported since it serves, once all that came was answered.
 SERVING = """
 import asyncio, sys
-from gradwire_server.app import Server
-from gradwire_server.settings import Settings
+from gradwire_server.server import Server
+from gradwire_server.config.settings import Settings
 
 async def main():
     server = Server(Settings(address="127.0.0.1:0", log_level="error"))

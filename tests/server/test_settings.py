@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gradwire_server.command import gradwire_server
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
 from processes import run_command
 from serving import serving
 

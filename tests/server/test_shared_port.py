@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_server import addresses
+from gradwire_server.config import addresses
 from processes import Command, run_command, running_command
 from raw_calls import RawClient
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire_server.gpus import visible
-from gradwire_server.settings import Settings
-from gradwire_server.shares import Job, divide, share
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes.gpus import visible
+from gradwire_server.processes.worker_config import Job, divide, share
 
 
 @pytest.mark.parametrize("workers", range(1, 9))

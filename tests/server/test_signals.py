@@ -42,7 +42,7 @@ def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> Non
         check=True,
         env=environment(None),
     ).stdout.split()
-    assert "gradwire_server.signals" in modules
+    assert "gradwire_server.processes.startup" in modules
     assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
 
 

@@ -180,11 +180,11 @@ def test_without_warm_up_a_server_serves_at_once() -> None:
 
 SERVE_LEISURELY = """
 import asyncio
-from gradwire_server import process
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import serve
 from test_starting import Leisurely
 
-process.run(process.serve(Settings(address="127.0.0.1:0"), backend=Leisurely()))
+serve.run(serve.serve(Settings(address="127.0.0.1:0"), backend=Leisurely()))
 """
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from every_method import EVERY, SERVICE, bearer, call
 from gradwire_server.command import gradwire_server
-from gradwire_server.tokens import Scope, add_token, read_tokens, revoke_token
+from gradwire_server.config.tokens import Scope, add_token, read_tokens, revoke_token
 from processes import run_command, running_command
 from raw_calls import RawClient, wait_until
 

@@ -71,10 +71,11 @@ def caught_by(pid: int) -> set[int]:
 def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
     program = """
 import asyncio
-from gradwire_server import settings, supervisor
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import supervisor
 async def interrupted():
     asyncio.current_task().cancel()  # as asyncio does on SIGINT
-    await supervisor.supervise(settings.Settings(workers=2, address="127.0.0.1:0"))
+    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
 asyncio.run(interrupted())
 """
     ended = subprocess.run(  # noqa: S603 - our own server

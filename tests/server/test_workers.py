@@ -16,12 +16,12 @@ import trustme
 
 from callers import Callers
 from gradwire import v1
-from gradwire_server.addresses import held
-from gradwire_server.places import Standing
-from gradwire_server.settings import Settings
-from gradwire_server.shares import divide
-from gradwire_server.supervisor import Crew
-from gradwire_server.telemetry import Ledgers
+from gradwire_server.config.addresses import held
+from gradwire_server.config.settings import Settings
+from gradwire_server.observability import Ledgers
+from gradwire_server.processes.supervised import Standing
+from gradwire_server.processes.supervisor import Crew
+from gradwire_server.processes.worker_config import divide
 from processes import Command, is_running, run_command, running_command
 from raw_calls import (
     PATIENCE_S,

@@ -15,9 +15,9 @@ import pytest
 import trustme
 
 from every_method import EVERY, REFLECTION, SERVICE, UNKNOWN, bearer, call
-from gradwire_server.health import has_list
-from gradwire_server.tokens import Scope, add_token, revoke_token
-from gradwire_server.version import VERSION
+from gradwire_server.config.tokens import Scope, add_token, revoke_token
+from gradwire_server.config.version import VERSION
+from gradwire_server.rpc.health import has_list
 from papers import Pair, Papers, pair, trusting
 from raw_calls import RawClient, wait_until
 from serving import ServerThread, serving

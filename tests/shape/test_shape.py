@@ -132,8 +132,12 @@ def test_frames_are_divided_by_their_modules() -> None:
 
 
 def test_what_runs_now_and_then_counts_for_nothing() -> None:
-    call = {"gradwire_server.app": 8, "gradwire_server.web": 1}
-    repeats = [Counter(call), Counter({**call, "gradwire_server.upkeep": 5}), Counter(call)]
+    call = {"gradwire_server.server": 8, "gradwire_server.admin_http": 1}
+    repeats = [
+        Counter(call),
+        Counter({**call, "gradwire_server.scheduling.malloc": 5}),
+        Counter(call),
+    ]
     assert crossed(repeats) == Crossed(modules=2, frames=9, backend=0, others=0)
 
 

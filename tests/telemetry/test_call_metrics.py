@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradwire import v1
-from gradwire_server.telemetry.definitions import METRICS
+from gradwire_server.observability.definitions import METRICS
 from raw_calls import (
     PATIENCE_S,
     RawClient,

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
-from gradwire_server.telemetry.cells import COUNTED, TOTAL, Cells, place, span, width
-from gradwire_server.telemetry.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
-from gradwire_server.telemetry.families import families
-from gradwire_server.telemetry.ledger import Ledger, Ledgers, Running
+from gradwire_server.observability.cells import COUNTED, TOTAL, Cells, place, span, width
+from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
+from gradwire_server.observability.families import families
+from gradwire_server.observability.ledger import Ledger, Ledgers, Running
 
 STORED = (*COUNTS, *STATES)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradwire_server.telemetry.definitions import METRICS
+from gradwire_server.observability.definitions import METRICS
 
 FILES = Path(__file__).parents[2] / "deploy/monitoring"
 PANELS: list[dict[str, Any]] = json.loads((FILES / "dashboard.json").read_text())["panels"]

@@ -12,9 +12,9 @@ pytest.importorskip(
 )
 
 from collector import Collector, Seen, attributes, collecting
-from gradwire_server.outlets import are_wanted
-from gradwire_server.phases import PHASES
-from gradwire_server.settings import Settings
+from gradwire_server.config.settings import Settings
+from gradwire_server.exporters import are_wanted
+from gradwire_server.observability.phases import PHASES
 from processes import run_command, running_command
 from raw_calls import TRACEPARENT, RawClient, as_stream, published_request
 from serving import serving

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_server.outlets import Outlets, are_wanted, tracer
-from gradwire_server.settings import Settings
-from gradwire_server.telemetry import Ledgers
-from gradwire_server.telemetry.otlp_settings import Export, Signal, export_of
+from gradwire_server.config.settings import Settings
+from gradwire_server.exporters import Outlets, are_wanted, tracer
+from gradwire_server.observability import Ledgers
+from gradwire_server.observability.otlp_settings import Export, Signal, export_of
 from processes import run_command, running_command
 
 URL = "http://collector:4318"

@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 import scraping
-from gradwire_server.tokens import Scope, add_token
+from gradwire_server.config.tokens import Scope, add_token
 from processes import run_command
 from raw_calls import wait_until
 from serving import serving

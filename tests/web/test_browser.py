@@ -10,7 +10,7 @@ import pytest
 
 from chromium import Page, browsing
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from gradwire_server.tokens import Scope, add_token
+from gradwire_server.config.tokens import Scope, add_token
 from raw_calls import RawClient, published_request
 from serving import ServerThread, serving
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.telemetry.cells import Cells, place
-from gradwire_server.telemetry.definitions import (
+from gradwire_server.admin_http.history import MOST, History, quantile, totals
+from gradwire_server.observability.cells import Cells, place
+from gradwire_server.observability.definitions import (
     ITEMS,
     LAG,
     METHOD,
@@ -19,8 +20,7 @@ from gradwire_server.telemetry.definitions import (
     SENT,
     STEP,
 )
-from gradwire_server.telemetry.ledger import Ledgers
-from gradwire_server.web.history import MOST, History, quantile, totals
+from gradwire_server.observability.ledger import Ledgers
 
 BOUNDS = (1.0, 2.0, 4.0)
 OPERATORS = {name: number for number, name in enumerate(OPERATOR.values)}

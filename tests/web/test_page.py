@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire_server.settings import Settings
-from gradwire_server.telemetry.cells import Cells, place
-from gradwire_server.telemetry.definitions import REQUEST_DURATION
-from gradwire_server.telemetry.ledger import Ledgers
-from gradwire_server.telemetry.processes import Processes
-from gradwire_server.web import page, words
-from gradwire_server.web.history import History, totals
-from gradwire_server.web.markup import Markup, element, joined
-from gradwire_server.web.status import Subject, status
+from gradwire_server.admin_http import page, words
+from gradwire_server.admin_http.history import History, totals
+from gradwire_server.admin_http.markup import Markup, element, joined
+from gradwire_server.admin_http.status import Subject, status
+from gradwire_server.config.settings import Settings
+from gradwire_server.observability.cells import Cells, place
+from gradwire_server.observability.definitions import REQUEST_DURATION
+from gradwire_server.observability.ledger import Ledgers
+from gradwire_server.observability.processes import Processes
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;"
 

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire_server.web.requests import MOST_HEAD_BYTES, Answer, BadRequestError, Request, parse
+from gradwire_server.admin_http.requests import (
+    MOST_HEAD_BYTES,
+    Answer,
+    BadRequestError,
+    Request,
+    parse,
+)
 from raw_calls import RawClient
 from serving import ServerThread, serving
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from gradwire import Client, ops
+from gradwire_server.admin_http.status import DEAD_S, SILENT_S, is_alive, state_of
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from gradwire_server.settings import Settings
-from gradwire_server.telemetry.cells import TOTAL, place
-from gradwire_server.telemetry.definitions import READY
-from gradwire_server.telemetry.ledger import Worker
-from gradwire_server.tokens import Scope, add_token
-from gradwire_server.version import VERSION
-from gradwire_server.web.status import DEAD_S, SILENT_S, is_alive, state_of
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.tokens import Scope, add_token
+from gradwire_server.config.version import VERSION
+from gradwire_server.observability.cells import TOTAL, place
+from gradwire_server.observability.definitions import READY
+from gradwire_server.observability.ledger import Worker
 from processes import Command, memory_kib, running_command
 from raw_calls import RawClient, as_stream, published_request, wait_until
 from serving import ServerThread, serving

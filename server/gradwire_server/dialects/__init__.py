@@ -29,7 +29,7 @@ from gradwire_server.errors import (
     UnknownOperatorError,
 )
 from gradwire_server.plans import BandedMap, Plan
-from gradwire_server.words import counted
+from gradwire_server.text import counted
 
 __all__ = ["DIALECTS", "Dialect", "Forward", "forward", "lower", "output_shape", "table_type"]
 

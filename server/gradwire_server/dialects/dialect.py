@@ -10,7 +10,7 @@ import numpy as np
 
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.banded_map import BandedMap
-from gradwire_server.plans.interruption import ask
+from gradwire_server.plans.cancellation import ask
 from gradwire_server.plans.sampling import ComputedTaps, Taps
 
 Shape = tuple[int, ...]

@@ -24,7 +24,7 @@ from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
-from gradwire_server.words import counted
+from gradwire_server.text import counted
 
 # X + 0.5 is exact in float32 for every index X of an axis up to this long.
 EXACT_HALF_PIXEL_AXIS: Final = 2**23

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradwire_server.dialects.onnx_coordinates import Flags, Line
 from gradwire_server.dialects.onnx_filters import Keys, Numbers
-from gradwire_server.dialects.onnx_lines import Flags, Line
 from gradwire_server.plans.sampling import (
     ComputedTaps,
     Indices,

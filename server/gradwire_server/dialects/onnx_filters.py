@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.dialects.onnx_lines import Flags, Line, Number
+from gradwire_server.dialects.onnx_coordinates import Flags, Line, Number
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Coordinates, Indices, Taps
 

@@ -23,12 +23,12 @@ import numpy as np
 from gradwire_server.dialects import onnx_filters
 from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
 from gradwire_server.dialects.onnx_antialias import antialiased, beyond_axis, most_taps
+from gradwire_server.dialects.onnx_coordinates import CROP, WHOLE, Line
 from gradwire_server.dialects.onnx_filters import Keys
-from gradwire_server.dialects.onnx_lines import CROP, WHOLE, Line
 from gradwire_server.dialects.onnx_sizes import Sizing, extents, named_axes
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.sampling import ComputedTaps, Taps
-from gradwire_server.words import counted
+from gradwire_server.text import counted
 
 ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
     "spec_float64": np.float64,

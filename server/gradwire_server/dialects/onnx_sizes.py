@@ -20,7 +20,7 @@ import numpy as np
 
 from gradwire_server.dialects.dialect import Shape
 from gradwire_server.errors import InvalidFieldError
-from gradwire_server.words import counted, shortest
+from gradwire_server.text import counted, shortest
 
 # Beyond it int64(float) and float(int64) no longer name the same number.
 LARGEST_INFERRED_SIZE: Final = 2**53

@@ -18,7 +18,7 @@ from gradwire_server.dialects import openvino_filters as filters
 from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
 from gradwire_server.dialects.openvino_filters import Line
 from gradwire_server.errors import InvalidFieldError
-from gradwire_server.words import counted, shortest
+from gradwire_server.text import counted, shortest
 
 # Added to a scale before a length is multiplied by it and cut: `ov::util::dim::scale`.
 SCALE_EPSILON: Final = np.float32(1e-6)

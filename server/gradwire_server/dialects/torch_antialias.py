@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from gradwire_server.dialects.torch_lines import Filter, Keys, Line, Numbers
+from gradwire_server.dialects.torch_coordinates import Filter, Keys, Line, Numbers
 from gradwire_server.plans.sampling import (
     ComputedTaps,
     Indices,

@@ -20,7 +20,7 @@ import numpy as np
 
 from gradwire_server.dialects.dialect import FLOAT32
 from gradwire_server.dialects.torch_antialias import ANTIALIAS
-from gradwire_server.dialects.torch_lines import Filter, Keys, Line
+from gradwire_server.dialects.torch_coordinates import Filter, Keys, Line
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Indices, Taps
 

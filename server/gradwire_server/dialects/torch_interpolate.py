@@ -20,7 +20,7 @@ from gradwire_server.dialects.dialect import (
 )
 from gradwire_server.dialects.torch_filters import ANTIALIAS, BACKWARD, FORWARD, Filter, Line
 from gradwire_server.errors import InvalidFieldError
-from gradwire_server.words import counted
+from gradwire_server.text import counted
 
 T = TypeVar("T")
 

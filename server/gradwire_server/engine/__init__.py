@@ -1,9 +1,7 @@
-"""From a decoded request to the bytes of its result; knows no wire."""
+"""Evaluation of decoded requests; imports no gRPC and no protobuf."""
 
 from __future__ import annotations
 
-from gradwire_server.engine.admission import Admission
-from gradwire_server.engine.admitted_streams import AdmittedStream
 from gradwire_server.engine.assembly import Arrived, InputAssembler
 from gradwire_server.engine.execute import (
     ArraySink,
@@ -18,10 +16,7 @@ from gradwire_server.engine.execute import (
     rows_of,
     together,
 )
-from gradwire_server.engine.holdings import Holdings
-from gradwire_server.engine.inline import InlineWork
 from gradwire_server.engine.layout import FILLED, TensorSpec
-from gradwire_server.engine.limits import Limits, exceeded
 from gradwire_server.engine.prepared import (
     NUMERICS_VERSION,
     EvaluationRequest,
@@ -29,25 +24,18 @@ from gradwire_server.engine.prepared import (
     Prepared,
     Preparer,
 )
+from gradwire_server.engine.request import Limits, exceeded
 from gradwire_server.engine.ring import Ring
-from gradwire_server.engine.steps import Step
 from gradwire_server.engine.table_cache import TableCache
-from gradwire_server.engine.turned_work import TurnedWork
-from gradwire_server.engine.turns import TURN_S, Claim, Turns
+from gradwire_server.engine.tiling import Step
 
 __all__ = [
     "FILLED",
     "NUMERICS_VERSION",
-    "TURN_S",
-    "Admission",
-    "AdmittedStream",
     "ArraySink",
     "ArraySource",
     "Arrived",
-    "Claim",
     "EvaluationRequest",
-    "Holdings",
-    "InlineWork",
     "InputAssembler",
     "Limits",
     "Preparation",
@@ -59,8 +47,6 @@ __all__ = [
     "Step",
     "TableCache",
     "TensorSpec",
-    "TurnedWork",
-    "Turns",
     "WireSink",
     "WireSource",
     "at_once",

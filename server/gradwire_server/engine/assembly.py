@@ -8,7 +8,7 @@ import numpy as np
 
 from gradwire_server.engine.prepared import Array, Bytes, Prepared
 from gradwire_server.engine.ring import Ring
-from gradwire_server.engine.steps import Step
+from gradwire_server.engine.tiling import Step
 
 
 class InputAssembler:

@@ -15,7 +15,7 @@ import numpy as np
 from gradwire_server.backends import Backend, Repeats, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.prepared import Array, Bytes, Prepared
-from gradwire_server.engine.steps import Step, StepPlans, Walk, plan_on, touched
+from gradwire_server.engine.tiling import Step, StepPlans, Walk, plan_on, touched
 from gradwire_server.plans import Pass, fill_empty
 
 # Elements of a step on tensors in memory: some milliseconds' work where rows are repeated.

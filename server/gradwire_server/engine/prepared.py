@@ -17,13 +17,13 @@ from gradwire_server import dialects
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.layout import FILLED, TensorSpec, lay_out
-from gradwire_server.engine.limits import Limits, exceeded
-from gradwire_server.engine.steps import Step, Walk, walk_over
+from gradwire_server.engine.request import Limits, exceeded
 from gradwire_server.engine.table_cache import TableCache
+from gradwire_server.engine.tiling import Step, Walk, walk_over
 from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
+from gradwire_server.lru import Recent
 from gradwire_server.plans import Plan
-from gradwire_server.plans.interruption import Check, asking
-from gradwire_server.recent import Recent
+from gradwire_server.plans.cancellation import Check, asking
 
 # Changes whenever any request may give other bits than before.
 NUMERICS_VERSION = "1"
@@ -131,7 +131,7 @@ class Measured:
         self.seconds: float | None = None
 
     def note(self, seconds: float) -> None:
-        """Take the seconds of one run: a faster one replaces the estimate, a slower one raises it."""
+        """Take the seconds of one run: a faster one replaces the estimate, others raise it."""
         if self.seconds is None or seconds < self.seconds:
             self.seconds = seconds
         else:

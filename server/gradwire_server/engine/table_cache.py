@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from gradwire_server.dialects.dialect import Axis
+from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap
-from gradwire_server.recent import Recent
 
 # Axes without taps take memory too.
 _MOST = 4096

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.plans import bands
-from gradwire_server.plans.interruption import ask
+from gradwire_server.plans.cancellation import ask
 
 Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.plans.bands import Block
-from gradwire_server.plans.interruption import ask
+from gradwire_server.plans.cancellation import ask
 
 Coordinates = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]

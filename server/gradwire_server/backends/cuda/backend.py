@@ -33,8 +33,8 @@ from gradwire_server.backends.cuda.programs import Buffer, Program, X, Y, every_
 from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.errors import DeviceLostError
+from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Pass, Plan
-from gradwire_server.recent import Recent
 
 # Calls that compute at once; each has a thread that copies for it.
 _STREAMS = 4

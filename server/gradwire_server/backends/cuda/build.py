@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from gradwire_server.backends import kept_files
+from gradwire_server.backends import cache_files
 from gradwire_server.backends.cuda.programs import Kernel
 
 _log = logging.getLogger(__name__)
@@ -75,14 +75,14 @@ def cubin(source: str, expressions: Iterable[str], architecture: int, folder: Pa
     names = sorted(expressions)
     stem = f"{Path(source).stem}-sm_{architecture}-{_hash(names)}"
     path = folder / version() / f"{stem}.kernels"
-    kept = kept_files.read(path)
+    kept = cache_files.read(path)
     if kept is not None:
         described, _, code = kept.partition(b"\n")
         return Compiled(code, *json.loads(described))
     made = compiled(source, names, f"sm_{architecture}")
     try:
         described = json.dumps((made.lowered, made.log)).encode()
-        kept_files.write(path, described + b"\n" + made.code)
+        cache_files.write(path, described + b"\n" + made.code)
     except OSError as error:
         _log.warning("compiled kernels cannot be cached: %s", error)
     return made
@@ -138,7 +138,7 @@ def _headers() -> str:
 
 
 def _hash(texts: Iterable[str]) -> str:
-    return kept_files.digest("\0".join(texts).encode()).hex()
+    return cache_files.digest("\0".join(texts).encode()).hex()
 
 
 def _nvrtc() -> Any:

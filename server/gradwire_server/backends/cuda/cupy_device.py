@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from gradwire_server.backends.cache_files import forget_others, user_folder
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.device import Bytes, DeviceError, Memory
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
-from gradwire_server.backends.kept_files import forget_others, user_folder
 from gradwire_server.errors import DeviceLostError
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY

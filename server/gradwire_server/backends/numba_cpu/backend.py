@@ -18,8 +18,8 @@ from gradwire_server.backends.numba_cpu import compilation
 from gradwire_server.backends.numba_cpu.forms import taken_of
 from gradwire_server.backends.numba_cpu.threads import Scratch, Team
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
+from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan, fill_empty
-from gradwire_server.recent import Recent
 
 if TYPE_CHECKING:
     from gradwire_server.backends.numba_cpu.jobs import Job

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import llvmlite
 import numba
 
-from gradwire_server.backends.kept_files import forget_others, user_folder
+from gradwire_server.backends.cache_files import forget_others, user_folder
 from gradwire_server.backends.numba_cpu import kept
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from gradwire_server.backends import kept_files
+from gradwire_server.backends import cache_files
 
 _caching = import_module("numba.core.caching")
 _log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class _CheckedFiles(_Files):
         with super()._open_for_write(filepath) as file:
             content = io.BytesIO()
             yield content
-            file.write(content.getvalue() + kept_files.digest(content.getvalue()))
+            file.write(content.getvalue() + cache_files.digest(content.getvalue()))
 
     def _load_index(self) -> dict[object, str]:
         return super()._load_index() if _is_whole(self._index_path) else {}
@@ -140,4 +140,4 @@ class _CheckedFiles(_Files):
 
 
 def _is_whole(path: str) -> bool:
-    return kept_files.read(Path(path)) is not None
+    return cache_files.read(Path(path)) is not None

@@ -1,0 +1,98 @@
+"""Whose Host a request may name, and who may read what."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from gradwire_server.admin_http.requests import Answer, Request
+from gradwire_server.observability.logs import Refusals
+from gradwire_server.security.authorization import Authorizer, Scope
+
+# Browsers ask for a name and a token, of which the token counts; programs send Bearer. If that had
+# no parameter, Chromium would understand neither.
+_CHALLENGE = (
+    'Basic realm="gradwire: any name, a token as password", charset="UTF-8", '
+    'Bearer realm="gradwire"'
+)
+_HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
+
+
+class Guard:
+    """Refuses requests.
+
+    names     under which the server is reached, beside those of this machine and any IP address
+    is_open   whether everybody may read all
+    """
+
+    def __init__(self, authorizer: Authorizer, names: Iterable[str], *, is_open: bool) -> None:
+        self._authorizer = authorizer
+        self._names = {name.lower() for name in names if name}
+        self._is_open = is_open
+        self._refusals = Refusals()
+
+    def wrong_host(self, request: Request) -> Answer | None:
+        """Refuse a request that was sent to another name.
+
+        A page of an attacker's site may have the browser ask this server, once its own name leads
+        here; the name is what tells.
+        """
+        if not request.host or self._is_ours(_name(request.host)):
+            return None
+        return Answer.text(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            "this server does not know itself by the name in Host; http_hosts tells it names",
+        )
+
+    def refusal(self, request: Request) -> Answer | None:
+        """Refuse who may not read what the server tells of itself."""
+        if self._is_open:
+            return None
+        refused = self._authorizer.refusal(
+            Scope.INSPECT,
+            authorization=_as_bearer(request.headers.get("authorization")),
+            peer=request.peer,
+            certified=request.certified,
+        )
+        if refused is None:
+            return None
+        self._refusals.note(
+            "permission_denied" if refused.authenticated else "unauthenticated",
+            peer=request.peer,
+            port="http",
+        )
+        if refused.authenticated:
+            return Answer.text(HTTPStatus.FORBIDDEN, refused.message)
+        return Answer.text(HTTPStatus.UNAUTHORIZED, refused.message, WWW_Authenticate=_CHALLENGE)
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self._names or name == "localhost" or name.endswith(".localhost"):
+            return True
+        try:
+            # Nobody's name leads an address elsewhere.
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _name(host: str) -> str:
+    """Return the name in HOST[:PORT], in lower case; nothing where it is not of that form."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def _as_bearer(authorization: str | None) -> str | None:
+    """Turn a browser's name and password into the token that the password is."""
+    scheme, _, encoded = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        return authorization
+    try:
+        token = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return authorization
+    return f"Bearer {token}"

@@ -1,0 +1,202 @@
+"""What was counted in the last minutes: rates now and before, and quantiles of late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire_server.observability.cells import place, span, width
+from gradwire_server.observability.definitions import (
+    ITEMS,
+    LAG,
+    METHOD,
+    PHASE_DURATION,
+    RECEIVED,
+    REQUEST_DURATION,
+    SENT,
+    STATUS_LABEL,
+    STEP,
+)
+from gradwire_server.observability.ledger import Worker
+
+EVERY_S = 5.0
+# Five minutes, and both their ends.
+MOST = 61
+# What is told as the rate of the moment is that since so long.
+_LATELY_S = 9.0
+# Statuses that are no error of anybody's.
+_FINE = ("OK", "CANCELLED")
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All that was counted until a moment.
+
+    calls        [method, operator]
+    failed       [operator]           calls with another status than OK and CANCELLED
+    items        [operator]           answers within EvaluateMany
+    items_failed [operator]
+    durations    [operator, bucket]   of calls
+    phases       [phase, bucket]
+    tensor_bytes []                   received and sent
+    beats        [worker]             how often the event loop was seen alive
+    """
+
+    calls: Floats
+    failed: Floats
+    items: Floats
+    items_failed: Floats
+    durations: Floats
+    phases: Floats
+    tensor_bytes: Floats
+    beats: Floats
+
+    def since(self, before: Totals) -> Totals:
+        """Return what was counted after another moment."""
+        return Totals(
+            **{
+                one.name: getattr(self, one.name) - getattr(before, one.name)
+                for one in fields(self)
+            }
+        )
+
+
+def totals(workers: Sequence[Worker]) -> Totals:
+    """Add up what workers have counted."""
+    values = workers[0].values
+    for worker in workers[1:]:
+        values = values + worker.values
+    shape = [len(label.values) for label in REQUEST_DURATION.labels]
+    requests = values[span(REQUEST_DURATION)].reshape(*shape, width(REQUEST_DURATION))
+    # Of each histogram the first cell is the sum, the others are its buckets.
+    by_status = requests[..., 1:].sum(axis=2)
+    wrong = np.array([status not in _FINE for status in STATUS_LABEL.values])
+    items = values[span(ITEMS)].reshape([len(label.values) for label in ITEMS.labels])
+    spent = values[span(PHASE_DURATION)].reshape(-1, shape[1], width(PHASE_DURATION))
+    return Totals(
+        calls=by_status.sum(axis=(2, 3)),
+        failed=by_status[:, :, wrong].sum(axis=(0, 2, 3)),
+        items=items.sum(axis=(1, 2)),
+        items_failed=items[:, :, wrong].sum(axis=(1, 2)),
+        durations=by_status.sum(axis=(0, 2)),
+        phases=spent[..., 1:].sum(axis=1),
+        tensor_bytes=np.array(_tensor_bytes(values)),
+        beats=np.array([_beats(worker) for worker in workers]),
+    )
+
+
+class History:
+    """Reads the totals now and then, in a thread of its own. Thread-safe.
+
+    read  gives the totals now
+    """
+
+    def __init__(self, read: Callable[[], Totals]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._seen = deque([(time.monotonic(), read())], MOST)
+        self._silent_since = np.full(self._seen[0][1].beats.shape, self._seen[0][0])
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gradwire-history", daemon=True)
+
+    def start(self) -> None:
+        """Start reading."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def note(self) -> None:
+        """Read once."""
+        now, read = time.monotonic(), self._read()
+        with self._lock:
+            alive = read.beats > self._seen[-1][1].beats
+            self._silent_since[alive] = now
+            self._seen.append((now, read))
+
+    def silent_s(self) -> list[float]:
+        """Return for how long each worker's event loop was not seen alive; EVERY_S is usual."""
+        with self._lock:
+            since = [float(at) for at in self._silent_since]
+        now = time.monotonic()
+        return [now - at for at in since]
+
+    def lately(self, now: Totals) -> tuple[float, Totals]:
+        """Return what was counted in the last seconds, and in how many."""
+        return self._since(_LATELY_S, now)
+
+    def minutes(self, now: Totals) -> tuple[float, Totals]:
+        """Return what was counted in the minutes that are kept, and the seconds they have."""
+        return self._since(MOST * EVERY_S, now)
+
+    def steps(self) -> list[tuple[float, Totals]]:
+        """Return what was counted from one reading to the next, and in how many seconds."""
+        with self._lock:
+            seen = list(self._seen)
+        return [
+            (later - sooner, after.since(before))
+            for (sooner, before), (later, after) in pairwise(seen)
+        ]
+
+    def _since(self, seconds: float, read: Totals) -> tuple[float, Totals]:
+        now = time.monotonic()
+        with self._lock:
+            times = [at for at, _ in self._seen]
+            at, before = self._seen[max(0, bisect_left(times, now - seconds) - 1)]
+        return now - at, read.since(before)
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_S):
+            self.note()
+
+
+def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | None:
+    """Return the value below which a share of a histogram's values lie; None where it is empty.
+
+    counts  [bucket], the one without bound last
+
+    Within a bucket values are taken to be spread evenly, as Prometheus' histogram_quantile does;
+    one beyond the last bound is told as that bound.
+    """
+    total = float(counts.sum())
+    if not total:
+        return None
+    rank = share * total
+    below = 0.0
+    for number, count in enumerate(map(float, counts)):
+        if below + count >= rank and count:
+            if number == len(bounds):
+                break
+            lower = bounds[number - 1] if number else 0.0
+            return lower + (bounds[number] - lower) * (rank - below) / count
+        below += count
+    return bounds[-1]
+
+
+def _tensor_bytes(values: Floats) -> float:
+    """Add up bytes received and sent; those of streams as they are computed, not at their end."""
+    streams = METHOD.index("EvaluateStream")
+    others = sum(
+        values[place(metric, method)]
+        for metric in (RECEIVED, SENT)
+        for number, method in enumerate(METHOD.values)
+        if number != streams
+    )
+    return float(others + values[place(STEP)])
+
+
+def _beats(worker: Worker) -> float:
+    return float(worker.values[span(LAG)][1:].sum())

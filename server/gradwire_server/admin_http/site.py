@@ -1,0 +1,125 @@
+"""Which path has what: health for everybody, and for who may look into the server all else."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Generic, TypeVar
+
+from gradwire_server.admin_http import page
+from gradwire_server.admin_http.access import Guard
+from gradwire_server.admin_http.history import History, totals
+from gradwire_server.admin_http.listener import Listener
+from gradwire_server.admin_http.requests import Answer, Request
+from gradwire_server.admin_http.status import Subject, is_alive, is_ready, status
+from gradwire_server.config.addresses import split
+from gradwire_server.config.settings import Settings
+from gradwire_server.observability.exposition import Exposition
+from gradwire_server.observability.ledger import Ledgers
+from gradwire_server.observability.processes import Processes
+from gradwire_server.security.authorization import Authorizer
+from gradwire_server.security.certificates import Certificates
+from gradwire_server.security.tls import contexts
+
+# However many look at it, the page is made so often at most.
+_AT_MOST_EVERY_S = 0.5
+
+T = TypeVar("T")
+
+
+class Site:
+    """What answers on the HTTP port, from when it is made until close().
+
+    address  HOST:PORT with the port bound
+
+    certificates  for TLS; None where there is to be none
+    served        address of the server that it is for
+
+    Raises OSError where the address cannot be had, ValueError where the tokens cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledgers: Ledgers,
+        *,
+        served: str,
+        certificates: Certificates | None = None,
+    ) -> None:
+        host, port = split(settings.http_address)
+        self._ledgers = ledgers
+        self._subject = Subject.now(settings, served)
+        names = (host, *settings.http_hosts.replace(" ", "").split(","))
+        self._guard = Guard(Authorizer(settings), names, is_open=settings.http_open)
+        self._exposition = Exposition(ledgers)
+        self._history = History(lambda: totals(ledgers.read()))
+        processes = Processes()
+        self._status = _Kept(lambda: status(self._subject, ledgers, self._history, processes))
+        self._page = _Kept(lambda: page.render(self._status.get()))
+        self._json = _Kept(lambda: json.dumps(self._status.get(), indent=2).encode() + b"\n")
+        tls = contexts(certificates)
+        try:
+            self._listener = Listener(host, port, self.respond, tls=tls)
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(f"--http-port {settings.http_port} cannot be had: {reason}") from error
+        self.address = self._listener.address
+        self._history.start()
+        self._listener.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._listener.close()
+        self._history.close()
+
+    def respond(self, request: Request) -> Answer:
+        """Answer a request."""
+        probes = {"/healthz": self._healthz, "/readyz": self._readyz}
+        refused = self._guard.wrong_host(request)
+        if refused is None and request.path in probes:
+            return probes[request.path]()
+        return refused or self._guard.refusal(request) or self._tell(request)
+
+    def _tell(self, request: Request) -> Answer:
+        if request.path == "/":
+            policy = {"Content-Security-Policy": page.content_security_policy()}
+            return Answer(HTTPStatus.OK, "text/html; charset=utf-8", self._page.get(), policy)
+        if request.path == "/status.json":
+            return Answer(HTTPStatus.OK, "application/json", self._json.get())
+        if request.path == "/metrics":
+            body, content_type = self._exposition.told(request.headers.get("accept", ""))
+            return Answer(HTTPStatus.OK, content_type, body)
+        return Answer.text(
+            HTTPStatus.NOT_FOUND, "there are /, /status.json, /metrics, /healthz and /readyz"
+        )
+
+    def _healthz(self) -> Answer:
+        """Tell whether the server lives: not so where every event loop that serves hangs."""
+        if is_alive(self._ledgers.read(), self._history.silent_s()):
+            return Answer.text(HTTPStatus.OK, "alive")
+        return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, "the event loop hangs")
+
+    def _readyz(self) -> Answer:
+        if is_ready(self._ledgers):
+            return Answer.text(HTTPStatus.OK, "serving")
+        return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, "not serving")
+
+
+class _Kept(Generic[T]):
+    """A value that is made anew when it is wanted, at most so often. Thread-safe."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: tuple[float, T] | None = None
+
+    def get(self) -> T:
+        """Return it."""
+        with self._lock:
+            now = time.monotonic()
+            if self._made is None or now - self._made[0] >= _AT_MOST_EVERY_S:
+                self._made = (now, self._make())
+            return self._made[1]

@@ -1,0 +1,255 @@
+"""What the status page tells, as a dictionary of plain values: /status.json is just this.
+
+state      serving, partly (some workers do not), away (none does: it starts, stops or is replaced)
+rates      a second, of the last seconds; None until there is anything to compare with
+history    of each five seconds in the last five minutes, the oldest first
+latency    quantiles in seconds of the last minutes; "call" lasts from its arrival to its status
+operators  those that were called; the last one may be "", of calls that named none
+errors     the latest, the last one first
+workers    request_budget_bytes is what calls in flight are let in for; resident_bytes and
+           processor_s are what the system gives the worker's processes, in processor_s those that
+           have ended too; device_memory_bytes is what it has taken of its GPU
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from gradwire_server.admin_http.history import EVERY_S, Floats, History, Totals, quantile, totals
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.version import VERSION
+from gradwire_server.engine import NUMERICS_VERSION
+from gradwire_server.observability.cells import span
+from gradwire_server.observability.definitions import (
+    DEVICE_MEMORY,
+    IN_FLIGHT,
+    MEMORY,
+    MEMORY_LIMIT,
+    OPERATOR,
+    PHASE_DURATION,
+    PROCESSOR,
+    QUEUE_DEPTH,
+    READY,
+    REQUEST_DURATION,
+    RESIDENT,
+    STREAMS,
+    STREAMS_LIMIT,
+    Metric,
+)
+from gradwire_server.observability.ledger import Ledgers, Worker
+from gradwire_server.observability.notes import NotedError, newest
+from gradwire_server.observability.phases import PHASES
+from gradwire_server.observability.processes import Processes
+
+_QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))
+_MOST_ERRORS = 20
+# Before, two readings are too near to tell a rate.
+_LEAST_S = 1.0
+# An event loop that was silent for so long hangs: it is seen every few seconds otherwise.
+SILENT_S = 4 * EVERY_S
+# After so long it does not come back by itself.
+DEAD_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the page is about, and does not change.
+
+    settings  of the whole server
+    address   where it serves
+    started   in seconds since the Unix epoch, and by a clock that never jumps
+    """
+
+    settings: Settings
+    address: str
+    started: tuple[float, float]
+
+    @classmethod
+    def now(cls, settings: Settings, address: str) -> Subject:
+        """Describe a server that starts now."""
+        return cls(settings, address, (time.time(), time.monotonic()))
+
+
+def status(
+    subject: Subject, ledgers: Ledgers, history: History, processes: Processes
+) -> dict[str, Any]:
+    """Return what there is to tell now."""
+    workers = ledgers.read()
+    places = _workers(workers, history.silent_s(), processes)
+    serving = sum(place["state"] == "serving" for place in places)
+    told = next((told for ledger in ledgers.all if (told := ledger.told())), dict[str, str]())
+    started, began = subject.started
+    return {
+        "state": "serving" if serving == len(places) else "partly" if serving else "away",
+        "workers_serving": serving,
+        "version": VERSION,
+        "numerics_version": NUMERICS_VERSION,
+        "address": subject.address,
+        "tls": bool(subject.settings.tls_certificate),
+        "started": _utc(started),
+        "now": _utc(time.time()),
+        "uptime_s": round(time.monotonic() - began, 1),
+        "backend": told.get("backend", ""),
+        "backend_reason": told.get("backend_reason", ""),
+        "compute_threads": subject.settings.threads,
+        "settings": _changed(subject.settings),
+        **_counted(history, totals(workers)),
+        **_held(subject.settings, workers),
+        "workers": places,
+        "errors": _errors(ledgers),
+    }
+
+
+def is_ready(ledgers: Ledgers) -> bool:
+    """Tell whether any worker serves."""
+    return any(_states(ledgers.read(), READY))
+
+
+def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
+    """Tell whether the server lives: not so where every event loop that serves hangs.
+
+    silent_s  for how long each worker's event loop was not seen alive
+    """
+    both = zip(workers, silent_s, strict=True)
+    serving = [seconds for worker, seconds in both if any(_states([worker], READY))]
+    return not serving or min(serving) < DEAD_S
+
+
+def state_of(worker: Worker, silent_s: float) -> str:
+    """Say how a worker stands: away, not ready, hangs or serving."""
+    if not worker.pids:
+        return "away"
+    if not any(_states([worker], READY)):
+        return "not ready"
+    return "hangs" if silent_s >= SILENT_S else "serving"
+
+
+def _counted(history: History, now: Totals) -> dict[str, Any]:
+    seconds, counted = history.lately(now)
+    late_s, late = history.minutes(now)
+    return {
+        "rates": _rates(seconds, counted) if seconds >= _LEAST_S else None,
+        "history": {"every_s": EVERY_S, "rates": [_rates(*step) for step in history.steps()]},
+        "totals": {"calls": int(now.calls.sum()), "items": int(now.items.sum())},
+        "latency": {"window_s": round(late_s, 1), "phases": _latency(late)},
+        "operators": _operators(now, late, counted, seconds),
+    }
+
+
+def _rates(seconds: float, counted: Totals) -> dict[str, float]:
+    failed = counted.failed.sum() + counted.items_failed.sum()
+    sums = {
+        "calls": counted.calls.sum(),
+        "items": counted.items.sum(),
+        "failed": failed,
+        "tensor_bytes": counted.tensor_bytes,
+    }
+    return {name: round(float(value) / seconds, 3) for name, value in sums.items()}
+
+
+def _latency(late: Totals) -> list[dict[str, Any]]:
+    bounds = PHASE_DURATION.buckets
+    rows = [
+        {"phase": phase, **_quantiles(bounds, counts)}
+        for phase, counts in zip(PHASES, late.phases, strict=True)
+    ]
+    whole = _quantiles(REQUEST_DURATION.buckets, late.durations.sum(axis=0))
+    return [*rows, {"phase": "call", **whole}]
+
+
+def _quantiles(bounds: Sequence[float], counts: Floats) -> dict[str, Any]:
+    found = {name: quantile(bounds, counts, share) for name, share in _QUANTILES}
+    return {"count": int(counts.sum()), **found}
+
+
+def _operators(now: Totals, late: Totals, lately: Totals, seconds: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    calls, late_calls = now.calls.sum(axis=0), lately.calls.sum(axis=0)
+    for number, name in enumerate(OPERATOR.values):
+        if not calls[number] + now.items[number]:
+            continue
+        row: dict[str, Any] = {
+            "operator": "" if number == len(calls) - 1 else name,
+            "calls": int(calls[number]),
+            "items": int(now.items[number]),
+            "failed": int(now.failed[number] + now.items_failed[number]),
+            "per_s": round(float(late_calls[number] + lately.items[number]) / seconds, 3),
+        }
+        rows.append(row | _quantiles(REQUEST_DURATION.buckets, late.durations[number]))
+    return sorted(rows, key=lambda row: (not row["operator"], -row["calls"] - row["items"]))
+
+
+def _held(settings: Settings, workers: Sequence[Worker]) -> dict[str, Any]:
+    def total(metric: Metric) -> int:
+        return int(sum(_states(workers, metric)))
+
+    return {
+        "in_flight": total(IN_FLIGHT),
+        "queue": {"now": total(QUEUE_DEPTH), "limit": settings.max_queue},
+        "request_budget_bytes": {"now": total(MEMORY), "limit": total(MEMORY_LIMIT)},
+        "streams": {"now": total(STREAMS), "limit": total(STREAMS_LIMIT)},
+    }
+
+
+def _workers(
+    workers: Sequence[Worker], silent_s: Sequence[float], processes: Processes
+) -> list[dict[str, Any]]:
+    figures = {
+        family.metric.name: {sample.labels[0]: sample.value for sample in family.samples}
+        for family in processes.read(workers)
+    }
+    resident, processor = figures[RESIDENT.name], figures[PROCESSOR.name]
+    return [
+        {
+            "worker": worker.name,
+            "state": state_of(worker, silent),
+            "pids": list(worker.pids),
+            "restarts": worker.restarts,
+            "in_flight": int(sum(_states([worker], IN_FLIGHT))),
+            "queue": int(sum(_states([worker], QUEUE_DEPTH))),
+            "request_budget_bytes": int(sum(_states([worker], MEMORY))),
+            "resident_bytes": int(resident.get(worker.name, 0)),
+            "device_memory_bytes": int(sum(_states([worker], DEVICE_MEMORY))),
+            "processor_s": round(processor.get(worker.name, 0.0), 2),
+            "streams": int(sum(_states([worker], STREAMS))),
+            "silent_s": round(silent, 1),
+        }
+        for worker, silent in zip(workers, silent_s, strict=True)
+    ]
+
+
+def _errors(ledgers: Ledgers) -> list[dict[str, Any]]:
+    """Return the latest errors; those alike, of whichever worker, are one."""
+    found: dict[tuple[str, ...], NotedError] = {}
+    for error in newest(error for ledger in ledgers.all for error in ledger.errors()):
+        key = (error.method, error.operator, error.reason, error.message)
+        first = found.setdefault(key, error)
+        if first is not error:
+            found[key] = replace(first, count=first.count + error.count)
+    return [
+        {**asdict(error), "latest": _utc(error.latest)}
+        for error in list(found.values())[:_MOST_ERRORS]
+    ]
+
+
+def _states(workers: Sequence[Worker], metric: Metric) -> list[float]:
+    return [float(np.sum(worker.values[span(metric)])) for worker in workers]
+
+
+def _changed(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not their defaults, secrets masked."""
+    told = settings.described()
+    return {
+        one.name: told[one.name]
+        for one in fields(settings)
+        if getattr(settings, one.name) != one.default
+    }
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,1 @@
+"""Settings of the server, its addresses, and the limits of its container."""

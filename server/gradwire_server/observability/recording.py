@@ -1,0 +1,176 @@
+"""What every call adds to the metrics; a few microseconds, without locks, on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gradwire_server.observability.cells import Cells, place
+from gradwire_server.observability.definitions import (
+    DTYPE,
+    ERRORS,
+    IN_FLIGHT,
+    ITEMS,
+    METHOD,
+    OPERATOR,
+    PHASE_DURATION,
+    RECEIVED,
+    REQUEST_DURATION,
+    SENT,
+    STATUS_LABEL,
+    STEP,
+)
+from gradwire_server.observability.phases import PHASES, Phase, Phases
+
+
+class Observed(Protocol):
+    """What a call tells of itself.
+
+    operator     empty until it is known, and where there is none
+    dtype        None likewise
+    traceparent  its place in a trace, in the form of W3C Trace Context
+    """
+
+    method: str
+    operator: str
+    dtype: np.dtype[Any] | None
+    received_bytes: int
+    sent_bytes: int
+    phases: Phases
+    traceparent: str
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it, or one made for it."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Address of the caller, as grpc has it."""
+        ...
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What came with the call, as far as it is text."""
+        ...
+
+
+class ObservedError(Protocol):
+    """An error as a caller sees it."""
+
+    @property
+    def status(self) -> str:
+        """Name of its gRPC status code."""
+        ...
+
+    @property
+    def reason_name(self) -> str:
+        """Its ErrorReason without the prefix of the enum."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """Text for people."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Metadata of the error."""
+        ...
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which a retry helps; None where the error sets none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """First cells of what one kind of call counts in."""
+
+    in_flight: int
+    duration: int
+    phases: tuple[tuple[Phase, int], ...]
+    received: int
+    sent: int
+
+
+_MOST = len(METHOD.values) * len(OPERATOR.values) * len(DTYPE.values) * len(STATUS_LABEL.values)
+
+
+class Recorder:
+    """Counts calls in cells. Used from one event loop only."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._values = cells.values
+        self._in_flight = {method: place(IN_FLIGHT, method) for method in METHOD.values}
+        self._series: dict[tuple[str, str, np.dtype[Any] | None, str], _Series] = {}
+        self._items: dict[tuple[str, np.dtype[Any] | None, str], int] = {}
+        self._step = place(STEP)
+
+    def begin(self, method: str) -> None:
+        """Count a call in."""
+        self._values[self._in_flight.get(method, self._in_flight["unknown"])] += 1.0
+
+    def end(self, call: Observed, *, status: str, duration_s: float) -> None:
+        """Count a call out."""
+        key = (call.method, call.operator, call.dtype, status)
+        series = self._series.get(key) or self._find(key)
+        observe = self._cells.observe
+        self._values[series.in_flight] -= 1.0
+        observe(series.duration, REQUEST_DURATION.buckets, duration_s)
+        spent = call.phases.seconds
+        for phase, histogram in series.phases:
+            seconds = spent[phase]
+            if seconds:
+                observe(histogram, PHASE_DURATION.buckets, seconds)
+        if call.received_bytes:
+            observe(series.received, RECEIVED.buckets, call.received_bytes)
+        if call.sent_bytes:
+            observe(series.sent, SENT.buckets, call.sent_bytes)
+
+    def fail(self, call: Observed, failed: ObservedError) -> None:
+        """Count an error and note it."""
+        reason, limit = failed.reason_name, failed.facts.get("limit", "")
+        self._values[place(ERRORS, call.method, reason, limit)] += 1.0
+        self._cells.notes.error(
+            method=call.method,
+            operator=call.operator,
+            status=failed.status,
+            reason=reason,
+            message=failed.message,
+            request_id=failed.facts.get("request_id", call.request_id),
+            # Those that tell when to come again tell each caller another time.
+            alike="" if failed.retry_after_s is None else limit or reason,
+        )
+
+    def items(self, operator: str, dtype: np.dtype[Any] | None, *, status: str, count: int) -> None:
+        """Count answers within a call of EvaluateMany; operator and dtype as a call's own."""
+        key = (operator, dtype, status)
+        cell = self._items.get(key)
+        if cell is None:
+            cell = place(ITEMS, operator, "" if dtype is None else dtype.name, status)
+            self._items[key] = cell
+        self._values[cell] += count
+
+    def step(self, nbytes: int) -> None:
+        """Count a step of a stream."""
+        self._cells.observe(self._step, STEP.buckets, nbytes)
+
+    def _find(self, key: tuple[str, str, np.dtype[Any] | None, str]) -> _Series:
+        method, operator, dtype, status = key
+        dtype_name = "" if dtype is None else dtype.name
+        series = _Series(
+            in_flight=self._in_flight.get(method, self._in_flight["unknown"]),
+            duration=place(REQUEST_DURATION, method, operator, dtype_name, status),
+            phases=tuple((phase, place(PHASE_DURATION, phase, operator)) for phase in PHASES),
+            received=place(RECEIVED, method),
+            sent=place(SENT, method),
+        )
+        if len(self._series) < _MOST:
+            self._series[key] = series
+        return series

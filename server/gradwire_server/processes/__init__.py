@@ -1,0 +1,1 @@
+"""Processes of the server: one alone, or a supervisor with its workers."""

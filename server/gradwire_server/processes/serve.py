@@ -1,0 +1,172 @@
+"""One process that serves: from its start to the signal that stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Never
+
+import uvloop
+
+from gradwire_server.backends import Backend
+from gradwire_server.config.settings import Settings
+from gradwire_server.errors import DeviceLostError
+from gradwire_server.observability import logs
+from gradwire_server.processes import startup
+from gradwire_server.scheduling import malloc, tasks
+from gradwire_server.scheduling.device_watch import LOST_STATUS, DeviceWatch
+from gradwire_server.scheduling.thread_pool import submit
+from gradwire_server.server import Server, choose_backend, device_watch
+
+_log = logging.getLogger("gradwire_server")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# How long a busy event loop keeps Python's lock from threads that compute, which need it a few
+# times in each call. With the default of 5 ms they hardly get on while calls have to be refused.
+_SWITCH_INTERVAL_S = 5e-5
+# In the time in which one at least has to come.
+_BEATS = 8
+
+
+def run(serving: Coroutine[Any, Any, None]) -> None:
+    """Run serve() on an event loop of libuv: a small call takes a third fewer instructions."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serving)
+
+
+async def serve(
+    settings: Settings,
+    *,
+    worker: int | None = None,
+    backend: Backend | None = None,
+    cells: int | None = None,
+    on_serving: Callable[[Server], object] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then stop gracefully.
+
+    Where the device is lost this ends the process, with LOST_STATUS, once calls have their status.
+
+    worker     number among the processes that serve the address together; None for one alone, which
+               a second signal ends at once. One among several leaves on SIGUSR2, as if it had never
+               been there; one alone ignores that
+    backend    what computes; None takes the one that settings choose
+    cells      file descriptor of the memory for the metrics of a worker, if they are wanted
+    on_serving  called in the event loop once the server serves
+
+    Raises ValueError where the backend cannot run.
+    """
+    facts = {} if worker is None else {"worker": worker}
+    logs.configure(settings.log_format, settings.log_level, **facts)
+    malloc.keep(settings.malloc_keep_bytes)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    asked, relieved = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, asked.set)
+    loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
+    startup.release()
+    device = device_watch(settings)
+    start = _start(settings, backend, device, worker=worker, cells=cells)
+    server = await _started(start, asked, device)
+    beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
+    if on_serving is not None:
+        on_serving(server)
+    await tasks.first(asked, server.over)
+    if worker is None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+    if not server.over.is_set():
+        if not relieved.is_set():
+            await server.turn_away(settings.drain_delay_s)
+        await server.stop(settings.grace_s)
+    if device.lost.is_set():
+        _end_without_device()
+    if beating is not None:
+        beating.cancel()
+
+
+async def _start(
+    settings: Settings,
+    backend: Backend | None,
+    device: DeviceWatch,
+    *,
+    worker: int | None,
+    cells: int | None,
+) -> Server:
+    reason = ""
+    if backend is None and settings.backend == "cuda":
+        backend, reason = await _open(settings, device)
+    server = Server(
+        settings,
+        backend=backend,
+        reason=reason,
+        shares_port=worker is not None,
+        cells=cells,
+        device=device,
+    )
+    await server.start()
+    return server
+
+
+async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
+    """Choose a backend that opens a device, in a thread: a driver may hang."""
+    opener = ThreadPoolExecutor(1)
+    opened = await device.result(*submit(opener, partial(choose_backend, settings)))
+    opener.shutdown()
+    return opened
+
+
+async def _started(
+    start: Coroutine[None, None, Server], asked: asyncio.Event, device: DeviceWatch
+) -> Server:
+    """Return a server that has started; the process ends where it cannot, or was asked to stop."""
+    starting = asyncio.ensure_future(start)
+    await tasks.first(starting, asked, device.lost)
+    if device.lost.is_set():
+        _end_without_device()
+    if not starting.done():
+        _log.info("stopped while starting")
+        # A compiler at work cannot be asked to stop, and nothing else runs yet.
+        os._exit(0)
+    try:
+        server = await starting
+    except DeviceLostError as error:
+        device.lose(str(error))
+        _end_without_device()
+    # Garbage of the start: one of the first calls would wait for its collection.
+    gc.collect()
+    # Parents that start a server on port 0 read this line.
+    print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
+    return server
+
+
+def _end_without_device() -> Never:
+    """End the process whatever its threads do: one may hang in a driver for ever."""
+    logs.write_waiting()
+    os._exit(LOST_STATUS)
+
+
+async def _beat(patience_s: float) -> None:
+    """Give the process that watches the workers a sign of life, several within its patience."""
+    pipe = sys.stdout.fileno()
+    os.set_blocking(pipe, False)
+    while True:
+        # It may be stopped itself, and read nothing for long.
+        with contextlib.suppress(BlockingIOError):
+            os.write(pipe, b".")
+        await asyncio.sleep(patience_s / _BEATS)
+
+
+def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:
+    if worker is None:
+        _log.warning("no rolling restart: that needs several workers")
+        return
+    relieved.set()
+    asked.set()

@@ -1,0 +1,231 @@
+"""The place of a worker: the process that has it now, and those that follow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from gradwire_server.observability import Ledger, Running
+from gradwire_server.processes.worker_process import WorkerProcess
+from gradwire_server.scheduling import tasks
+from gradwire_server.scheduling.device_watch import LOST_STATUS
+
+_log = logging.getLogger("gradwire_server")
+
+# A process that dies sooner after it came to serve, or never did, died quickly.
+_QUICK_S = 10.0
+_FIRST_PAUSE_S = 0.1
+# Callers of the SDK wait for a server for some 11 s: a pause and a start fit in.
+_LONGEST_PAUSE_S = 5.0
+# So many failed starts in a row, while no other one serves, end the server.
+_MOST_FAILED_STARTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a worker stands now.
+
+    serves    whether it serves
+    restarts  how often it was replaced because it had died
+    """
+
+    serves: bool
+    restarts: int
+
+
+class Place:
+    """A place that one process after another takes.
+
+    ready  set once a first process has served
+    tried  set once a first process has served, or has ended without
+
+    number    of the worker
+    start     starts a process for it
+    any_hope  tells whether any worker serves, or has not been tried yet
+    ledger    what adds up the metrics of its processes
+    facts     that its log lines tell besides
+    """
+
+    def __init__(
+        self,
+        number: int,
+        start: Callable[[Running], Awaitable[WorkerProcess]],
+        *,
+        stopping: asyncio.Event,
+        any_hope: Callable[[], bool],
+        ledger: Ledger,
+        facts: Mapping[str, object],
+    ) -> None:
+        self._number, self._start_process = number, start
+        self._ledger, self._facts = ledger, facts
+        self._stopping = stopping
+        self._any_hope = any_hope
+        self._changing = asyncio.Lock()
+        self._process: WorkerProcess | None = None
+        self._alive: dict[WorkerProcess, asyncio.Task[None]] = {}
+        self._restarts = 0
+        self._quick_deaths = 0
+        self._failed_starts = 0
+        self._renewed = asyncio.Event()
+        self.ready, self.tried = asyncio.Event(), asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"worker {self._number}"
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands now."""
+        return Standing(any(process.serves for process in self._alive), self._restarts)
+
+    async def keep(self, turn: asyncio.Event) -> None:
+        """Run a process, and another one whenever it dies, until told to stop.
+
+        turn  what the first process waits for before it begins
+
+        Raises RuntimeError where that makes no sense any more.
+        """
+        process = self._process = await self._start(turn)
+        while True:
+            status = await self._end_of(process)
+            self.tried.set()
+            async with self._changing:
+                self._renewed.clear()
+                if self._process is process:
+                    if self._stopping.is_set():
+                        self._check_stopped(status)
+                        return
+                    if not await self._recover(process, status):
+                        return
+                    self._process = await self._start(_now())
+                process = self._process
+
+    async def renew(self, patience_s: float) -> bool:
+        """Start another process, and once it serves let the one there is finish its calls and go.
+
+        patience_s  what that may take
+
+        Returns False where the new one does not come to serve; the one there is stays then.
+        """
+        async with self._changing:
+            old = self._process
+            new = await self._start(_now())
+            if not await new.came_to_serve():
+                status = await new.ended_or_stuck()
+                if not self._stopping.is_set():
+                    self._log(logging.ERROR, "replacement failed", new, status=status)
+                return False
+            self._process, self._quick_deaths = new, 0
+            self._renewed.set()
+        if old is not None:
+            old.send(signal.SIGUSR2)
+            try:
+                await asyncio.wait_for(old.ended_or_stuck(), patience_s)
+            except TimeoutError:
+                old.send(signal.SIGKILL)
+            self._log(logging.INFO, "worker relieved", old, status=await old.ended_or_stuck())
+        return True
+
+    def send(self, number: int) -> None:
+        """Send every process of the place a signal."""
+        for process in self._alive:
+            process.send(number)
+
+    async def _end_of(self, process: WorkerProcess) -> int:
+        """Wait for the end of a process and return its exit status.
+
+        One that not even SIGKILL ends may still have the device and its memory. It is waited for as
+        long as it takes, but not beyond its replacement in a rolling restart or the server's end.
+        """
+        status = await process.ended_or_stuck()
+        if status is not None:
+            return status
+        ended = asyncio.ensure_future(process.ended())
+        try:
+            await tasks.first(ended, self._stopping, self._renewed)
+            if ended.done():
+                return ended.result()
+        finally:
+            ended.cancel()
+        if self._process is process:
+            raise RuntimeError(f"{self.name} is left behind: SIGKILL has not ended {process.pid}")
+        return -signal.SIGKILL
+
+    async def _start(self, turn: asyncio.Event) -> WorkerProcess:
+        with contextlib.ExitStack() as starting:
+            running = starting.enter_context(self._ledger.process())
+            process = await self._start_process(running)
+            counting = starting.pop_all()
+        self._alive[process] = asyncio.create_task(self._watch(process, turn, counting))
+        if self._stopping.is_set():
+            process.send(signal.SIGTERM)
+        return process
+
+    async def _watch(
+        self, process: WorkerProcess, turn: asyncio.Event, counting: contextlib.ExitStack
+    ) -> None:
+        with counting:
+            await turn.wait()
+            process.go()
+            if await process.came_to_serve():
+                self._failed_starts = 0
+                self._log(logging.INFO, "worker serves", process)
+                self.ready.set()
+                self.tried.set()
+            if await process.ended_or_stuck() is None:
+                self._log(logging.ERROR, "worker ignores SIGKILL", process)
+            del self._alive[process]
+
+    async def _recover(self, process: WorkerProcess, status: int) -> bool:
+        """Wait before a replacement, the longer the more often; return whether there is to be one.
+
+        Raises RuntimeError where it would not start either.
+        """
+        if not process.served_s:
+            self._failed_starts += 1
+            self._check_hope(status)
+        self._quick_deaths = self._quick_deaths + 1 if process.served_s < _QUICK_S else 0
+        pause_s = 0.0
+        if self._quick_deaths:
+            pause_s = min(_FIRST_PAUSE_S * 2 ** (self._quick_deaths - 1), _LONGEST_PAUSE_S)
+        self._restarts += 1
+        self._ledger.note_restart()
+        facts = {"status": status, "restarts": self._restarts, "pause_s": pause_s}
+        self._log(logging.WARNING, "worker ended", process, **facts)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), pause_s)
+        return not self._stopping.is_set()
+
+    def _check_hope(self, status: int) -> None:
+        # A device that is lost may come back, as what was killed may serve the next time.
+        if status > 0 and status != LOST_STATUS and not self.ready.is_set():
+            raise RuntimeError(f"{self.name} could not start: it ended with status {status}")
+        if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_hope():
+            why = (
+                "it lost its device" if status == LOST_STATUS else f"it ended with status {status}"
+            )
+            raise RuntimeError(
+                f"{self.name} could not start {self._failed_starts} times in a row and no other "
+                f"one serves; {why}"
+            )
+
+    def _check_stopped(self, status: int) -> None:
+        # One that had not served yet knows no other way to stop.
+        if status not in (0, -signal.SIGTERM):
+            raise RuntimeError(f"{self.name} ended with status {status}, told to stop")
+
+    def _log(self, level: int, event: str, process: WorkerProcess, **facts: object) -> None:
+        told = {"worker": self._number, "pid": process.pid, **self._facts, **facts}
+        _log.log(level, event, extra={"facts": told})
+
+
+def _now() -> asyncio.Event:
+    """Return a turn that has come."""
+    turn = asyncio.Event()
+    turn.set()
+    return turn

@@ -1,0 +1,189 @@
+"""Runs several workers on one port, replaces those that die, and renews them one by one.
+
+Workers are fresh processes: neither grpc nor a GPU's driver survives a fork, and what breaks one
+worker for good goes with it. All of them listen on the port (SO_REUSEPORT) and the kernel spreads
+connections among them; this process only holds the port and watches. It makes no grpc object and no
+CUDA context: each worker on a GPU opens its own, and a lost one ends with that worker.
+
+A rolling restart renews one worker after the other: a new process starts, serves beside the old
+one, and only then the old one finishes its calls and goes. The port is served all the while, so
+health stays SERVING. A new process that does not come to serve stops the restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from functools import partial
+
+from gradwire_server import backends, exporters
+from gradwire_server.config import addresses
+from gradwire_server.config.settings import Settings
+from gradwire_server.observability import Ledgers, Running, logs
+from gradwire_server.processes import startup
+from gradwire_server.processes.supervised import Place, Standing
+from gradwire_server.processes.worker_config import Job, divide, share
+from gradwire_server.processes.worker_process import WorkerProcess
+from gradwire_server.scheduling import tasks
+
+_log = logging.getLogger("gradwire_server")
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# What a worker may take to stop beyond its drain delay and grace period.
+_STOP_S = 20.0
+
+
+async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
+    """Serve with several workers until SIGTERM or SIGINT; a second signal ends them at once.
+
+    SIGUSR2 renews the workers.
+
+    devices  GPUs that workers take in turn, as CUDA_VISIBLE_DEVICES names them
+
+    Raises RuntimeError where workers do not start, or no one does any more.
+    """
+    logs.configure(settings.log_format, settings.log_level)
+    with (
+        addresses.held(settings.address) as address,
+        exporters.collecting(settings, served=address) as ledgers,
+    ):
+        await Crew(settings, address, ledgers, devices).run()
+
+
+class Crew:
+    """All workers, and what they are told together."""
+
+    def __init__(
+        self, settings: Settings, address: str, ledgers: Ledgers, devices: Sequence[str] = ()
+    ) -> None:
+        self._address = address
+        self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
+        self._stopping = asyncio.Event()
+        self._renewal_wanted = asyncio.Event()
+        self._signals: list[int] = []
+        self._shared = share(settings, address, devices=len(devices))
+        self._devices = devices
+        cores = divide(sorted(os.sched_getaffinity(0)), settings.workers)
+        self._places = [
+            Place(
+                number,
+                partial(self._start_worker, number, own if settings.pin_workers else ()),
+                stopping=self._stopping,
+                any_hope=lambda: any(
+                    one.standing.serves or not one.tried.is_set() for one in self._places
+                ),
+                ledger=ledgers.all[number],
+                facts=self._device(number),
+            )
+            for number, own in enumerate(cores)
+        ]
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """How each worker stands now, by number."""
+        return tuple(place.standing for place in self._places)
+
+    async def run(self) -> None:
+        """Keep every place taken until told to stop, or one cannot be."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._signal, number)
+        loop.add_signal_handler(signal.SIGUSR2, self._renewal_wanted.set)
+        startup.release()
+        # An interrupt that came before its handler is raised here, where nothing has begun: asyncio
+        # waits for ever for a process whose start is cancelled.
+        await asyncio.sleep(0)
+        keeping = await self._start()
+        renewing = asyncio.create_task(self._renew_when_asked())
+        if not self._stopping.is_set():
+            # Parents that start a server on port 0 read this line.
+            print(f"gradwire-server listening on {self._address}", flush=True)  # noqa: T201
+            await tasks.first(*keeping)
+        self._stop()
+        await asyncio.wait([renewing, *keeping])
+        for number in (*_STOP_SIGNALS, signal.SIGUSR2):
+            loop.remove_signal_handler(number)
+        if len(self._signals) > 1:
+            signal.raise_signal(self._signals[-1])
+        for each in (*keeping, renewing):
+            await each
+        _log.info("all workers stopped")
+
+    async def _start_worker(
+        self, number: int, cores: tuple[int, ...], running: Running
+    ) -> WorkerProcess:
+        job = Job(number, os.getpid(), cores, self._shared, devices=backends.DEVICES)
+        return await WorkerProcess.start(job, running, device=self._device(number).get("device"))
+
+    def _device(self, number: int) -> dict[str, str]:
+        """Return the GPU of a worker, as a fact of its log lines; empty where it has none."""
+        devices = self._devices
+        return {"device": devices[number % len(devices)]} if devices else {}
+
+    async def _start(self) -> list[asyncio.Task[None]]:
+        """Start all workers and wait until each was tried and one serves, or one ends for good."""
+        # What keeps the first from starting keeps all, and what it compiles the others find: they
+        # wait for it with all the rest done.
+        turns = [asyncio.Event() for _ in self._places]
+        keeping = [
+            asyncio.create_task(place.keep(turn))
+            for place, turn in zip(self._places, turns, strict=True)
+        ]
+        turns[0].set()
+        for reached in (self._places[0].tried.wait, self._all_tried, self._any_ready):
+            reaching = asyncio.ensure_future(reached())
+            await tasks.first(reaching, *keeping)
+            for turn in turns:
+                turn.set()
+            if not reaching.done():
+                reaching.cancel()
+                self._stop()
+                break
+        return keeping
+
+    async def _all_tried(self) -> None:
+        for place in self._places:
+            await place.tried.wait()
+
+    async def _any_ready(self) -> None:
+        await tasks.first(*(place.ready for place in self._places))
+
+    async def _renew_when_asked(self) -> None:
+        while not self._stopping.is_set():
+            await self._renewal_wanted.wait()
+            self._renewal_wanted.clear()
+            if not self._stopping.is_set():
+                await self._renew()
+
+    async def _renew(self) -> None:
+        _log.info("rolling restart")
+        for place in self._places:
+            renewed = await place.renew(self._stop_s)
+            if self._stopping.is_set():
+                return
+            if not renewed:
+                _log.error("rolling restart stopped", extra={"facts": {"at": place.name}})
+                return
+        _log.info("rolling restart done")
+
+    def _signal(self, number: int) -> None:
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            self._stop()
+        else:
+            self._send(signal.SIGKILL)
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._renewal_wanted.set()
+        self._send(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(self._stop_s, self._send, signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        for place in self._places:
+            place.send(number)

@@ -1,0 +1,42 @@
+"""One of several processes that serve one port; the supervisor starts it, and nobody else."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from gradwire_server import backends
+from gradwire_server.processes import serve
+from gradwire_server.processes.worker_config import Job
+
+# prctl(2): the signal that this process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve as the job on standard input says, at most as long as the parent lives.
+
+    The job is one line. What takes time and cannot fail is done then, the rest when the parent
+    closes its end.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    told = sys.stdin.buffer.readline()
+    job = Job.load(told) if told else None
+    if job is not None:
+        if job.cores:
+            os.sched_setaffinity(0, job.cores)
+        backends.DEVICES = job.devices
+        backends.preload(job.settings.backend)
+        sys.stdin.buffer.read()
+    if job is None or os.getppid() != job.parent:
+        sys.exit("gradwire-server: the process that watches the workers has ended")
+    try:
+        serve.run(serve.serve(job.settings, worker=job.number, cells=job.cells))
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()

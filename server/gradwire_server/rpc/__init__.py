@@ -1,0 +1,1 @@
+"""The gRPC service: a handler for each RPC, and conversion between bytes and values."""

@@ -1,0 +1,273 @@
+"""What every call has: its name, its trace, its log line, and its error on the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar, cast
+
+import grpc
+import numpy as np
+
+from gradwire_server.engine import EvaluationRequest
+from gradwire_server.errors import (
+    EvaluationError,
+    OverloadedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from gradwire_server.observability import Observer, logs
+from gradwire_server.observability.phases import PHASES, Phase, Phases
+from gradwire_server.rpc.status_map import Failure, failure
+from gradwire_server.scheduling import tasks
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# What came with a call.
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+Reply = TypeVar("Reply")
+
+_log = logging.getLogger("gradwire_server")
+
+# W3C Trace Context, version 00; a malformed header starts a new trace.
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class ActiveCalls:
+    """The calls in flight: a server that stops knows when none is left, and can end them all.
+
+    observer       told of each call's begin and end
+    success_level  of the log line of a call that succeeds
+    in_phase       how many calls are in each phase
+    refusals       by a server that is full
+    """
+
+    def __init__(
+        self, observer: Observer | None = None, *, success_level: int = logging.DEBUG
+    ) -> None:
+        self._count = 0
+        self._at_work = set[asyncio.Task[Any]]()
+        self._error: EvaluationError | None = None
+        self.success_level = success_level
+        self.observer = observer or Observer()
+        self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
+        self.refusals = logs.Refusals()
+        self.none_left = asyncio.Event()
+        self.none_left.set()
+
+    def __enter__(self) -> None:
+        if not self._count:
+            self.none_left.clear()
+        self._count += 1
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._count -= 1
+        if not self._count:
+            self.none_left.set()
+
+    def end_all(self, error: EvaluationError) -> None:
+        """End every call in flight, and those that come, with an error."""
+        self._error = error
+        tasks.cancel(self._at_work)
+
+    async def work(self, work: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Do the work of a call, unless all calls are ended before or meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine
+        if self._error is not None:
+            raise self._error
+        self._at_work.add(task)
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
+            task.uncancel()
+            raise self._error from None
+        finally:
+            self._at_work.discard(task)
+
+
+class Call:
+    """One call in flight.
+
+    request_id   the caller's name for it, or one made here
+    traceparent  the caller's trace, or a new one
+    facts        what its log line says besides
+    phases       where its time goes
+    operator     its name, and dtype that of the tensors, once they are known
+    received_bytes, sent_bytes  of tensors so far
+    """
+
+    def __init__(
+        self,
+        method: str,
+        context: Context,
+        active: ActiveCalls,
+        *,
+        sent: Metadata | None = None,
+    ) -> None:
+        """Take what came with it, if that is known."""
+        self.method = method
+        self.context = context
+        self._request_id = ""
+        sent = context.invocation_metadata() or () if sent is None else sent
+        self.traceparent = traceparent_of(sent)
+        self.facts: dict[str, object] = {}
+        self.phases = Phases(active.in_phase)
+        self.operator = ""
+        self._sizes: tuple[int, ...] = ()
+        self.dtype: np.dtype[Any] | None = None
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self._active = active
+        self._started = time.monotonic()
+        self._begun = active.observer.begin(self)
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it, or one made here."""
+        if not self._request_id:
+            self._request_id = _random_hex(128)
+        return self._request_id
+
+    @request_id.setter
+    def request_id(self, name: str) -> None:
+        self._request_id = name
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What came with the call, as far as it is text."""
+        sent = self.context.invocation_metadata() or ()
+        return {key: value for key, value in sent if isinstance(value, str)}
+
+    @property
+    def peer(self) -> str:
+        """Address of the caller, as grpc has it."""
+        return self.context.peer()
+
+    def note_request(self, request: EvaluationRequest, *, received: int) -> None:
+        """Note what was asked for, and how many bytes of its tensor came."""
+        self.operator, self.dtype = request.operator, request.input.dtype
+        self._sizes, self.received_bytes = request.input.sizes, received
+
+    def note_step(self, nbytes: int) -> None:
+        """Note a step of a stream, and how many bytes it read and wrote."""
+        self._active.observer.step(nbytes)
+
+    def note_items(self, request: EvaluationRequest, count: int) -> None:
+        """Note results of items alike of EvaluateMany."""
+        evaluated = request.operator, request.input.dtype
+        self._active.observer.items(self, evaluated, status="OK", count=count)
+
+    def note_failed_item(self, failed: Failure) -> None:
+        """Note the error of an item of EvaluateMany."""
+        self._active.observer.items(self, None, status=failed.code.name, failed=failed)
+
+    async def answer(
+        self,
+        work: Callable[[], Awaitable[Reply]],
+        *,
+        in_band: Callable[[Failure], Awaitable[None]] | None = None,
+    ) -> Reply:
+        """Do the work; turn what it raises into a status, sent through in_band first if given."""
+        with self._active:
+            try:
+                reply = await self._active.work(work)
+            except asyncio.CancelledError:
+                self._finish(logging.INFO, "CANCELLED")
+                raise
+            except grpc.aio.InternalError:
+                # A write that grpc could not carry out: the caller has gone, which it tells next.
+                self._finish(logging.INFO, "CANCELLED")
+                self.context.set_code(grpc.StatusCode.CANCELLED)
+                return cast("Reply", None)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+                await self._fail(error, in_band)
+                # With any status but OK grpc sends no reply.
+                return cast("Reply", None)
+            self.context.set_trailing_metadata(self._trailers())
+            self._finish(self._active.success_level, "OK")
+            return reply
+
+    async def _fail(
+        self, error: Exception, in_band: Callable[[Failure], Awaitable[None]] | None
+    ) -> None:
+        failed = failure(error).within(request_id=self.request_id, traceparent=self.traceparent)
+        fault = failed.code is grpc.StatusCode.INTERNAL
+        level = logging.ERROR if fault else logging.INFO
+        if isinstance(error, OverloadedError):
+            level = logging.DEBUG
+            self._active.refusals.note(failed.facts.get("limit", ""))
+        elif isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            level = logging.DEBUG
+            self._active.refusals.note(failed.reason_name.lower(), peer=self.peer)
+        self.facts |= {"reason": failed.reason_name, "error": failed.message}
+        self._finish(level, failed.code.name, error if fault else None, failed=failed)
+        if in_band is not None:
+            await in_band(failed)
+        details: tuple[str, str | bytes] = ("grpc-status-details-bin", failed.details())
+        # Not abort(): its exception would tie grpc's call to this error and to every buffer in the
+        # frames of its traceback, and keep them until the garbage collector comes by.
+        self.context.set_code(failed.code)
+        self.context.set_details(failed.message)
+        self.context.set_trailing_metadata((*self._trailers(), details))
+
+    def _trailers(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("gradwire-request-id", self.request_id),
+            ("traceparent", self.traceparent),
+            ("gradwire-timing", self.phases.told()),
+        )
+
+    def _finish(
+        self,
+        level: int,
+        status: str,
+        error: Exception | None = None,
+        *,
+        failed: Failure | None = None,
+    ) -> None:
+        duration_s = time.monotonic() - self._started
+        self._active.observer.end(
+            self._begun, self, status=status, duration_s=duration_s, failed=failed
+        )
+        if not _log.isEnabledFor(level):
+            return
+        facts = {
+            "method": self.method,
+            "status": status,
+            "duration_ms": round(duration_s * 1e3, 3),
+            "request_id": self.request_id,
+            "traceparent": self.traceparent,
+        }
+        if self.operator:
+            facts |= {"operator": self.operator, "sizes": self._sizes}
+        facts |= self.facts
+        if error is None:
+            logs.tell(level, "call", facts)
+        else:
+            _log.log(level, "call", extra={"facts": facts}, exc_info=error)
+
+
+def traceparent_of(metadata: Metadata) -> str:
+    """Return the place of a call in its caller's trace, or in a new one."""
+    for key, value in metadata:
+        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+            return value
+    digits = _random_hex(192)
+    return f"00-{digits[:32]}-{digits[32:]}-00"
+
+
+def _random_hex(bits: int) -> str:
+    """Make a name. It is no secret: the system's randomness would take longer than a small call."""
+    return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"

@@ -1,0 +1,137 @@
+"""grpc.health.v1.Health, which everybody may ask: what its callers hold of memory is bounded.
+
+A request has a few bytes and is there with its call. Those that are not are awaited for some
+seconds, and one more than a few of them ends the oldest: whoever announces much and sends little
+of it has no more than that. Nothing of a request is kept, however long its caller watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Never
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from gradwire_server.rpc.call_context import Context
+from gradwire_server.rpc.message_budget import CANCELLATION_S
+from gradwire_server.rpc.unary import NAME
+
+HEALTH = "grpc.health.v1.Health"
+
+_KNOWN = ("", NAME)
+_TOLD = health_pb2.HealthCheckResponse
+# Of an unfinished request grpc holds what has come, up to --max-message-bytes.
+_MOST_AWAITED = 16
+_PATIENCE_S = 5.0
+# The name of a service has some dozen bytes.
+_MOST_BYTES = 4096
+
+
+def has_list() -> bool:
+    """Whether the RPC List is in the schema installed; grpcio-health-checking 1.76 lacks it."""
+    return "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
+
+
+class Health(grpc.GenericRpcHandler):
+    """Tells whether the server and its service serve: not so until it is told that they do.
+
+    Used from one event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._serving = self._left = False
+        self._changed = asyncio.Event()
+        self._awaited: dict[asyncio.Timeout, None] = {}
+        one: Any = grpc.stream_unary_rpc_method_handler
+        many: Any = grpc.stream_stream_rpc_method_handler
+        # On the wire they are what the schema says; their requests are read here.
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            f"/{HEALTH}/Check": one(self._check),
+            f"/{HEALTH}/Watch": many(self._watch),
+        }
+        if has_list():
+            self._handlers[f"/{HEALTH}/List"] = one(self._list)
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the handler of a call, if there is one."""
+        return self._handlers.get(handler_call_details.method)
+
+    def tell(self, *, serving: bool) -> None:
+        """Say from now on that the server serves, or that it does not."""
+        if not self._left:
+            self._serving = serving
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def leave(self) -> None:
+        """Say from now on, whatever is told later, that the server does not serve."""
+        self.tell(serving=False)
+        self._left = True
+
+    async def _check(self, _requests: object, context: Context) -> bytes:
+        name = await self._name(context)
+        if name not in _KNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no service of that name is here")
+        return self._status(name).SerializeToString()
+
+    async def _list(self, _requests: object, context: Context) -> bytes:
+        await self._read(context)
+        statuses = {name: self._status(name) for name in _KNOWN}
+        untyped: Any = health_pb2  # its types are of an older schema
+        listed: bytes = untyped.HealthListResponse(statuses=statuses).SerializeToString()
+        return listed
+
+    async def _watch(self, _requests: object, context: Context) -> None:
+        name = await self._name(context)
+        if name not in _KNOWN:
+            name = None
+        last = None
+        while True:
+            changed, status = self._changed, self._status(name)
+            if status != last:
+                await context.write(status.SerializeToString())
+            last = status
+            await changed.wait()
+
+    def _status(self, name: str | None) -> health_pb2.HealthCheckResponse:
+        if name is None:
+            return _TOLD(status=_TOLD.SERVICE_UNKNOWN)
+        return _TOLD(status=_TOLD.SERVING if self._serving else _TOLD.NOT_SERVING)
+
+    async def _name(self, context: Context) -> str | None:
+        try:
+            return health_pb2.HealthCheckRequest.FromString(await self._read(context)).service
+        except DecodeError:
+            await _refuse(context, "the request is no HealthCheckRequest")
+
+    async def _read(self, context: Context) -> bytes:
+        """Return a request; end the call where it does not come, or is too long."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S) as patience:
+                if len(self._awaited) >= _MOST_AWAITED:
+                    oldest = next(iter(self._awaited))
+                    del self._awaited[oldest]
+                    oldest.reschedule(0)
+                self._awaited[patience] = None
+                try:
+                    message = await context.read()
+                finally:
+                    self._awaited.pop(patience, None)
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come in time"
+            )
+        if message is grpc.aio.EOF:
+            await asyncio.sleep(CANCELLATION_S)
+            await _refuse(context, "no request came; a call has one")
+        if len(message) > _MOST_BYTES:
+            await _refuse(context, f"a request of at most {_MOST_BYTES} bytes is read")
+        return bytes(message)
+
+
+async def _refuse(context: Context, message: str) -> Never:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)

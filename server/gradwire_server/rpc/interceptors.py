@@ -1,0 +1,155 @@
+"""Lets calls in, or refuses them before anything of them is read; nobody else here asks who calls.
+
+What is decided by a token is decided where grpc looks for a call's handler: its metadata are there,
+and nothing of its body was asked for. Where there are no tokens, what counts is where a call comes
+from, which grpc tells a handler only; handlers that need to know read the body themselves then,
+once they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Never, TypeAlias, cast
+
+import grpc
+
+from gradwire import v1
+from gradwire_server.errors import EvaluationError, PermissionDeniedError, UnauthenticatedError
+from gradwire_server.rpc.call_context import ActiveCalls, Call, Context, Metadata
+from gradwire_server.rpc.status_map import Failure
+from gradwire_server.rpc.unary import NAME
+from gradwire_server.security.authorization import Authorizer, Refusal, Scope
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+# Where a method is in neither, its scope is INSPECT.
+_FREE = "/grpc.health.v1.Health/"
+_EVALUATE = ("Evaluate", "EvaluateStream", "EvaluateMany", "ListOperators")
+SCOPES = {f"/{NAME}/{method}": Scope.EVALUATE for method in _EVALUATE}
+# A status may be lost to a caller that is still writing: streams end with the error in a message.
+_LAST_MESSAGES: dict[str, Callable[[v1.Error], object]] = {
+    f"/{NAME}/EvaluateStream": lambda error: v1.EvaluateStreamResponse(error=error),
+    f"/{NAME}/EvaluateMany": lambda error: v1.EvaluateManyResponse(error=error).SerializeToString(),
+}
+# How long a caller that does not read may hold up the error that ends its stream.
+_LAST_WORD_S = 5.0
+
+
+class Guard(grpc.GenericRpcHandler):
+    """Stands before the handlers that find methods, and finds them for those who may call."""
+
+    def __init__(
+        self,
+        finders: Sequence[grpc.GenericRpcHandler],
+        authorizer: Authorizer,
+        active: ActiveCalls,
+    ) -> None:
+        self._finders = finders
+        self._authorizer = authorizer
+        self._active = active
+        # Of the methods that everybody may call, the busiest is looked for first.
+        self._open = {name for name, scope in SCOPES.items() if authorizer.is_open(scope)}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Return the handler of a call: the method's own, or one that refuses."""
+        method = handler_call_details.method
+        handler = self._find(handler_call_details)
+        if method in self._open or (handler is not None and method.startswith(_FREE)):
+            return handler
+        # What is not known is answered with just that, to whoever may call at all.
+        scope = Scope.EVALUATE if handler is None else SCOPES.get(method, Scope.INSPECT)
+        if not self._authorizer.wants_tokens:
+            return None if handler is None else self._asking_whence(handler, method, scope)
+        refusal = self._authorizer.refusal(
+            scope, authorization=_authorization(handler_call_details.invocation_metadata), peer=""
+        )
+        if refusal is None:
+            return handler
+        return _unread(partial(self._refuse, method, refusal), handler)
+
+    def _find(self, details: grpc.HandlerCallDetails) -> Handler | None:
+        for finder in self._finders:
+            handler = finder.service(details)
+            if handler is not None:
+                return handler
+        return None
+
+    def _asking_whence(self, handler: Handler, method: str, scope: Scope) -> Handler:
+        """Return a handler that asks first where the call comes from."""
+
+        async def answer(requests: Any, context: Context) -> None:
+            refusal = self._authorizer.refusal(
+                scope,
+                authorization=None,
+                peer=context.peer(),
+                certified="x509_pem_cert" in context.auth_context(),
+            )
+            if refusal is not None:
+                await self._refuse(method, refusal, requests, context)
+            elif handler.stream_unary is not None:
+                stream_unary: Any = handler.stream_unary  # grpc's types know none of asyncio
+                await _reply(stream_unary(requests, context), context)
+            else:
+                await _answer_stream(handler.stream_stream, requests, context)
+
+        return _unread(answer, handler)
+
+    async def _refuse(
+        self, method: str, refusal: Refusal, _requests: object, context: Context
+    ) -> None:
+        kind = PermissionDeniedError if refusal.authenticated else UnauthenticatedError
+        call = Call(method.rpartition("/")[2], context, self._active)
+        last = _LAST_MESSAGES.get(method)
+        in_band = None if last is None else partial(_send, last, context)
+        await call.answer(lambda: _raise(kind(refusal.message)), in_band=in_band)
+
+
+async def _reply(answering: Any, context: Context) -> None:
+    reply = await answering
+    if not cast("int", context.code()):  # with any status but OK there is no reply
+        await context.write(reply)
+
+
+async def _answer_stream(answer: Any, requests: Any, context: Context) -> None:
+    """Have a stream answered, by a coroutine that writes or a generator that yields."""
+    answered = answer(requests, context)
+    if isinstance(answered, Awaitable):
+        await cast("Awaitable[None]", answered)
+        return
+    async for reply in answered:
+        await context.write(reply)
+
+
+def _unread(answer: Callable[[Any, Context], Awaitable[None]], like: Handler | None) -> Handler:
+    """Return a handler with the messages of another one; grpc reads nothing of its calls by itself.
+
+    To grpc its method is a stream both ways, which on the wire is no other than the rest.
+    """
+    encoded = () if like is None else (like.request_deserializer, like.response_serializer)
+    untyped: Any = answer  # grpc's types know no handlers of asyncio that write themselves
+    return grpc.stream_stream_rpc_method_handler(untyped, *encoded)
+
+
+async def _send(last: Callable[[v1.Error], object], context: Context, failed: Failure) -> None:
+    try:
+        async with asyncio.timeout(_LAST_WORD_S):
+            await context.write(last(failed.in_band()))
+    except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        return
+
+
+async def _raise(error: EvaluationError) -> Never:
+    raise error
+
+
+def _authorization(metadata: Metadata | None) -> str | bytes | None:
+    """Return the header of that name; of several, something that is no token."""
+    found: str | bytes | None = None
+    for key, value in metadata or ():
+        if key == "authorization":
+            if found is not None:
+                return ""
+            found = value
+    return found

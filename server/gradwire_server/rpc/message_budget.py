@@ -1,0 +1,179 @@
+"""Messages of unary calls on their way: what grpc holds for callers, however slow they are.
+
+By itself grpc waits for the end of a request as long as its connection lasts, and keeps a reply
+that nobody reads as long. Here a request has the time that a stream may be without progress. One
+that is not there in a moment reserves as much of the memory budget as it may come to: of one caller
+at most a quarter of the budget, of all callers a half, so that requests that come whole find room.
+A reply holds its bytes until grpc has sent them, of one caller at most a quarter of the budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import grpc
+
+from gradwire_server.config.settings import Settings
+from gradwire_server.errors import InvalidDataError, OverloadedError, StalledError
+from gradwire_server.rpc.call_context import Context
+from gradwire_server.rpc.callers import caller_of
+from gradwire_server.rpc.encoding import Malformed
+from gradwire_server.scheduling.admission import Admission
+
+# A request that takes longer to come, or up to twice as long, counts as slow.
+_MOMENT_S = 0.5
+# Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
+CANCELLATION_S = 0.1
+# A reply of fewer bytes goes where the socket's own buffers are.
+LEAST_BYTES = 1 << 16
+# Of the budget, for requests that are slow to come and for replies that are slow to go.
+_ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
+
+
+class Transit:
+    """What messages on their way hold, by caller. Used from one event loop only."""
+
+    def __init__(self, admission: Admission, settings: Settings) -> None:
+        self._admission = admission
+        budget = admission.max_memory_bytes
+        self._own_arriving_bytes = int(budget * _ARRIVING_OF_A_CALLER)
+        self._all_arriving_bytes = int(budget * _ARRIVING)
+        self._own_leaving_bytes = int(budget * _LEAVING_OF_A_CALLER)
+        self._message_bytes = settings.max_message_bytes
+        self._timeout_s = settings.stall_timeout_s
+        self._arriving_bytes: Counter[Hashable] = Counter()
+        self._leaving_bytes: Counter[Hashable] = Counter()
+        self._arriving: dict[asyncio.Task[Any], _Arrival] = {}
+        self._looks = False
+
+    async def receive(self, context: Context) -> Any:
+        """Return the request of a unary call as it was read, or a Malformed that says why not.
+
+        StalledError where it is not there in time, OverloadedError where it is slow and there is no
+        room for it, InvalidDataError where none comes.
+        """
+        task: Any = asyncio.current_task()
+        arrival = self._arriving[task] = _Arrival(context)
+        if not self._looks:
+            self._looks = True
+            task.get_loop().call_later(_MOMENT_S, self._look)
+        try:
+            message = await context.read()
+        except asyncio.CancelledError:
+            # A timer for each call would take longer than all the rest here.
+            if arrival.refused is None or task.uncancel():
+                raise
+            return Malformed(arrival.refused)
+        except MemoryError as error:
+            # Of grpc, for the message: outside of answer() it would be UNKNOWN.
+            return Malformed(error)
+        finally:
+            del self._arriving[task]
+            if arrival.caller is not None:
+                self._free(self._arriving_bytes, arrival.caller, self._message_bytes)
+        if message is grpc.aio.EOF:
+            await asyncio.sleep(CANCELLATION_S)
+            return Malformed(InvalidDataError("message", "none came; a call has one request"))
+        return message
+
+    def check(self, context: Context, needed: int) -> None:
+        """Raise OverloadedError where a caller does not read the replies that he has already."""
+        held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
+        if held and held + needed > self._own_leaving_bytes:
+            raise self._admission.full(
+                f"replies that this caller has not read hold {held} bytes of memory, "
+                f"{self._own_leaving_bytes} at most, and this call needs {needed}",
+                missing=held + needed - self._own_leaving_bytes,
+                amount=needed,
+            )
+
+    def _reserve(self, context: Context) -> Hashable:
+        """Reserve memory for a request that is slow to come, and return its caller.
+
+        Raises OverloadedError where others have reserved too much, or there is no room.
+        """
+        caller, needed = caller_of(context), self._message_bytes
+        own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
+        for whose, held, most in (
+            ("this caller", own, self._own_arriving_bytes),
+            ("all callers", every, self._all_arriving_bytes),
+        ):
+            if held and held + needed > most:
+                raise self._admission.full(
+                    f"requests of {whose} that have not come whole reserve {held} bytes of memory, "
+                    f"{most} at most, and this one {needed}",
+                    missing=held + needed - most,
+                    amount=needed,
+                )
+        self._admission.take_memory(needed)
+        self._arriving_bytes[caller] += needed
+        return caller
+
+    def send(self, context: Context, reply: bytes, *, held: int) -> None:
+        """Give back what a call holds of the budget: what its reply needs when that is sent."""
+        size = len(reply)
+        if LEAST_BYTES <= size <= held:
+            caller = caller_of(context)
+            self._leaving_bytes[caller] += size
+            held -= size
+            sent: Any = partial(self._sent, caller, size)
+            context.add_done_callback(sent)
+        self._admission.free_memory(held)
+
+    def _look(self) -> None:
+        """Look after the requests that are awaited, and come again as long as there are any."""
+        self._looks = bool(self._arriving)
+        if not self._looks:
+            return
+        asyncio.get_running_loop().call_later(_MOMENT_S, self._look)
+        now = time.monotonic()
+        for task, arrival in self._arriving.items():
+            if arrival.seen_at is None:
+                arrival.seen_at = now
+            elif arrival.refused is None:
+                self._judge(arrival, now - arrival.seen_at)
+                if arrival.refused is not None:
+                    task.cancel()
+
+    def _judge(self, arrival: _Arrival, age_s: float) -> None:
+        if age_s >= self._timeout_s:
+            arrival.refused = StalledError(
+                f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
+                timeout_s=self._timeout_s,
+            )
+        elif arrival.caller is None:
+            try:
+                arrival.caller = self._reserve(arrival.context)
+            except OverloadedError as error:
+                arrival.refused = error
+
+    def _sent(self, caller: Hashable, size: int, _context: object) -> None:
+        self._free(self._leaving_bytes, caller, size)
+
+    def _free(self, held: Counter[Hashable], caller: Hashable, size: int) -> None:
+        held[caller] -= size
+        if not held[caller]:
+            del held[caller]
+        self._admission.free_memory(size)
+
+
+class _Arrival:
+    """A request that is awaited.
+
+    seen_at  when it was first found to be
+    caller   whose share it has a part of; None as long as it is not slow
+    refused  set where it is awaited no more
+    """
+
+    __slots__ = ("caller", "context", "refused", "seen_at")
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.seen_at: float | None = None
+        self.caller: Hashable = None
+        self.refused: OverloadedError | StalledError | None = None

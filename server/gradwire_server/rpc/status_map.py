@@ -1,0 +1,175 @@
+"""The one table that turns exceptions into statuses; nobody else chooses a status code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
+
+from gradwire import v1
+from gradwire_server import errors
+
+DOMAIN = "gradwire.v1"
+
+# grpcio turns larger trailers into RESOURCE_EXHAUSTED, so message and details stay under 4 KiB.
+_MAX_MESSAGE = 600
+_MAX_FACT = 200
+
+Table = dict[type[BaseException], tuple[StatusCode, v1.ErrorReason.ValueType]]
+
+STATUS: Table = {
+    errors.InvalidFieldError: (
+        StatusCode.INVALID_ARGUMENT,
+        v1.ErrorReason.ERROR_REASON_INVALID_FIELD,
+    ),
+    errors.InvalidDataError: (
+        StatusCode.INVALID_ARGUMENT,
+        v1.ErrorReason.ERROR_REASON_INVALID_DATA,
+    ),
+    errors.UnknownFieldError: (StatusCode.UNIMPLEMENTED, v1.ErrorReason.ERROR_REASON_UNKNOWN_FIELD),
+    errors.UnknownOperatorError: (
+        StatusCode.UNIMPLEMENTED,
+        v1.ErrorReason.ERROR_REASON_UNKNOWN_OPERATOR,
+    ),
+    errors.UseStreamError: (StatusCode.FAILED_PRECONDITION, v1.ErrorReason.ERROR_REASON_USE_STREAM),
+    errors.TableTooLargeError: (
+        StatusCode.FAILED_PRECONDITION,
+        v1.ErrorReason.ERROR_REASON_TABLE_TOO_LARGE,
+    ),
+    errors.LayoutNotStreamableError: (
+        StatusCode.FAILED_PRECONDITION,
+        v1.ErrorReason.ERROR_REASON_LAYOUT_NOT_STREAMABLE,
+    ),
+    errors.LimitExceededError: (
+        StatusCode.FAILED_PRECONDITION,
+        v1.ErrorReason.ERROR_REASON_LIMIT_EXCEEDED,
+    ),
+    errors.OverloadedError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OVERLOADED),
+    errors.StartingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_STARTING),
+    errors.DeviceLostError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DEVICE_LOST),
+    errors.StalledError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_STALLED),
+    errors.DrainingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DRAINING),
+    errors.EvaluationChangedError: (
+        StatusCode.ABORTED,
+        v1.ErrorReason.ERROR_REASON_EVALUATION_CHANGED,
+    ),
+    errors.UnauthenticatedError: (
+        StatusCode.UNAUTHENTICATED,
+        v1.ErrorReason.ERROR_REASON_UNAUTHENTICATED,
+    ),
+    errors.PermissionDeniedError: (
+        StatusCode.PERMISSION_DENIED,
+        v1.ErrorReason.ERROR_REASON_PERMISSION_DENIED,
+    ),
+    MemoryError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OUT_OF_MEMORY),
+    TimeoutError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_DEADLINE_EXCEEDED),
+}
+_INTERNAL = (StatusCode.INTERNAL, v1.ErrorReason.ERROR_REASON_INTERNAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as a caller sees it."""
+
+    code: StatusCode
+    reason: v1.ErrorReason.ValueType
+    message: str
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    violations: tuple[tuple[str, str], ...] = ()
+    retry_after_s: float | None = None
+
+    @property
+    def status(self) -> str:
+        """Name of the status code."""
+        return self.code.name
+
+    @property
+    def reason_name(self) -> str:
+        """The reason without the prefix of its enum."""
+        return v1.ErrorReason.Name(self.reason).removeprefix("ERROR_REASON_")
+
+    def within(self, **facts: str) -> Failure:
+        """Add facts about the call."""
+        return replace(self, facts={**self.facts, **facts})
+
+    def in_band(self) -> v1.Error:
+        """Encode the error as a stream's last message."""
+        error = v1.Error(
+            code=self.code.value[0],
+            reason=self.reason,
+            message=self.message,
+            metadata=self.facts,
+            field_violations=[
+                v1.Error.FieldViolation(field=path, description=text)
+                for path, text in self.violations
+            ],
+        )
+        if self.retry_after_s is not None:
+            error.retry_after.CopyFrom(_duration(self.retry_after_s))
+        return error
+
+    def details(self) -> bytes:
+        """Encode the error as the trailing metadata `grpc-status-details-bin`."""
+        parts: list[Message] = [
+            error_details_pb2.ErrorInfo(reason=self.reason_name, domain=DOMAIN, metadata=self.facts)
+        ]
+        if self.violations:
+            request = error_details_pb2.BadRequest()
+            for path, text in self.violations:
+                request.field_violations.add(field=path, description=text)
+            parts.append(request)
+        if self.retry_after_s is not None:
+            parts.append(error_details_pb2.RetryInfo(retry_delay=_duration(self.retry_after_s)))
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        for part in parts:
+            packed = AnyMessage()
+            packed.Pack(part)
+            status.details.append(packed)
+        return status.SerializeToString()
+
+
+def failure(error: BaseException) -> Failure:
+    """Look an exception up; one not in the table is a fault of the server and tells nothing."""
+    kind = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
+    if kind is None:
+        return Failure(
+            *_INTERNAL, "internal error; the server's log has more under this request_id"
+        )
+    code, reason = STATUS[kind]
+    if not isinstance(error, errors.EvaluationError):
+        return Failure(code, reason, _OWN_WORDS[kind])
+    violations: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, errors.InvalidFieldError):
+        violations = ((error.field, _short(error.description, _MAX_MESSAGE)),)
+    return Failure(
+        code,
+        reason,
+        _short(error.message, _MAX_MESSAGE),
+        {name: _short(fact, _MAX_FACT) for name, fact in error.facts.items()},
+        violations,
+        error.retry_after_s if isinstance(error, errors.RetryLaterError) else None,
+    )
+
+
+_OWN_WORDS: dict[type[BaseException], str] = {
+    MemoryError: "memory ran out during the evaluation",
+    TimeoutError: "the deadline has passed",
+}
+
+
+def _short(text: str, length: int) -> str:
+    if not (text.isascii() and text.isprintable()):
+        # Callers' own words: on the way as a status each odd byte takes three.
+        text = ascii(text[: length + 1])[1:-1]
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration

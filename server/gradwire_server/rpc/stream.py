@@ -1,0 +1,362 @@
+"""EvaluateStream: one task reads, one computes, one writes, joined by queues of one step each.
+
+A full queue stops the task before it, and in the end grpc stops reading from the sender: memory is
+bounded by what three steps need, whatever the tensor's size and whoever is slow.
+
+The tasks that read and write live as long as the call: a read or a write that is cancelled would
+leave grpc with one under way. Once the stream has failed they discard what comes to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+
+from gradwire import v1
+from gradwire._options import LEAST_CHUNK_BYTES
+from gradwire_server.engine import (
+    Arrived,
+    EvaluationRequest,
+    InputAssembler,
+    Prepared,
+    Ring,
+    Step,
+    WireSink,
+    execute,
+)
+from gradwire_server.errors import (
+    DrainingError,
+    InvalidDataError,
+    InvalidFieldError,
+    OverloadedError,
+    StalledError,
+)
+from gradwire_server.rpc import codec, encoding, ranges
+from gradwire_server.rpc.call_context import Call, Context
+from gradwire_server.rpc.callers import caller_of
+from gradwire_server.rpc.status_map import Failure
+from gradwire_server.rpc.unary import Do, Workshop
+from gradwire_server.scheduling import tasks
+from gradwire_server.scheduling.admitted_streams import AdmittedStream
+
+# How long a caller that does not read may hold up the error that ends its stream.
+_LAST_WORD_S = 5.0
+_LISTEN_ON_S = 0.2
+# Between two stages: one waits and one is in work.
+_STEPS = 2
+# Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
+_CANCELLATION_S = 0.1
+
+
+class StreamService:
+    """Answers EvaluateStream."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    async def evaluate_stream(self, _requests: object, context: Context) -> None:
+        """Evaluate one operator on one tensor in chunks."""
+        call = Call("EvaluateStream", context, self._workshop.active)
+        stream = _Stream(call, self._workshop)
+        try:
+            await call.answer(stream.run, in_band=stream.send_error)
+        finally:
+            await stream.close()
+
+
+class _Stream:
+    """One stream from open to its last result byte."""
+
+    _admitted: AdmittedStream
+
+    def __init__(self, call: Call, workshop: Workshop) -> None:
+        self._call = call
+        self._context = call.context
+        self._workshop = workshop
+        self._progress = time.monotonic()
+        self._busy = False
+        self._done = asyncio.Event()
+        self._refused: OverloadedError | None = None
+        self._refusal = asyncio.Event()
+        self._failed = False
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._no_write = asyncio.Event()
+        self._no_write.set()
+        self._first: asyncio.Future[encoding.StreamRequest | None] = _future()
+        self._input_wanted = asyncio.Event()
+        self._assembler: InputAssembler | None = None
+        self._wanted = range(0)
+        self._steps: asyncio.Queue[tuple[Step, encoding.Bytes] | None] = asyncio.Queue(1)
+        self._responses: asyncio.Queue[encoding.Chunk | bytes | None] = asyncio.Queue(1)
+        self._chunk_bytes = workshop.settings.max_chunk_bytes
+
+    async def run(self) -> None:
+        """Answer the stream under watch."""
+        self._reader = asyncio.ensure_future(self._read())
+        self._writer = asyncio.ensure_future(self._write())
+        await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
+
+    async def send_error(self, failed: Failure) -> None:
+        """Send an error as the last message, unless the caller does not read."""
+        self._failed = True
+        for queue in (self._steps, self._responses):
+            while not queue.empty():
+                queue.get_nowait()
+        try:
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self._no_write.wait()
+                await self._context.write(v1.EvaluateStreamResponse(error=failed.in_band()))
+        except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            return
+        if self._workshop.draining.is_set() and self._reader is not None:
+            # A connection that is closed while bytes wait to be read is reset, and a reset takes
+            # back what the caller has not read yet: the error.
+            self._input_wanted.set()
+            await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
+
+    async def close(self) -> None:
+        """End the tasks that read and write."""
+        left = [task for task in (self._reader, self._writer) if task is not None]
+        # Or the traceback of a task that failed would refer to itself, and keep all buffers.
+        self._reader = self._writer = None
+        tasks.cancel(left)
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._first.done() and not self._first.cancelled():
+            self._first.exception()  # which nobody may have asked for
+
+    async def _evaluate(self) -> None:
+        workshop = self._workshop
+        try:
+            caller = caller_of(self._context)
+            with workshop.admission.stream(caller, self._give_way) as self._admitted:
+                header = await self._read_open()
+                request = self._note(header)
+                self._admitted.note_wait(for_caller=False)
+                with self._call.phases.spending("queue"):
+                    prepared = await workshop.prepare(request, self._context)
+                # Beside what steps hold, a chunk each way is on its way through grpc, twice.
+                most = workshop.settings.max_chunk_bytes
+                ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
+                in_transit = sum(2 * min(most, each) for each in ways)
+                with workshop.admission.memory(prepared.memory_bytes + in_transit):
+                    await self._answer(header, prepared)
+        finally:
+            self._done.set()
+
+    def _give_way(self, refused: OverloadedError) -> None:
+        """End for want of room."""
+        self._refused = refused
+        self._refusal.set()
+
+    def _note(self, header: v1.Open) -> EvaluationRequest:
+        """Return the request; its log line and metrics tell of it, also where it is refused."""
+        request = codec.read_request(header)
+        self._call.note_request(request, received=0)
+        self._call.facts["resume_from"] = header.resume_from
+        if header.stop_before:
+            self._call.facts["stop_before"] = header.stop_before
+        return request
+
+    async def _read_open(self) -> v1.Open:
+        message = await self._first
+        if message is None:
+            await asyncio.sleep(_CANCELLATION_S)
+            raise InvalidDataError("open", "half-close came first; a stream starts with open")
+        if isinstance(message, encoding.Chunk):
+            raise InvalidDataError("open", "chunk came first; a stream starts with open")
+        codec.refuse_unknown_fields(message, "")
+        if message.WhichOneof("message") != "open":
+            came = message.WhichOneof("message") or "an empty message"
+            raise InvalidDataError("open", f"{came} came first; a stream starts with open")
+        header = message.open
+        self._call.request_id = codec.read_request_id(header.request_id) or self._call.request_id
+        if header.max_chunk_bytes and header.max_chunk_bytes < LEAST_CHUNK_BYTES:
+            raise InvalidFieldError(
+                "open.max_chunk_bytes",
+                f"{header.max_chunk_bytes}; 0 or at least {LEAST_CHUNK_BYTES} is needed",
+            )
+        return header
+
+    async def _answer(self, header: v1.Open, prepared: Prepared) -> None:
+        digest = await self._workshop.off_loop(lambda: prepared.digest)
+        wanted = ranges.wanted_bytes(header, prepared, digest)
+        assembler = InputAssembler(
+            prepared, resume_from=wanted.start, stop_before=wanted.stop, held=_STEPS
+        )
+        through = prepared.passes_through
+        limit = self._workshop.settings.max_chunk_bytes
+        needed = wanted if through else range(assembler.position, assembler.stop)
+        output = codec.write_descriptor(prepared.output)
+        if needed:
+            # From here on: a caller may be slow to take the answer, too.
+            self._admitted.note_wait(for_caller=True)
+        else:
+            self._admitted.note_data()
+        opened = ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit)
+        self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
+        await self._responses.put(opened.SerializeToString())
+        self._wanted, self._assembler = wanted, None if through else assembler
+        self._input_wanted.set()
+        if not through:
+            await self._compute(prepared, wanted)
+        if self._writer is not None:
+            await asyncio.wait({self._writer})
+
+    async def _pass_on(self, position: int, total: int) -> None:
+        """Hand the input's bytes from a position on to the writer as they come."""
+        while (message := await self._next()) is not None:
+            chunk = self._check_chunk(message, position, total)
+            self._call.received_bytes += len(chunk.data)
+            self._call.note_step(2 * len(chunk.data))
+            await self._responses.put(chunk)
+            position += len(chunk.data)
+        if position != total:
+            raise await _cut_short(position, total)
+        await self._responses.put(None)
+
+    async def _read_input(self, assembler: InputAssembler) -> None:
+        for ready in assembler.feed(_NOTHING):
+            await self._steps.put(ready)
+        while (message := await self._next()) is not None:
+            chunk = self._check_chunk(message, assembler.position, assembler.stop)
+            self._call.received_bytes += len(chunk.data)
+            for ready in assembler.feed(chunk.data):
+                await self._steps.put(ready)
+        if not assembler.complete:
+            raise await _cut_short(assembler.position, assembler.stop)
+        await self._steps.put(None)
+
+    def _check_chunk(
+        self, message: encoding.StreamRequest, position: int, total: int
+    ) -> encoding.Chunk:
+        chunk = message if isinstance(message, encoding.Chunk) else _read_chunk(message)
+        data = chunk.data
+        limit = self._workshop.settings.max_chunk_bytes
+        if chunk.offset != position:
+            raise InvalidDataError("chunk.offset", f"{chunk.offset}; {position} comes next")
+        if not 1 <= len(data) <= limit:
+            raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
+        if position + len(data) > total:
+            raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
+        self._admitted.note_data()
+        return chunk
+
+    async def _compute(self, prepared: Prepared, wanted: range) -> None:
+        left = len(wanted) / prepared.output.wire_bytes
+        with self._workshop.computing(prepared, self._call, left=left) as do:
+            await self._compute_steps(prepared, wanted, do)
+
+    async def _compute_steps(self, prepared: Prepared, wanted: range, do: Do) -> None:
+        arrived = Arrived(prepared)
+        results = Ring(_STEPS + 1)
+        sink = WireSink(prepared, lambda first, stop: results.take(stop - first))
+        steps = execute(prepared, arrived, sink, self._workshop.backend, steps=arrived.steps())
+        while (ready := await self._steps.get()) is not None:
+            step, data = ready
+            arrived.take(step, data)
+            self._busy = True
+            await do(partial(next, steps))
+            self._busy = False
+            self._progress = time.monotonic()
+            result = sink.data
+            self._call.note_step(len(data) + len(result))
+            offset = prepared.output_range(step)[0]
+            skipped = max(0, wanted.start - offset)
+            part = result[skipped : wanted.stop - offset]
+            if len(part):
+                await self._responses.put(encoding.Chunk(offset + skipped, part))
+        await self._responses.put(None)
+
+    async def _read(self) -> None:
+        """Read as long as the call lasts: the first message, then the input."""
+        try:
+            self._first.set_result(await self._next())
+        except InvalidDataError as error:
+            self._first.set_exception(error)
+        await self._input_wanted.wait()
+        if self._failed:
+            await self._discard_input()
+        elif self._assembler is None:
+            await self._pass_on(self._wanted.start, self._wanted.stop)
+        else:
+            await self._read_input(self._assembler)
+
+    async def _discard_input(self) -> None:
+        while await self._context.read() is not grpc.aio.EOF:
+            pass
+
+    async def _next(self) -> encoding.StreamRequest | None:
+        with self._call.phases.spending("receive"):
+            message = await self._context.read()
+        if self._failed:
+            await self._discard_input()
+            return None
+        self._progress = time.monotonic()
+        return None if message is grpc.aio.EOF else encoding.sound(message)
+
+    async def _write(self) -> None:
+        """Write as long as the call lasts, until the last response or a failure."""
+        while (response := await self._responses.get()) is not None:
+            if isinstance(response, bytes):
+                await self._send(response)
+                continue
+            for part in response.parts(self._chunk_bytes):
+                await self._send(encoding.chunk_response(part))
+                self._call.sent_bytes += len(part.data)
+
+    async def _send(self, message: bytes) -> None:
+        if self._failed:
+            return
+        self._no_write.clear()
+        try:
+            with self._call.phases.spending("send"):
+                await self._context.write(message)
+        finally:
+            self._no_write.set()
+        self._progress = time.monotonic()
+
+    async def _watch(self) -> None:
+        timeout = self._workshop.settings.stall_timeout_s
+        while not self._done.is_set():
+            idle = 0.0 if self._busy else time.monotonic() - self._progress
+            if idle >= timeout:
+                raise StalledError(
+                    f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
+                )
+            if self._workshop.draining.is_set():
+                raise DrainingError("the server is shutting down; resume on another one")
+            if self._refused is not None:
+                raise self._refused
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout - idle):
+                    await tasks.first(self._done, self._workshop.draining, self._refusal)
+
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:
+    """Take a chunk out of a message that is not written as most are."""
+    codec.refuse_unknown_fields(message, "")
+    came = message.WhichOneof("message") or "an empty message"
+    if came != "chunk":
+        raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
+    codec.refuse_unknown_fields(message.chunk, "chunk")
+    return encoding.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
+
+
+async def _cut_short(position: int, total: int) -> InvalidDataError:
+    await asyncio.sleep(_CANCELLATION_S)
+    came = f"half-close after {position} of {total} bytes"
+    return InvalidDataError("chunk", f"{came}; all are needed")

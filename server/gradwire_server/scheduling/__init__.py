@@ -1,0 +1,1 @@
+"""Scheduling of evaluations: admission, memory budget, fair queue, threads."""

@@ -1,0 +1,297 @@
+"""Lets evaluations in while there is room for them, and refuses the rest at once.
+
+- Memory, of all evaluations in flight, those that wait included: what does not fit is refused.
+- Slots: as many as threads that compute, and one for what is next, so that no thread waits for the
+  event loop. An evaluation takes a slot for a turn at a time and waits for the next one in a fair
+  queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets short
+  work pass.
+- The queue is bounded in time: a burst is let in as far as it is done `max_queue_s` after it began.
+  Under a load that lasts for longer a long queue serves no more calls than a short one and each of
+  them later: newcomers are refused that would wait longer than `max_standing_queue_s`, and longer
+  than a quarter of what they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues
+  from bad ones so.
+- Who could not be done by its deadline is refused before it waits, and dropped where that turns out
+  while it waits. Who is cancelled leaves at once.
+
+Who has had a turn is never refused. Every refusal says when to come back, by how fast things drain
+here (pace.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager
+from itertools import count
+from types import TracebackType
+
+from gradwire_server.errors import OverloadedError
+from gradwire_server.scheduling.admitted_streams import AdmittedStream, AdmittedStreams
+from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
+from gradwire_server.scheduling.scheduler import Slots
+from gradwire_server.scheduling.turns import TURN_S, Backlog, Claim, Turns
+
+# The slot for what is next.
+_NEXT = 1
+# Plain taps of a table, and seconds that they take on a slow machine.
+_TABLE_WORK = 1 << 16, 0.001
+# What takes long may wait this part of that, however short the queue is kept.
+_WAIT_SHARE = 0.25
+
+
+class Admission:
+    """What all evaluations in flight hold. Used from one event loop only.
+
+    entered           evaluations that were let in so far
+    max_memory_bytes  of all evaluations in flight
+    memory_bytes      that they hold, those that wait included
+    refusals          so far, by what stood in the way: a setting; "deadline", which could not be
+                      met; "late", which turned out while waiting
+    """
+
+    def __init__(
+        self,
+        *,
+        max_memory_bytes: int,
+        max_streams: int,
+        retry_after_s: float,
+        threads: int = 1,
+        max_queue: int = 1024,
+        max_queue_s: float = math.inf,
+        max_standing_queue_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_memory_bytes = max_memory_bytes
+        self._streams = AdmittedStreams(max_streams)
+        self._retry_after_s = retry_after_s
+        self._max_queue = max_queue
+        self._limit = QueueLimit(max_queue_s=max_queue_s, max_standing_queue_s=max_standing_queue_s)
+        self._threads = threads
+        self._clock = clock
+        self.refusals: Counter[str] = Counter()
+        self._slots = Slots(threads + _NEXT, clock=clock, refusals=self.refusals)
+        self._backlog = Backlog()
+        self._pace = WorkPace()
+        self._table_pace = WorkPace()
+        # Long tables are few: the first are not to count as nothing.
+        self._table_pace.note(*_TABLE_WORK)
+        self._memory_drain, self._stream_drain = Drain(), Drain()
+        self._appointments = Appointments()
+        self._numbers = count()
+        self.entered = 0
+        self.memory_bytes = 0
+
+    @property
+    def queue_depth(self) -> int:
+        """Evaluations that wait for a slot."""
+        return len(self._slots)
+
+    @property
+    def computing(self) -> int:
+        """Slots in which something computes."""
+        return self._slots.taken
+
+    @property
+    def backlog_s(self) -> float:
+        """Estimated seconds until all that was let in is done."""
+        return self._backlog.seconds / self._threads
+
+    def memory(self, needed: int, *, measured: bool = True) -> _Memory:
+        """Return the context that holds `needed` bytes of the budget.
+
+        measured  whether retry delays count it: tables give theirs back long before requests do
+
+        A request larger than all of it is let in alone. Entering raises OverloadedError where there
+        is no room.
+        """
+        return _Memory(self, needed, measured=measured)
+
+    def has_room(self, needed: int) -> bool:
+        """Whether so many bytes of the budget are there to be taken."""
+        return not self.memory_bytes or self.memory_bytes + needed <= self.max_memory_bytes
+
+    def enter(self, needed: int) -> None:
+        """Count a call, or raise OverloadedError where the budget lacks so many bytes."""
+        if not self.has_room(needed):
+            raise self.full(
+                f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
+                missing=self.memory_bytes + needed - self.max_memory_bytes,
+                amount=needed,
+            )
+        self.entered += 1
+
+    def take_memory(self, needed: int) -> None:
+        """Count a call and take bytes of the budget, or raise OverloadedError."""
+        self.enter(needed)
+        self._memory_drain.enter(self._clock())
+        self.memory_bytes += needed
+
+    def free_memory(self, held: int, *, measured: bool = True) -> None:
+        """Give them back."""
+        self.memory_bytes -= held
+        if measured:
+            self._memory_drain.leave(self._clock(), amount=held, empty=not self.memory_bytes)
+        elif not self.memory_bytes:
+            self._memory_drain.stop()
+
+    def full(self, came: str, *, missing: int, amount: int) -> OverloadedError:
+        """Return the error for who needs an amount of memory of which so many bytes are missing."""
+        limit, drain = "max_memory_bytes", self._memory_drain
+        return self._full(
+            came, limit, self.max_memory_bytes, drain=drain, missing=missing, amount=amount
+        )
+
+    @property
+    def streams(self) -> int:
+        """Streams open now."""
+        return len(self._streams)
+
+    @contextmanager
+    def stream(
+        self, caller: Hashable, give_way: Callable[[OverloadedError], object]
+    ) -> Generator[AdmittedStream]:
+        """Count a stream of a caller as open.
+
+        give_way  called with the error that the stream is to end with, where another one needs its
+                  room before data has come; it counts no more then
+
+        Raises OverloadedError where there is no room and none gives way.
+        """
+        came = self._streams.full_for(caller)
+        if came:
+            least = self._streams.least(caller)
+            if least is None:
+                raise self._full_of_streams(came)
+            waited = f"no data of this one has come for {least.waited_s:.1f} s"
+            refused = self._full_of_streams(f"{came}, and {waited}")
+            give_way = least.give_way
+            self._leave(least)
+            give_way(refused)
+        stream = AdmittedStream(caller, give_way, self._clock)
+        self._stream_drain.enter(self._clock())
+        self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            self._leave(stream)
+
+    def _leave(self, stream: AdmittedStream) -> None:
+        if self._streams.discard(stream):
+            self._stream_drain.leave(self._clock(), empty=not self._streams)
+
+    def _full_of_streams(self, came: str) -> OverloadedError:
+        allowed, drain = self._streams.most, self._stream_drain
+        return self._full(came, "max_streams", allowed, drain=drain, missing=1, amount=1)
+
+    def turns(self, claim: Claim) -> Turns:
+        """Let an evaluation in to compute, or raise OverloadedError."""
+        pace = self._table_pace if claim.tables else self._pace
+        turns = Turns(claim, self._slots, self._numbers, self._backlog, pace)
+        if not self._slots:
+            self._limit.rest(self._clock())
+        if not claim.paced and self.has_waiting:
+            self._make_room(turns)
+        return turns
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a newcomer has to wait for a slot."""
+        return bool(self._slots) or self._slots.taken >= self._slots.count
+
+    def refusal(self, claim: Claim) -> OverloadedError | None:
+        """Return the error that turns() would raise because of time; None where it would not."""
+        seconds = self._pace.estimate_s(claim.work)
+        if claim.paced or not self.has_waiting:
+            return None
+        if not self._slots:
+            self._limit.rest(self._clock())
+        return self._too_late(claim, seconds, large=seconds > TURN_S)[0]
+
+    def _make_room(self, turns: Turns) -> None:
+        """Find a newcomer that has to wait a place, or refuse it."""
+        peer, seconds = turns.claim.peer, turns.left_s
+        too_late, wait_s = self._too_late(turns.claim, seconds, large=turns.large)
+        if too_late is not None:
+            raise too_late
+        if len(self._slots) >= self._max_queue:
+            self._limit.note_refusal(self._clock())
+            came = _beyond(f"{len(self._slots)} calls wait", "max_queue", self._max_queue)
+            refused = self._refuse(came, "max_queue", wait_s, seconds)
+            if not self._displace(peer, seconds, refused):
+                raise refused
+
+    def _too_late(
+        self, claim: Claim, seconds: float, *, large: bool
+    ) -> tuple[OverloadedError | None, float]:
+        """Return the error for who would be done too late, and the seconds to wait for a slot."""
+        now = self._clock()
+        wait_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=large) / self._threads
+        left_s = claim.deadline - now
+        if wait_s + seconds > left_s:
+            came = f"a call like this takes some {wait_s + seconds:.3g} s now"
+            came = f"{came}, and its deadline is in {left_s:.3g} s"
+            return self._refuse(came, "deadline", wait_s, seconds), wait_s
+        allowed_s = self._limit.allowed_s(now)
+        if wait_s <= max(allowed_s, seconds * _WAIT_SHARE):
+            return None, wait_s
+        self._limit.note_refusal(now)
+        came = f"a call like this waits for some {wait_s:.3g} s now"
+        burst = allowed_s > self._limit.standing_s
+        limit = "max_queue_s" if burst else "max_standing_queue_s"
+        came = _beyond(came, limit, f"{allowed_s:.3g} s")
+        return self._refuse(came, limit, wait_s, seconds), wait_s
+
+    def _displace(self, peer: Hashable, seconds: float, refused: OverloadedError) -> bool:
+        """Refuse the last of the caller with most work instead, if that is not this caller."""
+        heaviest = self._backlog.heaviest()
+        if self._backlog.of(heaviest) <= self._backlog.of(peer) + seconds:
+            return False
+        return self._slots.drop(heaviest, refused)
+
+    def _full(
+        self, came: str, limit: str, allowed: int, *, drain: Drain, missing: int, amount: int
+    ) -> OverloadedError:
+        """Refuse what does not fit: so much is missing of the amount it needs."""
+        wait_s = drain.seconds_for(missing, now=self._clock())
+        spacing_s = drain.seconds_for(amount)
+        wait_s = self._retry_after_s if wait_s is None else wait_s
+        came = _beyond(came, limit, allowed)
+        return self._refuse(came, limit, wait_s, spacing_s or 0.0, allowed=allowed)
+
+    def _refuse(
+        self, came: str, limit: str, wait_s: float, spacing_s: float, **facts: object
+    ) -> OverloadedError:
+        self.refusals[limit] += 1
+        spacing_s /= self._threads
+        after_s = self._appointments.give_s(self._clock(), wait_s=wait_s, spacing_s=spacing_s)
+        return OverloadedError(
+            f"{came}; retry after {after_s} s", retry_after_s=after_s, limit=limit, **facts
+        )
+
+
+class _Memory:
+    """Bytes of the budget. A class, since a generator takes several times as long."""
+
+    __slots__ = ("_admission", "_measured", "_needed")
+
+    def __init__(self, admission: Admission, needed: int, *, measured: bool) -> None:
+        self._admission = admission
+        self._needed = needed
+        self._measured = measured
+
+    def __enter__(self) -> None:
+        self._admission.take_memory(self._needed)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._admission.free_memory(self._needed, measured=self._measured)
+
+
+def _beyond(came: str, limit: str, allowed: object) -> str:
+    return f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()})"

@@ -1,0 +1,1 @@
+"""Authorization of calls by tokens and certificates, and TLS."""

@@ -1,0 +1,172 @@
+"""The one place that says who may do what, for every protocol and port.
+
+Health is for everybody. Where there is a tokens file, all else takes a token with the scope it
+needs, from wherever the call comes and whatever certificate it shows. Where there is none, callers
+of this machine and those whose certificate TLS has checked may do everything; others may do what
+`anonymous_scopes` says.
+
+It knows no protocol: who calls it brings the header, and where the call comes from.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from urllib.parse import unquote
+
+from gradwire._reloaded import Reloaded
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.tokens import Scope, Token, digest_of, read_tokens
+
+__all__ = ["Authorizer", "Refusal", "Scope"]
+
+_log = logging.getLogger("gradwire_server")
+
+_SCHEME = "bearer"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call is not let in.
+
+    authenticated  False where a token is missing or not taken (UNAUTHENTICATED, 401); True where
+                   what is missing is a scope (PERMISSION_DENIED, 403)
+    message        for the caller: what would do; tells nothing that the caller does not know
+    """
+
+    authenticated: bool
+    message: str
+
+
+class Authorizer:
+    """Lets calls in or refuses them. Any number of threads may use it.
+
+    clock  seconds since 1970, by which tokens expire
+
+    Raises ValueError where the tokens file cannot be used.
+    """
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+        self._anonymous = settings.scopes_of_strangers
+        self._takes_certificates = bool(settings.tls_client_ca)
+        self._clock = clock
+        self._tokens: Reloaded[tuple[Token, ...]] | None = None
+        if settings.tokens:
+            try:
+                self._tokens = Reloaded(
+                    (settings.tokens,), lambda contents: read_tokens(contents[0]), on_error=_keep
+                )
+            except (OSError, ValueError) as error:
+                raise ValueError(f"--tokens is {settings.tokens}: {_plain(error)}") from error
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether there is a tokens file; if not, what counts is where a call comes from."""
+        return self._tokens is not None
+
+    def is_open(self, scope: Scope) -> bool:
+        """Whether everybody has a scope, so that nobody needs to be asked."""
+        return self._tokens is None and scope in self._anonymous
+
+    def refusal(
+        self,
+        scope: Scope,
+        *,
+        authorization: str | bytes | None,
+        peer: str,
+        certified: bool = False,
+    ) -> Refusal | None:
+        """Return why a call is refused; None where it is let in.
+
+        authorization  value of the header of that name, "Bearer TOKEN"; None where there is none
+        peer           where the call comes from, as grpc has it: "ipv4:127.0.0.1:5", "unix:..."
+        certified      whether TLS has checked a certificate of the caller
+        """
+        if self._tokens is not None:
+            return self._of_token(self._tokens, scope, authorization)
+        if scope in self._anonymous or certified or is_local(peer):
+            return None
+        would_do = (
+            "show a certificate that one of its --tls-client-ca has signed, or call from the "
+            "server's own machine"
+            if self._takes_certificates
+            else "call from the server's own machine; or its operator gives it a file "
+            "of --tokens, authorities for --tls-client-ca, or --anonymous-scopes"
+        )
+        return Refusal(
+            authenticated=True,
+            message=f"this call needs the scope {scope.value}, which callers of other machines do "
+            f"not have here: {would_do}",
+        )
+
+    def _of_token(
+        self, tokens: Reloaded[tuple[Token, ...]], scope: Scope, authorization: str | bytes | None
+    ) -> Refusal | None:
+        if authorization is None:
+            return _unknown("a token is needed: send it as authorization: Bearer TOKEN")
+        text = authorization if isinstance(authorization, str) else authorization.decode("latin-1")
+        scheme, _, shown = text.partition(" ")
+        if scheme.lower() != _SCHEME or not shown:
+            return _unknown("authorization is not of the form Bearer TOKEN")
+        digest = digest_of(shown.strip())
+        found = _find(tokens.get(), digest)
+        if found is None and tokens.look():
+            # It was added a moment ago.
+            found = _find(tokens.get(), digest)
+        if found is None:
+            return _unknown("the token is none of this server's")
+        if found.expires is not None and self._today() > found.expires.isoformat():
+            return _unknown(f"the token {found.name} expired on {found.expires}; use another one")
+        if scope not in found.scopes:
+            return Refusal(
+                authenticated=True,
+                message=f"the token {found.name} lacks the scope {scope.value}, which this call "
+                "needs; use one that has it",
+            )
+        return None
+
+    def _today(self) -> str:
+        return datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
+
+
+def _find(tokens: tuple[Token, ...], digest: bytes) -> Token | None:
+    """Compare with every token, each in the same time, wherever the one sought may be."""
+    found = None
+    for token in tokens:
+        if hmac.compare_digest(token.digest, digest):
+            found = token
+    return found
+
+
+def _unknown(message: str) -> Refusal:
+    return Refusal(authenticated=False, message=message)
+
+
+@lru_cache(maxsize=1 << 10)
+def is_local(peer: str) -> bool:
+    """Whether a peer, as grpc names it, is on this machine: by loopback or by a unix socket."""
+    family, _, rest = peer.partition(":")
+    if family in {"unix", "unix-abstract"}:
+        return True
+    host = unquote(rest).rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _keep(error: Exception) -> None:
+    facts = {"error": _plain(error), "kept": "the tokens as they were"}
+    _log.error("tokens cannot be read", extra={"facts": facts})
+
+
+def _plain(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,136 @@
+"""The server's certificates, read anew when their files change; what cannot be used is kept out.
+
+New connections get the new ones, those there are go on as they began. A file that is not whole, a
+key that belongs to another certificate and the like are logged, and what was there stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import ssl
+import time
+from dataclasses import dataclass
+
+from gradwire._reloaded import Reloaded
+from gradwire_server.config.bounds import flag
+from gradwire_server.config.settings import Settings
+
+_log = logging.getLogger("gradwire_server")
+
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL's x509_vfy.h.
+_NO_CHECK_TIME = 0x200000
+_NAMES = ("tls_key", "tls_certificate", "tls_client_ca")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Papers:
+    """What a server shows, and whom it lets in.
+
+    key, chain   its private key and its certificates, as PEM
+    authorities  whose clients are let in, as PEM; None for everybody
+    context      the same for Python's ssl, TLS 1.2 or newer
+    expires_s    when the certificate does, in seconds since 1970; None where that cannot be told
+    """
+
+    key: bytes
+    chain: bytes
+    authorities: bytes | None
+    context: ssl.SSLContext
+    expires_s: float | None
+
+    @property
+    def expired(self) -> bool:
+        """Whether the certificate's time is over."""
+        return self.expires_s is not None and self.expires_s < time.time()
+
+
+class Certificates:
+    """Those that the settings name. Any number of threads may use it.
+
+    Raises ValueError where they cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        given = {name: getattr(settings, name) for name in _NAMES}
+        self._paths = {name: path for name, path in given.items() if path}
+        try:
+            self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=self._keep)
+        except OSError as error:
+            raise ValueError(self._words(error)) from error
+
+    @classmethod
+    def of(cls, settings: Settings) -> Certificates | None:
+        """Return them; None where settings want no TLS. Raises as the constructor does."""
+        return cls(settings) if settings.tls_certificate else None
+
+    def get(self) -> Papers:
+        """Return what is shown now."""
+        return self._papers.get()
+
+    def _made(self, contents: tuple[bytes, ...]) -> Papers:
+        found = dict(zip(self._paths, contents, strict=True))
+        for name, content in found.items():
+            if b"-----BEGIN " not in content:
+                raise ValueError(f"{flag(name)} is {self._paths[name]}, which is no PEM file")
+        authorities = found.get("tls_client_ca")
+        key, chain = found["tls_key"], found["tls_certificate"]
+        context = self._context(authorities)
+        return Papers(key, chain, authorities, context, _expires_s(chain, context))
+
+    def _context(self, authorities: bytes | None) -> ssl.SSLContext:
+        """Have OpenSSL look at what gRPC would keep to itself."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            # A key that needs a password is none here; nobody is asked for one.
+            context.load_cert_chain(
+                self._paths["tls_certificate"], self._paths["tls_key"], password=lambda: b""
+            )
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(
+                f"--tls-certificate and --tls-key cannot be used together: {_reason(error)}"
+            ) from error
+        if authorities is not None:
+            try:
+                context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
+            except OSError as error:
+                raise ValueError(f"--tls-client-ca cannot be used: {_reason(error)}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _words(self, error: OSError) -> str:
+        named = (flag(name) for name, path in self._paths.items() if path == str(error.filename))
+        return f"{next(named, 'a file')} cannot be read: {error}"
+
+    def _keep(self, error: Exception) -> None:
+        words = self._words(error) if isinstance(error, OSError) else str(error)
+        facts = {"error": words, "kept": "the certificates as they were"}
+        _log.error("certificates cannot be used", extra={"facts": facts})
+
+
+def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
+    """Shake hands with a client that trusts this very certificate, and ask what it has seen.
+
+    Python's ssl tells no date of a certificate that nobody has checked.
+    """
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        trusting.load_verify_locations(cadata=chain.decode("ascii", "replace"))
+        client = trusting.wrap_bio(to_client, to_server)
+        server = shown.wrap_bio(to_server, to_client, server_side=True)
+        for side in (client, server, client):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        seen = client.getpeercert() or {}
+    except (ssl.SSLError, ValueError):
+        return None
+    until = seen.get("notAfter")
+    return ssl.cert_time_to_seconds(until) if isinstance(until, str) else None
+
+
+def _reason(error: OSError) -> str:
+    return getattr(error, "reason", None) or error.strerror or str(error)

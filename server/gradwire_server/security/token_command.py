@@ -1,0 +1,147 @@
+"""`gradwire-server token`: makes the tokens of those who may call, and takes them back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import click
+
+from gradwire._reloaded import read_small
+from gradwire_server.config.tokens import Scope, add_token, read_scopes, read_tokens, revoke_token
+
+
+def _scopes(context: click.Context, parameter: click.Parameter, value: str) -> frozenset[Scope]:
+    try:
+        scopes = read_scopes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    if not scopes:
+        raise click.BadParameter("a token without a scope opens nothing", context, parameter)
+    return scopes
+
+
+def _last_day(
+    context: click.Context, parameter: click.Parameter, value: datetime | None
+) -> date | None:
+    if value is None:
+        return None
+    if value.date() < datetime.now(UTC).date():
+        raise click.BadParameter(f"{value.date()} is over", context, parameter)
+    return value.date()
+
+
+def _print(made: str, name: str, path: Path) -> None:
+    """Show a token; take it out of the file again where nobody can have seen it."""
+    try:
+        click.echo(made)
+    except OSError as error:
+        revoke_token(path, name)
+        raise click.ClickException(
+            f"the token cannot be printed: {error.strerror}; {name} is not in {path}"
+        ) from error
+
+
+class _CreatesByDefault(click.Group):
+    """A group in which options without a command are those of `create`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; what is no option is a command."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["create", *args]
+        return super().parse_args(ctx, args)
+
+
+@contextmanager
+def _named(path: Path) -> Generator[None]:
+    """Tell what is wrong with a file in one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise click.ClickException(f"{path}: {error}") from error
+
+
+_file = click.option(
+    "--file",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("tokens"),
+    show_default=True,
+    envvar="GRADWIRE_TOKENS",
+    show_envvar=True,
+    help="The file of the setting --tokens.",
+)
+
+
+@click.group(
+    cls=_CreatesByDefault,
+    short_help="Make the tokens of those who may call, and take them back.",
+    subcommand_metavar="[create|list|revoke] ...",
+)
+def token() -> None:
+    """Make the tokens of those who may call, list them, and take them back.
+
+    Without a command, options are those of `create`. Servers with this file follow it within a
+    second, without a restart.
+    """
+
+
+@token.command(short_help="Make a token and print it.")
+@click.option("--name", help="What the file and the log call it; by default one by chance.")
+@click.option(
+    "--scopes",
+    default=Scope.EVALUATE.value,
+    show_default=True,
+    callback=_scopes,
+    help="What it opens: evaluate, inspect, or both with a comma between.",
+)
+@click.option(
+    "--expires",
+    type=click.DateTime(["%Y-%m-%d"]),
+    callback=_last_day,
+    help="The last day on which it is taken, UTC; by default it has no end.",
+)
+@_file
+def create(*, name: str | None, scopes: frozenset[Scope], expires: date | None, path: Path) -> None:
+    """Make a token and print it: 32 random bytes, of which the file keeps the SHA-256.
+
+    It is printed this once, and servers take it at once. The file is made where there is none.
+    """
+    with _named(path):
+        name = f"token-{secrets.token_hex(4)}" if name is None else name
+        made = add_token(path, name=name, scopes=scopes, expires=expires)
+    _print(made, name, path)
+    until = "" if expires is None else f" until {expires}"
+    click.echo(f"{name} ({', '.join(sorted(scopes))}) is in {path}{until}", err=True)
+
+
+@token.command(name="list", short_help="List the tokens in the file.")
+@_file
+def list_(*, path: Path) -> None:
+    """List the tokens in the file: a name, what it opens, and its last day, if it has one.
+
+    The tokens themselves are nowhere.
+    """
+    with _named(path):
+        tokens = read_tokens(read_small(path))
+    today = datetime.now(UTC).date()
+    for one in tokens:
+        words = [one.name, ",".join(sorted(one.scopes))]
+        if one.expires is not None:
+            words.append(f"{'expired' if one.expires < today else 'until'} {one.expires}")
+        click.echo("  ".join(words))
+
+
+@token.command(short_help="Take a token out of the file.")
+@click.argument("name")
+@_file
+def revoke(*, name: str, path: Path) -> None:
+    """Take the token called NAME out of the file; servers take it no more within a second."""
+    with _named(path):
+        revoke_token(path, name)
+    click.echo(f"{name} is revoked in {path}", err=True)

@@ -1,0 +1,331 @@
+"""Builds the server from its settings: the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import grpc
+
+from gradwire_server import backends
+from gradwire_server.backends import Backend
+from gradwire_server.config.addresses import check_free
+from gradwire_server.config.settings import Settings
+from gradwire_server.config.version import VERSION
+from gradwire_server.engine import Preparer, TableCache
+from gradwire_server.instruments import Instruments
+from gradwire_server.rpc import codec, encoding, transport
+from gradwire_server.rpc.call_context import ActiveCalls
+from gradwire_server.rpc.handlers import Handlers, add_handlers
+from gradwire_server.rpc.health import Health
+from gradwire_server.rpc.rehearsal import rehearse, rehearse_calls
+from gradwire_server.rpc.unary import Workshop
+from gradwire_server.scheduling import malloc
+from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.device_watch import DeviceWatch
+from gradwire_server.scheduling.inline import InlineWork
+from gradwire_server.scheduling.thread_pool import compute_pool
+from gradwire_server.security.authorization import Authorizer
+
+_log = logging.getLogger("gradwire_server")
+
+
+class Server:
+    """A gRPC server with everything behind it. Belongs to the loop that makes it.
+
+    backend       what computes, and reason why; None takes the one that settings choose
+    shares_port   whether other processes listen on the address too
+    cells         file descriptor of a supervisor's memory for the metrics; None where it has none
+    device        notices when the device that computes is lost; None for a watch of its own
+    instruments   what measures it
+    over          set once the device is lost and every call in flight has its status
+
+    Raises ValueError where the tokens file cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backend: Backend | None = None,
+        reason: str = "",
+        shares_port: bool = False,
+        cells: int | None = None,
+        device: DeviceWatch | None = None,
+    ) -> None:
+        self.settings = settings
+        self._authorizer = Authorizer(settings)
+        self._shares_port = shares_port
+        self._pool = compute_pool(settings.threads, niceness=settings.compute_niceness)
+        self._health = Health()
+        self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
+        self._device = device or device_watch(settings)
+        self.over = asyncio.Event()
+        self._ending: asyncio.Future[None] | None = None
+        success_level = logging.INFO if settings.access_log else logging.DEBUG
+        active = ActiveCalls(self.instruments.observer, success_level=success_level)
+        self._chooses = backend is None
+        if backend is None:
+            backend, reason = choose_backend(settings)
+        self._workshop = _workshop(settings, self._pool, (backend, reason), active, self._device)
+        self._server = self._build()
+        self._warm_up_s: float | None = None
+        self._trimming: asyncio.Future[None] | None = None
+        self.port = 0
+
+    @property
+    def workshop(self) -> Workshop:
+        """What the handlers share."""
+        return self._workshop
+
+    def _build(self) -> grpc.aio.Server:
+        options = transport.options(self.settings, shares_port=self._shares_port)
+        server = grpc.aio.server(options=options)
+        self._handlers = Handlers(self._workshop)
+        active = self._workshop.active
+        add_handlers(server, self._handlers, self._health, self._authorizer, active)
+        return server
+
+    async def start(self) -> None:
+        """Listen, get ready, and serve.
+
+        Who comes meanwhile is told that the server starts. Beside others on one port it listens
+        last: they answer meanwhile.
+        """
+        if self._shares_port:
+            await self._warm_up()
+        await self.listen()
+        await self.get_ready()
+
+    async def listen(self) -> None:
+        """Listen without evaluating yet; `port` then holds the port bound."""
+        settings = self.settings
+        if not self._shares_port:
+            check_free(settings.address)
+        if settings.tls_certificate:
+            self.port = self._server.add_secure_port(
+                settings.address, transport.credentials(settings)
+            )
+        else:
+            self.port = self._server.add_insecure_port(settings.address)
+        self.instruments.start(self._workshop, address=self.bound)
+        self._health.tell(serving=False)
+        self._device.listeners_shut.clear()
+        self._ending = asyncio.ensure_future(self._end_when_lost())
+        await self._server.start()
+        admission = self._workshop.admission
+        self._trimming = asyncio.ensure_future(
+            malloc.trim_when_idle(
+                self.settings.trim_after_s,
+                calls=lambda: admission.entered + admission.refusals.total(),
+                is_idle=self._workshop.active.none_left.is_set,
+                off_loop=self._workshop.off_loop,
+            )
+        )
+
+    async def get_ready(self) -> None:
+        """Have everything compiled that calls need, then serve."""
+        try:
+            await self._warm_up()
+        except BaseException:
+            if self._device.lost.is_set():
+                await self.over.wait()
+            else:
+                await self._server.stop(None)
+                await self.instruments.stop()
+            raise
+        self._workshop.ready.set()
+        self.instruments.note_serving(serves=True)
+        self._health.tell(serving=True)
+        facts = {
+            "address": self.bound,
+            "version": VERSION,
+            "backend": self._workshop.backend.name,
+            "backend_reason": self._workshop.backend_reason,
+            "compute_threads": self.settings.threads,
+            "max_memory_bytes": self.settings.max_memory_bytes,
+            "tls": bool(self.settings.tls_certificate),
+            "tokens": self._authorizer.wants_tokens,
+            "warm_up_s": self._warm_up_s,
+        }
+        _log.info("serving", extra={"facts": facts})
+
+    async def _warm_up(self) -> None:
+        if self._warm_up_s is not None or not self.settings.warm_up:
+            return
+        backend = self._workshop.backend
+        _log.info("warming up", extra={"facts": {"backend": backend.name}})
+        started = time.monotonic()
+        try:
+            await self._compute_first(backend)
+        except Exception as error:
+            if not (self._chooses and backends.may_fall_back(backend)):
+                raise
+            backend, reason = backends.instead_of_compiled(self.settings.backend, error)
+            self._workshop = replace(self._workshop, backend=backend, backend_reason=reason)
+            self._handlers.serve(self._workshop)
+            self.instruments.note_backend(self._workshop)
+            await self._compute_first(backend)
+        await self.rehearse_calls()
+        self._warm_up_s = round(time.monotonic() - started, 3)
+
+    async def _compute_first(self, backend: Backend) -> None:
+        # Not watched: compilers may take longer than any call to a device.
+        if isinstance(backend, backends.LoadsKernels):
+            await self._workshop.off_loop(backend.load)
+            await self._workshop.compute(backend.warm_up)
+        else:
+            await self._workshop.off_loop(backend.warm_up)
+        rate = await self._workshop.compute(partial(rehearse, backend))
+        self._workshop.inline.rate = rate
+
+    async def rehearse_calls(self) -> None:
+        """Have calls answered by handlers like this server's, with the same backend and threads.
+
+        All else they have is their own, so that nothing of them is kept, counted or traced.
+        """
+        settings = Settings(compute_threads=self.settings.threads)
+        backend, active = self._workshop.backend, ActiveCalls()
+        workshop = _workshop(settings, self._pool, (backend, ""), active, self._device)
+        workshop.ready.set()
+        await rehearse_calls(Handlers(workshop))
+
+    @property
+    def bound(self) -> str:
+        """The address with the port bound."""
+        if self.settings.address.startswith("unix:"):
+            return self.settings.address
+        return f"{self.settings.address.rpartition(':')[0]}:{self.port}"
+
+    async def turn_away(self, delay_s: float) -> None:
+        """Turn NOT_SERVING, and take calls as long as those who route to this server may need."""
+        _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
+        self.instruments.note_serving(serves=False)
+        self._health.leave()
+        await asyncio.sleep(delay_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, let running ones finish, then end what is left.
+
+        Health stays what it is: where others serve the port, nobody is to be turned away.
+        """
+        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
+        stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
+        none_left = self._workshop.active.none_left
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(none_left.wait(), grace_s)
+        self._workshop.draining.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(none_left.wait(), _LAST_WORDS_S)
+        # Statuses are still on their way; what is left then watches health, or does not read.
+        await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
+        await self._server.stop(None)
+        await stopped
+        if self._trimming is not None:
+            self._trimming.cancel()
+            await asyncio.wait({self._trimming})
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._device.lost.is_set():
+            await self.over.wait()
+        else:
+            if self._ending is not None:
+                self._ending.cancel()
+            await self.instruments.stop()
+        _log.info("stopped")
+
+    async def _end_when_lost(self) -> None:
+        """Once the device is lost: take no new connections, then end every call in flight."""
+        await self._device.lost.wait()
+        assert self._device.error is not None  # noqa: S101 - it is lost
+        self.instruments.note_serving(serves=False)
+        stopped = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
+        for _ in range(_TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
+        self._workshop.active.end_all(self._device.error)
+        self._device.listeners_shut.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._workshop.active.none_left.wait(), _LAST_WORDS_S)
+        await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
+        await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
+        await self.instruments.stop()
+        self.over.set()
+
+    @property
+    def streams(self) -> int:
+        """Streams open now."""
+        return self._workshop.admission.streams
+
+
+# Multiplications in a second, until the backend has been measured: less than compiled ones do.
+_RATE = 4e8
+# How long streams have, after the grace period, to tell their callers that the server stops.
+_LAST_WORDS_S = 12.0
+# How long the statuses of calls that have ended may take to leave.
+_LAST_STATUS_S = 2.0
+# Turns of the event loop in which grpc begins to stop: it closes its listeners first.
+_TURNS_TO_CLOSE = 4
+
+
+def device_watch(settings: Settings) -> DeviceWatch:
+    """Return the watch over the device of a server with these settings."""
+    return DeviceWatch(
+        stall_timeout_s=settings.stall_timeout_s, retry_after_s=settings.retry_after_s
+    )
+
+
+def choose_backend(settings: Settings) -> tuple[Backend, str]:
+    """Return the backend that settings choose, and why; raises as backends.choose() does."""
+    return backends.choose(
+        settings.backend,
+        threads=settings.threads,
+        cache_dir=settings.compile_cache,
+        cuda_memory_bytes=settings.cuda_memory_bytes,
+    )
+
+
+def _in_next_turn(action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(action)
+
+
+def _workshop(
+    settings: Settings,
+    pool: ThreadPoolExecutor,
+    given: tuple[Backend, str],
+    active: ActiveCalls,
+    device: DeviceWatch,
+) -> Workshop:
+    backend, reason = given
+    admission = Admission(
+        max_memory_bytes=settings.max_memory_bytes,
+        max_streams=settings.max_streams,
+        retry_after_s=settings.retry_after_s,
+        threads=settings.threads,
+        max_queue=settings.max_queue,
+        max_queue_s=settings.max_queue_s,
+        max_standing_queue_s=settings.max_standing_queue_s,
+    )
+    return Workshop(
+        settings=settings,
+        backend=backend,
+        backend_reason=reason or f"{backend.name} was given",
+        preparer=Preparer(
+            settings.limits,
+            TableCache(max_entries=settings.plan_cache_entries),
+            encode_output=lambda output: encoding.response_header(codec.write_descriptor(output)),
+        ),
+        admission=admission,
+        pool=pool,
+        active=active,
+        device=device,
+        ready=asyncio.Event(),
+        draining=asyncio.Event(),
+        inline=InlineWork(
+            _RATE, most_work=backends.most_inline_work(backend), next_turn=_in_next_turn
+        ),
+    )
