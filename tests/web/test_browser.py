@@ -15,7 +15,7 @@ from raw_calls import RawClient, published_request
 from serving import ServerThread, serving
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
-MARKED = "window.unchanged = document.getElementById('workers')"
+MARKED = "window.unchanged = document.getElementById('settings')"
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_parts_that_have_not_changed_stay_where_they_are(page: Page, server: Ser
     page.open(url_of(server))
     page.value(f"{MARKED}; window.now = document.getElementById('now').innerText")
     page.wait_for("document.getElementById('now').innerText !== window.now")
-    assert page.value("document.getElementById('workers') === window.unchanged") is True
+    assert page.value("document.getElementById('settings') === window.unchanged") is True
 
 
 def test_a_server_that_is_gone_is_told(page: Page) -> None:
