@@ -36,8 +36,8 @@ from benchmarks.wire.loads import EVALUATE, method_of
 from gradwire import Client, ops, v1
 from gradwire.tensors import DTYPES
 from gradwire_server.observability import Cells, Observer, Recorder
+from gradwire_server.observability.otlp import Tracer
 from gradwire_server.observability.phases import Phases
-from gradwire_server.observability.tracing import Tracer
 
 _REPEATS = 20_000
 _SCRAPED_CALLS = 3000

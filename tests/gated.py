@@ -58,5 +58,5 @@ def laborious() -> v1.EvaluateRequest:
 
 def wait_for(server: ServerThread, *, computing: int, waiting: int) -> None:
     """Wait until so many slots are taken and so many evaluations wait for one."""
-    admission = server.server.workshop.admission
+    admission = server.server.service.admission
     wait_until(lambda: (admission.computing, admission.queue_depth) == (computing, waiting))

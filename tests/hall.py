@@ -11,8 +11,7 @@ import pytest
 
 from gradwire_server.errors import OverloadedError
 from gradwire_server.scheduling.admission import Admission
-from gradwire_server.scheduling.scheduler import Slot
-from gradwire_server.scheduling.turns import Claim, Turns
+from gradwire_server.scheduling.scheduler import Claim, Slot, Turns
 
 WORK = 1000
 

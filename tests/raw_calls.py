@@ -234,5 +234,5 @@ def wait_until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -
 
 def wait_idle(server: ServerThread) -> None:
     """Wait until a server holds no stream and no memory for any call."""
-    admission = server.server.workshop.admission
+    admission = server.server.service.admission
     wait_until(lambda: (admission.streams, admission.memory_bytes) == (0, 0))

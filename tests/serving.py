@@ -98,7 +98,7 @@ def serving(**settings: Any) -> Generator[ServerThread]:
 
 def in_threads(server: ServerThread) -> None:
     """Have a server compute nothing on its event loop."""
-    server.server.workshop.inline.rate = 0.0
+    server.server.service.inline.rate = 0.0
 
 
 class ServerProcess:

@@ -10,7 +10,7 @@ import signal
 
 from gradwire_server import __main__ as server
 from gradwire_server import backends
-from gradwire_server.processes import worker_process
+from gradwire_server.processes import supervised
 
 _kill = os.kill
 _spared = set[int]()
@@ -27,6 +27,6 @@ def _kill_in_vain(pid: int, number: int) -> None:
 if __name__ == "__main__":
     os.kill = _kill_in_vain
     # After which a process that SIGKILL has not ended counts as held.
-    worker_process.__dict__["_KILL_S"] = 1.0
+    supervised.__dict__["_KILL_S"] = 1.0
     backends.DEVICES = "simulated_device"
     server.main()

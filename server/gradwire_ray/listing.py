@@ -13,8 +13,7 @@ from http import HTTPStatus
 from gradwire_server.admin_http.listener import Listener
 from gradwire_server.admin_http.requests import Answer, Request
 from gradwire_server.config.settings import Settings
-from gradwire_server.security.certificates import Certificates
-from gradwire_server.security.tls import contexts
+from gradwire_server.security.certificates import Certificates, contexts
 
 
 class Listing:

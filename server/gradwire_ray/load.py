@@ -46,7 +46,7 @@ class Load:
 async def tell(server: Server, fd: int) -> None:
     """Write a server's load to a pipe, as long as it serves."""
     os.set_blocking(fd, False)
-    admission, threads = server.workshop.admission, server.settings.threads
+    admission, threads = server.service.admission, server.settings.threads
     while True:
         waiting = computing = looks = 0
         began, used = time.monotonic(), time.thread_time()

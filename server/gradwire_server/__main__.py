@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 
-from gradwire_server.processes import raw_lines, startup
+from gradwire_server.processes import startup
 
 # With 450 MB libraries were seen to end the process by a signal, or to wait for ever, in silence.
 _LEAST_ADDRESS_SPACE = 1 << 30
@@ -14,7 +14,7 @@ _LEAST_ADDRESS_SPACE = 1 << 30
 def main() -> None:
     """Run the command; signals are seen to before the rest is imported."""
     startup.hold()
-    raw_lines.silence()
+    startup.silence()
     _warn_of_address_space()
     from gradwire_server import command  # noqa: PLC0415 - takes long
 

@@ -20,8 +20,7 @@ from gradwire._variables import PREFIX, unknown_variables
 from gradwire_server import backends
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port
-from gradwire_server.config.bounds import flag
-from gradwire_server.config.settings import Settings
+from gradwire_server.config.settings import Settings, flag
 from gradwire_server.config.version import VERSION
 from gradwire_server.processes import gpus, supervisor
 from gradwire_server.security.token_command import token

@@ -1,4 +1,4 @@
-"""What the server's core raises; failures.py turns each into a status.
+"""What the server's core raises; rpc/status_map.py maps each to a gRPC status.
 
 EvaluationError
 ├── InvalidFieldError           an attribute, shape, dtype or stride is not valid

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast, overload
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import ops, tensors, v1
+from gradwire import Item, ops, tensors, v1
 from gradwire._arrays import share_memory, to_array
 from gradwire._calls import check_timeout
 from gradwire._job import Job, check_operator, prepare
+from gradwire._many_items import as_item, check_max_in_flight
 from gradwire._progress import Progress
 from gradwire._statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
@@ -39,7 +40,6 @@ from gradwire_server.engine import (
     rows_of,
 )
 from gradwire_server.errors import DeviceLostError, EvaluationError
-from gradwire_server.local_many import EvaluatesMany
 from gradwire_server.lru import Recent
 from gradwire_server.plans.cancellation import asking
 from gradwire_server.rpc import codec
@@ -139,7 +139,7 @@ class _Taken:
             self._view.write(first, self._beside.data)
 
 
-class LocalClient(EvaluatesMany):
+class LocalClient:
     """Evaluates operators in process, for embedding, benchmarks and checks. Thread-safe.
 
     backend  as the server's setting: "auto" or the name of one
@@ -196,6 +196,52 @@ class LocalClient(EvaluatesMany):
         except (EvaluationError, MemoryError) as error:
             raise from_in_band(failure(error).in_band(), request_id=uuid4().hex) from error
         return result
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[True] = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> LocalResults[NDArray[Any]]: ...
+
+    @overload
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: Literal[False],
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> LocalResults[tuple[int, NDArray[Any]]]: ...
+
+    def evaluate_many(
+        self,
+        items: Iterable[Item | tuple[Any, ...]],
+        *,
+        ordered: bool = True,
+        max_in_flight: int = 64,
+        timeout_s: float | None = None,
+    ) -> LocalResults[Any]:
+        """Evaluate items one by one, as Client.evaluate_many does many at once.
+
+        max_in_flight is there to be the same: an item is taken when its result is asked for.
+        timeout_s is each item's.
+        """
+        check_max_in_flight(max_in_flight)
+        return LocalResults(
+            items,
+            lambda item: self.evaluate(
+                item.op,
+                item.array,
+                output_shape=item.output_shape,
+                out=item.out,
+                timeout_s=timeout_s,
+            ),
+            ordered=ordered,
+        )
 
     def _prepare(
         self,
@@ -307,3 +353,50 @@ def _exactly(operator: ops.Operator) -> str:
 def _decode(job: Job) -> EvaluationRequest:
     header = v1.Open(operator=job.operator, input=job.input, output=job.output)
     return codec.read_request(header)
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class LocalResults(Iterator[T_co]):
+    """What `LocalClient.evaluate_many` returns: as gradwire.Results, without anything under way.
+
+    index  place of the item whose result or error came last; -1 before the first
+    """
+
+    def __init__(
+        self, items: Iterable[object], evaluate: Callable[[Item], NDArray[Any]], *, ordered: bool
+    ) -> None:
+        self.index = -1
+        self._items = iter(items)
+        self._evaluate = evaluate
+        self._ordered = ordered
+
+    def __next__(self) -> T_co:
+        item = next(self._items)
+        self.index += 1
+        try:
+            array = self._evaluate(as_item(item))
+        except Exception as error:
+            error.add_note(f"item {self.index} of evaluate_many")
+            raise
+        result: Any = array if self._ordered else (self.index, array)
+        return cast("T_co", result)
+
+    def close(self) -> None:
+        """Take no more items; next() raises StopIteration.
+
+        A generator that makes the items is the caller's to close.
+        """
+        self._items = iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -19,13 +19,13 @@ from gradwire_server.config.addresses import check_free
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import Preparer, TableCache
-from gradwire_server.instruments import Instruments
-from gradwire_server.rpc import codec, encoding, transport
+from gradwire_server.exporters import Instruments
+from gradwire_server.rpc import codec, transport
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
 from gradwire_server.rpc.rehearsal import rehearse, rehearse_calls
-from gradwire_server.rpc.unary import Workshop
+from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.scheduling import malloc
 from gradwire_server.scheduling.admission import Admission
 from gradwire_server.scheduling.device_watch import DeviceWatch
@@ -73,22 +73,24 @@ class Server:
         self._chooses = backend is None
         if backend is None:
             backend, reason = choose_backend(settings)
-        self._workshop = _workshop(settings, self._pool, (backend, reason), active, self._device)
+        self._service = _service_context(
+            settings, self._pool, (backend, reason), active, self._device
+        )
         self._server = self._build()
         self._warm_up_s: float | None = None
         self._trimming: asyncio.Future[None] | None = None
         self.port = 0
 
     @property
-    def workshop(self) -> Workshop:
+    def service(self) -> ServiceContext:
         """What the handlers share."""
-        return self._workshop
+        return self._service
 
     def _build(self) -> grpc.aio.Server:
         options = transport.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        self._handlers = Handlers(self._workshop)
-        active = self._workshop.active
+        self._handlers = Handlers(self._service)
+        active = self._service.active
         add_handlers(server, self._handlers, self._health, self._authorizer, active)
         return server
 
@@ -114,18 +116,18 @@ class Server:
             )
         else:
             self.port = self._server.add_insecure_port(settings.address)
-        self.instruments.start(self._workshop, address=self.bound)
+        self.instruments.start(self._service, address=self.bound)
         self._health.tell(serving=False)
         self._device.listeners_shut.clear()
         self._ending = asyncio.ensure_future(self._end_when_lost())
         await self._server.start()
-        admission = self._workshop.admission
+        admission = self._service.admission
         self._trimming = asyncio.ensure_future(
             malloc.trim_when_idle(
                 self.settings.trim_after_s,
                 calls=lambda: admission.entered + admission.refusals.total(),
-                is_idle=self._workshop.active.none_left.is_set,
-                off_loop=self._workshop.off_loop,
+                is_idle=self._service.active.none_left.is_set,
+                off_loop=self._service.off_loop,
             )
         )
 
@@ -140,14 +142,14 @@ class Server:
                 await self._server.stop(None)
                 await self.instruments.stop()
             raise
-        self._workshop.ready.set()
+        self._service.ready.set()
         self.instruments.note_serving(serves=True)
         self._health.tell(serving=True)
         facts = {
             "address": self.bound,
             "version": VERSION,
-            "backend": self._workshop.backend.name,
-            "backend_reason": self._workshop.backend_reason,
+            "backend": self._service.backend.name,
+            "backend_reason": self._service.backend_reason,
             "compute_threads": self.settings.threads,
             "max_memory_bytes": self.settings.max_memory_bytes,
             "tls": bool(self.settings.tls_certificate),
@@ -159,7 +161,7 @@ class Server:
     async def _warm_up(self) -> None:
         if self._warm_up_s is not None or not self.settings.warm_up:
             return
-        backend = self._workshop.backend
+        backend = self._service.backend
         _log.info("warming up", extra={"facts": {"backend": backend.name}})
         started = time.monotonic()
         try:
@@ -168,9 +170,9 @@ class Server:
             if not (self._chooses and backends.may_fall_back(backend)):
                 raise
             backend, reason = backends.instead_of_compiled(self.settings.backend, error)
-            self._workshop = replace(self._workshop, backend=backend, backend_reason=reason)
-            self._handlers.serve(self._workshop)
-            self.instruments.note_backend(self._workshop)
+            self._service = replace(self._service, backend=backend, backend_reason=reason)
+            self._handlers.serve(self._service)
+            self.instruments.note_backend(self._service)
             await self._compute_first(backend)
         await self.rehearse_calls()
         self._warm_up_s = round(time.monotonic() - started, 3)
@@ -178,12 +180,12 @@ class Server:
     async def _compute_first(self, backend: Backend) -> None:
         # Not watched: compilers may take longer than any call to a device.
         if isinstance(backend, backends.LoadsKernels):
-            await self._workshop.off_loop(backend.load)
-            await self._workshop.compute(backend.warm_up)
+            await self._service.off_loop(backend.load)
+            await self._service.compute(backend.warm_up)
         else:
-            await self._workshop.off_loop(backend.warm_up)
-        rate = await self._workshop.compute(partial(rehearse, backend))
-        self._workshop.inline.rate = rate
+            await self._service.off_loop(backend.warm_up)
+        rate = await self._service.compute(partial(rehearse, backend))
+        self._service.inline.rate = rate
 
     async def rehearse_calls(self) -> None:
         """Have calls answered by handlers like this server's, with the same backend and threads.
@@ -191,10 +193,10 @@ class Server:
         All else they have is their own, so that nothing of them is kept, counted or traced.
         """
         settings = Settings(compute_threads=self.settings.threads)
-        backend, active = self._workshop.backend, ActiveCalls()
-        workshop = _workshop(settings, self._pool, (backend, ""), active, self._device)
-        workshop.ready.set()
-        await rehearse_calls(Handlers(workshop))
+        backend, active = self._service.backend, ActiveCalls()
+        service = _service_context(settings, self._pool, (backend, ""), active, self._device)
+        service.ready.set()
+        await rehearse_calls(Handlers(service))
 
     @property
     def bound(self) -> str:
@@ -217,10 +219,10 @@ class Server:
         """
         _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
-        none_left = self._workshop.active.none_left
+        none_left = self._service.active.none_left
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(none_left.wait(), grace_s)
-        self._workshop.draining.set()
+        self._service.draining.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(none_left.wait(), _LAST_WORDS_S)
         # Statuses are still on their way; what is left then watches health, or does not read.
@@ -247,10 +249,10 @@ class Server:
         stopped = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)
-        self._workshop.active.end_all(self._device.error)
+        self._service.active.end_all(self._device.error)
         self._device.listeners_shut.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._workshop.active.none_left.wait(), _LAST_WORDS_S)
+            await asyncio.wait_for(self._service.active.none_left.wait(), _LAST_WORDS_S)
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
         await self.instruments.stop()
@@ -259,7 +261,7 @@ class Server:
     @property
     def streams(self) -> int:
         """Streams open now."""
-        return self._workshop.admission.streams
+        return self._service.admission.streams
 
 
 # Multiplications in a second, until the backend has been measured: less than compiled ones do.
@@ -293,13 +295,13 @@ def _in_next_turn(action: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_soon(action)
 
 
-def _workshop(
+def _service_context(
     settings: Settings,
     pool: ThreadPoolExecutor,
     given: tuple[Backend, str],
     active: ActiveCalls,
     device: DeviceWatch,
-) -> Workshop:
+) -> ServiceContext:
     backend, reason = given
     admission = Admission(
         max_memory_bytes=settings.max_memory_bytes,
@@ -310,14 +312,14 @@ def _workshop(
         max_queue_s=settings.max_queue_s,
         max_standing_queue_s=settings.max_standing_queue_s,
     )
-    return Workshop(
+    return ServiceContext(
         settings=settings,
         backend=backend,
         backend_reason=reason or f"{backend.name} was given",
         preparer=Preparer(
             settings.limits,
             TableCache(max_entries=settings.plan_cache_entries),
-            encode_output=lambda output: encoding.response_header(codec.write_descriptor(output)),
+            encode_output=lambda output: codec.response_header(codec.write_descriptor(output)),
         ),
         admission=admission,
         pool=pool,

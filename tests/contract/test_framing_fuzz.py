@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gradwire import v1
 from gradwire._framing import Parts, read_chunk, read_evaluation
 from gradwire_server.errors import InvalidDataError
-from gradwire_server.rpc import encoding
+from gradwire_server.rpc import codec
 from raw_calls import opening, published_request
 
 RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")
@@ -147,7 +147,7 @@ def examples(test: Any) -> Any:
 
 
 # Its results must not depend on the messages it has read before.
-READER = encoding.RequestReader()
+READER = codec.RequestReader()
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
 def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
     try:
         parts = READER.read(message)
-        encoding.request_header(parts[1])
+        codec.request_header(parts[1])
     except InvalidDataError:
         assert parsed(v1.EvaluateRequest, message) is None
     else:
@@ -183,10 +183,10 @@ def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) 
 @examples
 @given(ANYTHING)
 def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
-    read, _ = encoding.EVALUATE_STREAM
+    read, _ = codec.EVALUATE_STREAM
     whole, came = parsed(v1.EvaluateStreamRequest, message), read(message)
-    assert isinstance(came, encoding.Malformed) == (whole is None)
-    if isinstance(came, encoding.Chunk):
+    assert isinstance(came, codec.Malformed) == (whole is None)
+    if isinstance(came, codec.Chunk):
         assert whole == v1.EvaluateStreamRequest(
             chunk=v1.Chunk(offset=came.offset, data=came.data.tobytes())
         )

@@ -19,7 +19,7 @@ from gradwire._framing import (
     read_many_request,
     read_many_result,
 )
-from gradwire_server.rpc import encoding
+from gradwire_server.rpc import codec
 from schema import MESSAGES
 
 
@@ -61,8 +61,8 @@ def test_chunks_framed_by_hand_have_the_bytes_of_messages(
     assert message.SerializeToString() == framed
     assert chunk_frame(offset, data) == framed
     assert read_chunk(framed) == (offset, memoryview(data))
-    chunk = encoding.Chunk(offset, np.frombuffer(data, np.uint8))
-    assert encoding.chunk_response(chunk) == framed
+    chunk = codec.Chunk(offset, np.frombuffer(data, np.uint8))
+    assert codec.chunk_response(chunk) == framed
 
 
 NAMES = {b"a": "0a 01 61", b"b" * 128: f"0a 80 01 {'62' * 128}"}
@@ -119,7 +119,7 @@ def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> Non
 
 
 def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:
-    header = encoding.response_header(TENSOR)
+    header = codec.response_header(TENSOR)
     assert header == of_hex(f"12 0b {TENSOR_HEX}")
-    framed = encoding.response("a", header, memoryview(bytes(200)))
+    framed = codec.response("a", header, memoryview(bytes(200)))
     assert framed == of_hex(GOLDEN["EvaluateResponse"][1])

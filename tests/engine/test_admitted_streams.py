@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from gradwire_server.errors import OverloadedError
-from gradwire_server.scheduling.admitted_streams import AdmittedStream
+from gradwire_server.scheduling.admission import AdmittedStream
 from hall import Hall
 
 MOMENT_S = 0.5

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire_server.errors import OverloadedError
-from gradwire_server.scheduling.admission import Admission
-from gradwire_server.scheduling.holdings import Holdings
+from gradwire_server.scheduling.admission import Admission, Holdings
 
 BUDGET = 160
 SHARE = 10

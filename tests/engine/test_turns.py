@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gradwire_server.errors import OverloadedError
-from gradwire_server.scheduling.turns import Backlog
+from gradwire_server.scheduling.scheduler import Backlog
 from hall import Hall, leave, settle, waiting
 
 

@@ -29,9 +29,9 @@ from gradwire.timing import read_timing
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
-from gradwire_server.rpc import call_context, codec, encoding, headers, many_items, status_map
+from gradwire_server.rpc import batch, call_context, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.unary import Workshop
+from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.scheduling.admission import Admission
 from gradwire_server.scheduling.inline import InlineWork
 from gradwire_server.server import device_watch
@@ -49,23 +49,23 @@ _LIMITS: dict[str, Any] = {
 }
 _MOST_CHUNKS = 8
 # Its results must not depend on the messages it has read before.
-_READER = encoding.RequestReader()
+_READER = codec.RequestReader()
 
 
 def evaluate(data: bytes) -> None:
     """Read the bytes as the server reads the request of Evaluate."""
     outcome = _outcome(lambda: _run(_READER.read(data)))
     message = _parsed(v1.EvaluateRequest, data)
-    if message is not None and headers.beside_data(data) <= MAX_HEADER_BYTES:
+    if message is not None and codec.beside_data(data) <= MAX_HEADER_BYTES:
         written = message.SerializeToString()
-        assert outcome == _outcome(lambda: _run(encoding.parts_of(_parsed_again(written))))
+        assert outcome == _outcome(lambda: _run(codec.parts_of(_parsed_again(written))))
     elif message is None:
         assert outcome[0] == "INVALID_DATA"
 
 
 def evaluate_many(data: bytes) -> None:
     """Read the bytes as the server reads a request of EvaluateMany."""
-    outcome = _outcome(lambda: _run(many_items.read(data)))
+    outcome = _outcome(lambda: _run(batch.read_item(data)))
     message = _parsed(v1.EvaluateManyRequest, data)
     if message is None:
         assert outcome[0] == "INVALID_DATA"
@@ -76,13 +76,13 @@ def evaluate_many(data: bytes) -> None:
 
 def evaluate_stream(data: bytes) -> None:
     """Read them as the server reads EvaluateStream, each message after its length in one byte."""
-    read: Any = encoding.EVALUATE_STREAM[0]
+    read: Any = codec.EVALUATE_STREAM[0]
     for piece in _pieces(data):
         came, message = read(piece), _parsed(v1.EvaluateStreamRequest, piece)
-        if isinstance(came, encoding.Malformed):
+        if isinstance(came, codec.Malformed):
             assert status_map.failure(came.error).reason_name == "INVALID_DATA"
             assert message is None
-        elif isinstance(came, encoding.Chunk):
+        elif isinstance(came, codec.Chunk):
             chunk = v1.Chunk(offset=came.offset, data=came.data.tobytes())
             assert message == v1.EvaluateStreamRequest(chunk=chunk)
         else:
@@ -204,7 +204,7 @@ def _tolerated(work: Callable[[], T]) -> T | None:
 
 
 @cache
-def _workshop() -> Workshop:
+def _service_context() -> ServiceContext:
     settings = Settings(**_LIMITS)
     limits = Limits(**_LIMITS)
     admission = Admission(
@@ -218,7 +218,7 @@ def _workshop() -> Workshop:
     )
     ready = asyncio.Event()
     ready.set()
-    return Workshop(
+    return ServiceContext(
         settings=settings,
         backend=NumpyCpu(),
         backend_reason="",
@@ -235,14 +235,14 @@ def _workshop() -> Workshop:
 
 def _run(parts: Parts) -> bytes:
     _, header, data = parts
-    workshop = _workshop()
-    prepared = _at_once(many_items.find_prepared(header, workshop, Nobody()))
-    many_items.check_length(prepared, data)
-    return at_once(prepared, bytes(data), workshop.backend).tobytes()
+    service = _service_context()
+    prepared = _at_once(batch.find_prepared(header, service, Nobody()))
+    codec.check_data_length(len(data), prepared.request)
+    return at_once(prepared, bytes(data), service.backend).tobytes()
 
 
 def _opened(header: v1.Open) -> bytes:
-    evaluation = _at_once(_workshop().prepare(codec.read_request(header), Nobody()))
+    evaluation = _at_once(_service_context().prepare(codec.read_request(header), Nobody()))
     return evaluation.digest.encode()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gradwire_server.plans.fused import fma
+from gradwire_server.plans.plan import fma
 
 SINGLES = st.floats(2.0**-40, 2.0**40, width=32)
 DOUBLES = st.floats(2.0**-300, 2.0**300)

@@ -32,7 +32,7 @@ def endless() -> Iterator[Item]:
 
 
 def test_results_that_are_closed_or_dropped_end_their_stream(server: ServerThread) -> None:
-    admission = server.server.workshop.admission
+    admission = server.server.service.admission
     with Client(server.address) as client:
         with client.evaluate_many(endless()) as results:
             next(results)
@@ -48,7 +48,7 @@ def test_results_that_are_closed_or_dropped_end_their_stream(server: ServerThrea
 def test_asynchronous_results_that_are_closed_or_dropped_end_their_stream(
     server: ServerThread,
 ) -> None:
-    admission = server.server.workshop.admission
+    admission = server.server.service.admission
 
     async def run() -> None:
         async with AsyncClient(server.address) as client:

@@ -175,7 +175,7 @@ def long_work() -> v1.EvaluateRequest:
 def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> None:
     settings: dict[str, Any] = {"max_memory_bytes": 1, "retry_after_s": 0.02}
     with serving(**settings) as server, RawClient(server.address) as raw:
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         with ManyCall(raw) as other:
             other.send(named(long_work(), "long"))
             wait_until(lambda: admission.memory_bytes)
@@ -187,7 +187,7 @@ def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> No
 def test_an_overload_that_lasts_is_told_with_the_time_to_wait(collect: Collect) -> None:
     settings: dict[str, Any] = {"max_memory_bytes": 1, "retry_after_s": 0.02}
     with serving(**settings) as server, RawClient(server.address) as raw:
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         with ManyCall(raw) as other:
             other.send(named(long_work(), "long"))
             wait_until(lambda: admission.memory_bytes)

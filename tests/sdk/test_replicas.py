@@ -70,7 +70,7 @@ def listed(several: list[ServerThread]) -> Generator[List]:
 
 
 def calls_of(server: ServerThread) -> int:
-    return server.server.workshop.admission.entered
+    return server.server.service.admission.entered
 
 
 def test_every_kind_of_call_finds_the_replicas(listed: List) -> None:

@@ -28,7 +28,7 @@ from gradwire import (
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.errors import UnknownFieldError
-from gradwire_server.rpc import ranges
+from gradwire_server.rpc import stream
 from papers import Papers, trusting
 from raw_calls import wait_idle
 from relay import Relay, relaying
@@ -145,13 +145,13 @@ def test_servers_that_compute_other_bits_do_not_share(
     fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = iter(["one", "another"])
-    opened = ranges.opened
+    opened = stream.opened
 
     def disagreeing(output: Any, wants: range, *, digest: str, max_chunk_bytes: int) -> Any:
         said = next(digests, digest)
         return opened(output, wants, digest=said, max_chunk_bytes=max_chunk_bytes)
 
-    monkeypatch.setattr(ranges, "opened", disagreeing)
+    monkeypatch.setattr(stream, "opened", disagreeing)
     with Client(fleet.targets, **ALWAYS) as client:
         result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
     same_bits(result, expected)
@@ -160,14 +160,14 @@ def test_servers_that_compute_other_bits_do_not_share(
 def test_servers_of_a_release_without_parts_do_not_share(
     fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted_bytes = ranges.wanted_bytes
+    wanted_bytes = stream.wanted_bytes
 
     def older(header: Any, *others: Any) -> range:
         if header.stop_before:
             raise UnknownFieldError("open has field number 9, which this server does not know")
         return wanted_bytes(header, *others)
 
-    monkeypatch.setattr(ranges, "wanted_bytes", older)
+    monkeypatch.setattr(stream, "wanted_bytes", older)
     with Client(fleet.targets, **ALWAYS) as client:
         result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
     same_bits(result, expected)

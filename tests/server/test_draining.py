@@ -47,7 +47,7 @@ def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> Non
     server.start()
 
     def stop() -> None:
-        wait_until(lambda: server.server.workshop.admission.memory_bytes)
+        wait_until(lambda: server.server.service.admission.memory_bytes)
         server.stop()
 
     with RawClient(server.address) as client:
@@ -69,8 +69,8 @@ def test_a_stream_that_waits_learns_that_the_server_drains() -> None:
 
         def messages() -> Iterator[v1.EvaluateStreamRequest]:
             yield opening(published_request())
-            wait_until(lambda: server.server.workshop.admission.memory_bytes)
-            server.loop.call_soon_threadsafe(server.server.workshop.draining.set)
+            wait_until(lambda: server.server.service.admission.memory_bytes)
+            server.loop.call_soon_threadsafe(server.server.service.draining.set)
             done.wait(PATIENCE_S)
 
         refusal = client.stream(messages()).refusal

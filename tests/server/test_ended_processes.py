@@ -6,7 +6,7 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE
 
-from gradwire_server.processes.worker_process import WorkerProcess
+from gradwire_server.processes.supervised import WorkerProcess
 
 TIMES = 40
 

@@ -136,7 +136,7 @@ def test_a_stream_is_refused_before_it_is_read(guarded: Guarded, channel: grpc.C
 
 
 def test_what_is_refused_takes_no_room_of_others(guarded: Guarded, channel: grpc.Channel) -> None:
-    admission = guarded.server.server.workshop.admission
+    admission = guarded.server.server.service.admission
     entered = admission.entered
     for method, messages in EVERY.items():
         call(channel, method, messages, bearer("none"))

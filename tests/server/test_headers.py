@@ -10,7 +10,7 @@ import pytest
 from gradwire import v1
 from gradwire._framing import varint
 from gradwire_server.config.settings import MAX_HEADER_BYTES
-from gradwire_server.rpc.headers import beside_data
+from gradwire_server.rpc.codec import beside_data
 from many_calls import ManyCall, named
 from raw_calls import PATIENCE_S, RawClient, opening, published_request, read_all
 from refusals import Refusal, check_in_band, check_refusal, refusal_of

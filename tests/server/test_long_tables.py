@@ -13,7 +13,7 @@ from gradwire import CallCancelledError, Client, DeadlineExceededError, ops, v1
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 from gradwire_server.plans.cancellation import AbandonedError, Check
-from gradwire_server.scheduling.turned_work import TurnedWork
+from gradwire_server.scheduling.scheduler import TurnedWork
 from raw_calls import PATIENCE_S, RawClient, float32, wait_until
 from serving import serving
 
@@ -58,10 +58,10 @@ def test_a_server_stops_building_when_the_deadline_has_passed() -> None:
             client.evaluate(
                 LANCZOS, np.ones(LENGTHS[0]), output_shape=LENGTHS[1:], timeout_s=TIMEOUT_S
             )
-        workshop = server.server.workshop
+        service = server.server.service
         # The only thread does this when it has left the tables.
-        workshop.pool.submit(int).result()
-        assert not workshop.preparer.is_quick(request(*LENGTHS))
+        service.pool.submit(int).result()
+        assert not service.preparer.is_quick(request(*LENGTHS))
 
 
 def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:
@@ -92,7 +92,7 @@ def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
         RawClient(server.address) as client,
         ThreadPoolExecutor(1) as pool,
     ):
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         first = pool.submit(client.evaluate, short_message(300_000))
         wait_until(lambda: admission.memory_bytes)
         refusal = client.evaluate(short_message(300_001)).refusal
@@ -115,7 +115,7 @@ def test_tables_larger_than_the_memory_of_all_are_refused_before_they_are_built(
         assert refusal is not None
         assert refusal.info.reason == "LIMIT_EXCEEDED"
         assert refusal.info.metadata["limit"] == "max_memory_bytes"
-        assert server.server.workshop.admission.entered == 0
+        assert server.server.service.admission.entered == 0
 
 
 def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
@@ -127,7 +127,7 @@ def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
     ):
         array = np.broadcast_to(np.ones(1), LENGTHS[:1])
         first = pool.submit(client.evaluate, LANCZOS, array, output_shape=LENGTHS[1:])
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         wait_until(lambda: admission.computing)
         other.evaluate(LANCZOS, np.ones(16), output_shape=(5_000,))
         assert not first.done()
@@ -150,7 +150,7 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
             pool.submit(caller.evaluate, short_message(100_000 + number))
             for number, caller in enumerate(callers)
         ]
-        active = server.server.workshop.active
+        active = server.server.service.active
         wait_until(lambda: active.in_phase["queue"] >= len(greedy))
         assert other.evaluate(short_message(100_100)).refusal is None
         # Of equal work, the other address has had a half of the turns.

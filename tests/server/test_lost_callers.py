@@ -42,7 +42,7 @@ def test_a_connection_that_breaks_while_the_server_writes_is_no_fault_of_the_ser
     ask: Callable[[RawClient], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO), serving(compute_threads=1) as server:
-        in_phase = server.server.workshop.active.in_phase
+        in_phase = server.server.service.active.in_phase
         for _ in range(TIMES):
             with relaying(server.address) as relay, RawClient(relay.address) as client:
                 call = ask(client)

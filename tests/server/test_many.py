@@ -260,7 +260,7 @@ def test_a_stream_without_a_request_ends_with_ok(client: RawClient) -> None:
 def test_what_a_stream_held_is_free_when_it_is_over(
     server: ServerThread, client: RawClient, how: str
 ) -> None:
-    admission = server.server.workshop.admission
+    admission = server.server.service.admission
     with ManyCall(client, timeout_s=0.4 if how == "deadline" else None) as call:
         call.send(*(named(long_work(), str(number)) for number in range(8)))
         wait_until(lambda: admission.memory_bytes)

@@ -14,7 +14,7 @@ import pytest
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from gradwire_server.rpc.many_items import find_prepared
+from gradwire_server.rpc.batch import find_prepared
 from many_calls import ManyCall, named, rows
 from nobody import Nobody
 from raw_calls import (
@@ -63,13 +63,13 @@ def backend() -> Iterator[Gated]:
 
 def needed(server: ServerThread, request: v1.EvaluateRequest) -> int:
     """Return the memory that a request takes of a server's budget."""
-    backend = server.server.workshop.backend
+    backend = server.server.service.backend
     assert isinstance(backend, Gated)
     in_threads(server)
     with RawClient(server.address) as client:
         call = client.stub.Evaluate.future(request, timeout=PATIENCE_S)
         assert backend.at_work.wait(PATIENCE_S)
-        memory = server.server.workshop.admission.memory_bytes
+        memory = server.server.service.admission.memory_bytes
         backend.gate.set()
         call.result()
     backend.gate.clear()
@@ -83,7 +83,7 @@ def test_what_waits_for_a_thread_and_is_alike_is_computed_together(backend: Gate
     with serving(backend=backend, warm_up=False, compute_threads=1) as server:
         in_threads(server)
         each = needed(server, rows(4))
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         with RawClient(server.address) as client, ManyCall(client) as call:
             call.send(named(rows(4), "first"))
             assert backend.at_work.wait(PATIENCE_S)
@@ -101,7 +101,7 @@ def test_no_more_requests_are_read_than_may_be_in_flight(backend: Gated) -> None
         in_threads(server)
         each = needed(server, rows(4))
         most = 0
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         with RawClient(server.address) as client, ManyCall(client) as call:
             call.send(*(named(rows(4), name) for name in NAMES))
             wait_until(lambda: admission.memory_bytes == 3 * each)
@@ -127,7 +127,7 @@ def test_requests_of_one_stream_wait_for_the_memory_of_one_another(backend: Gate
         in_threads(server)
         call.send(*(named(rows(4), name) for name in NAMES))
         assert backend.at_work.wait(PATIENCE_S)
-        wait_until(lambda: server.server.workshop.admission.memory_bytes == 2 * each)
+        wait_until(lambda: server.server.service.admission.memory_bytes == 2 * each)
         with ManyCall(client) as other:
             other.send(named(rows(4), "one too many"))
             refused = other.receive().error
@@ -135,7 +135,7 @@ def test_requests_of_one_stream_wait_for_the_memory_of_one_another(backend: Gate
         assert refused.reason == v1.ErrorReason.ERROR_REASON_OVERLOADED
         assert refused.HasField("retry_after")
         # Of the other stream: who waits was not refused.
-        assert server.server.workshop.admission.refusals == {"max_memory_bytes": 1}
+        assert server.server.service.admission.refusals == {"max_memory_bytes": 1}
         backend.gate.set()
         answers = call.answers()
         assert len(answers) == len(NAMES)
@@ -153,7 +153,7 @@ def test_a_stream_leaves_memory_to_others(backend: Gated) -> None:
         ManyCall(client) as other,
     ):
         in_threads(server)
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         call.send(*(named(rows(4), name) for name in NAMES))
         wait_until(lambda: admission.memory_bytes == 4 * each)
         other.send(named(rows(4), "other"))
@@ -220,7 +220,7 @@ def copies(size: int) -> v1.EvaluateRequest:
 
 
 def test_a_caller_who_does_not_read_is_held_back_and_ended(brisk: ServerThread) -> None:
-    admission = brisk.server.workshop.admission
+    admission = brisk.server.service.admission
     names = iter(range(1 << 20))
     with RawClient(brisk.address) as client, ManyCall(client) as call:
         # Answers of 1 MiB: far more of them than any buffers on the way could hold.
@@ -254,7 +254,7 @@ def test_a_stream_learns_that_the_server_drains(flow: str) -> None:
         call.receive()
         if flow == "full":
             call.send(*(named(rows(1 << 10), str(number)) for number in range(4000)))
-        server.loop.call_soon_threadsafe(server.server.workshop.draining.set)
+        server.loop.call_soon_threadsafe(server.server.service.draining.set)
         refusal = check_refusal(call.refusal(), grpc.StatusCode.UNAVAILABLE, "DRAINING")
     check_in_band(refusal)
 
@@ -263,7 +263,7 @@ def test_a_server_that_is_not_ready_says_so() -> None:
     server = ServerThread(retry_after_s=0.5)
     server.listen()
     server.wait_until_serving()
-    server.loop.call_soon_threadsafe(server.server.workshop.ready.clear)
+    server.loop.call_soon_threadsafe(server.server.service.ready.clear)
     with RawClient(server.address) as client, ManyCall(client) as call:
         call.send(named(published_request(), "a"))
         refusal = check_refusal(call.refusal(), grpc.StatusCode.UNAVAILABLE, "STARTING")
@@ -280,9 +280,9 @@ def test_what_was_made_of_a_header_is_kept_unless_that_is_long(length: int, *, k
     before = v1.Operator(interpolate=v1.Interpolate(sizes=[1] * length))
     header = v1.EvaluateRequest(operator=before).SerializeToString() + request.SerializeToString()
     with serving() as server:
-        workshop = server.server.workshop
-        first, second = (asyncio.run(find_prepared(header, workshop, Nobody())) for _ in range(2))
+        service = server.server.service
+        first, second = (asyncio.run(find_prepared(header, service, Nobody())) for _ in range(2))
         # One memory serves Evaluate too.
-        assert (workshop.preparer.find(header) is second) == kept
+        assert (service.preparer.find(header) is second) == kept
     assert first is second
     assert first.response_header

@@ -205,6 +205,6 @@ def test_one_caller_leaves_streams_to_others() -> None:
         RawClient(server.address) as client,
     ):
         open_streams(connection, 8, opening(request), first)
-        wait_until(lambda: server.server.workshop.admission.refusals["max_streams"] == 2)
+        wait_until(lambda: server.server.service.admission.refusals["max_streams"] == 2)
         assert server.server.streams == 6
         client.check_alive()

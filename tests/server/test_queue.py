@@ -51,7 +51,7 @@ def test_evaluations_wait_for_a_thread_and_are_all_served() -> None:
         assert {call.result().data for call in calls} == {calls[0].result().data}
         wait_for(server, computing=0, waiting=0)
         wait_idle(server)
-        assert not server.server.workshop.admission.refusals
+        assert not server.server.service.admission.refusals
 
 
 def test_beyond_max_queue_evaluations_are_refused_at_once() -> None:
@@ -69,7 +69,7 @@ def test_beyond_max_queue_evaluations_are_refused_at_once() -> None:
         assert refusal.info.metadata["limit"] == "max_queue"
         assert "GRADWIRE_MAX_QUEUE)" in refusal.message
         assert refusal.retry_after_s is not None
-        assert server.server.workshop.admission.refusals == {"max_queue": 1}
+        assert server.server.service.admission.refusals == {"max_queue": 1}
         gate.set()
         for call in calls:
             call.result()
@@ -93,11 +93,11 @@ def test_a_caller_that_is_gone_frees_its_place() -> None:
     with gated() as (server, gate), RawClient(server.address) as client:
         calls = [client.stub.Evaluate.future(laborious()) for _ in range(5)]
         wait_for(server, computing=SLOTS, waiting=3)
-        held = server.server.workshop.admission.memory_bytes
+        held = server.server.service.admission.memory_bytes
         for call in calls[2:]:
             call.cancel()
         # Those two may be others than the first.
-        admission = server.server.workshop.admission
+        admission = server.server.service.admission
         wait_until(lambda: admission.memory_bytes <= held * 2 // 5)
         gate.set()
         wait_for(server, computing=0, waiting=0)
@@ -160,7 +160,7 @@ def test_readers_that_stop_hold_no_thread() -> None:
         wait_for(server, computing=0, waiting=0)
         with ThreadPoolExecutor(4) as pool:
             assert not [one for one in ask(client, pool, 8) if one.refusal is not None]
-        assert server.server.workshop.admission.streams == 4
+        assert server.server.service.admission.streams == 4
         for call in calls:
             call.cancel()
         wait_idle(server)

@@ -107,12 +107,12 @@ def test_no_trace_of_it_is_left(tmp_path: Path, workers: int) -> None:
 
 def test_nothing_of_it_is_kept() -> None:
     with serving(warm_up=True) as server:
-        workshop = server.server.workshop
-        assert workshop.preparer.lookups == (0, 0)
-        assert workshop.preparer.table_lookups == (0, 0)
-        assert (workshop.admission.memory_bytes, workshop.admission.streams) == (0, 0)
-        assert workshop.active.none_left.is_set()
-        assert not any(workshop.active.in_phase.values())
+        service = server.server.service
+        assert service.preparer.lookups == (0, 0)
+        assert service.preparer.table_lookups == (0, 0)
+        assert (service.admission.memory_bytes, service.admission.streams) == (0, 0)
+        assert service.active.none_left.is_set()
+        assert not any(service.active.in_phase.values())
 
 
 def test_who_calls_meanwhile_is_logged(caplog: pytest.LogCaptureFixture) -> None:

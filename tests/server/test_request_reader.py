@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradwire._framing import evaluation_frame, read_evaluation
 from gradwire_server.errors import InvalidDataError
-from gradwire_server.rpc.encoding import RequestReader
+from gradwire_server.rpc.codec import RequestReader
 
 # Few bytes, of which many mean something: several messages have one length.
 NAMES = st.sampled_from([b"", b"a", b"ab", b"\x12\x00", b"\x7a", b"x" * 127, b"x" * 128])

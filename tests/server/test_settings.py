@@ -232,7 +232,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(
 def test_threads_that_compute_are_as_nice_as_asked(niceness: int) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     with serving(compute_niceness=niceness) as server:
-        pool = server.server.workshop.pool
+        pool = server.server.service.pool
         theirs = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         assert theirs.result() == min(own + niceness, 19)
 

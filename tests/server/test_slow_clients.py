@@ -95,7 +95,7 @@ def test_a_reader_that_stops_is_ended_and_gives_its_memory_back(
 
 
 def test_a_reader_that_never_starts_is_ended(server: ServerThread, client: RawClient) -> None:
-    admission = server.server.workshop.admission
+    admission = server.server.service.admission
     before = admission.entered
     calls = [client.start(as_stream(copies())) for _ in range(4)]
     wait_until(lambda: admission.entered == before + 4)
@@ -131,7 +131,7 @@ def test_writing_all_of_a_large_tensor_before_reading_is_ended(
 ) -> None:
     call, written = written_first(client, 256 << 20)
     # On a busy machine it may have come and gone before anybody looks.
-    wait_until(lambda: server.server.workshop.admission.streams or not call.is_active())
+    wait_until(lambda: server.server.service.admission.streams or not call.is_active())
     wait_idle(server)
     assert not written.is_set()
     answer = read_all(call)
@@ -170,7 +170,7 @@ def test_work_stops_when_the_deadline_passes(
 
 
 def test_work_stops_when_the_call_is_cancelled(server: ServerThread, client: RawClient) -> None:
-    admission = server.server.workshop.admission
+    admission = server.server.service.admission
     for _ in range(4):
         call = client.stub.Evaluate.future(long_work(), timeout=PATIENCE_S)
         wait_until(lambda: admission.memory_bytes)

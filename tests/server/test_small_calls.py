@@ -117,12 +117,12 @@ def test_a_call_that_is_known_is_refused_while_memory_is_full() -> None:
     with serving(max_memory_bytes=1) as server, RawClient(server.address) as client:
         assert client.evaluate(request(0)).refusal is None
         held = WaitingStream(client, request(1))
-        wait_until(lambda: server.server.workshop.admission.memory_bytes)
+        wait_until(lambda: server.server.service.admission.memory_bytes)
         refusal = client.evaluate(request(2)).refusal
         assert refusal is not None
         assert "max_memory_bytes".upper() in refusal.message
         held.cancel()
-        wait_until(lambda: not server.server.workshop.admission.memory_bytes)
+        wait_until(lambda: not server.server.service.admission.memory_bytes)
         assert client.evaluate(request(3)).refusal is None
 
 

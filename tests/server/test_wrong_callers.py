@@ -98,7 +98,7 @@ def ask(
 
 def check_silent(told: str, place: Place) -> None:
     """Assert that a refusal tells nothing of the server, nor a token."""
-    secrets = (VERSION, place.server.server.workshop.backend.name, "is-revoked", "Traceback")
+    secrets = (VERSION, place.server.server.service.backend.name, "is-revoked", "Traceback")
     for secret in (*secrets, *place.tokens.values()):
         assert secret not in told
 

@@ -95,7 +95,7 @@ def repeated_classes(sources: Iterable[str]) -> dict[str, int]:
 def backend_callers(sources: Mapping[str, str]) -> list[str]:
     """Return NAME:LINE of every use of a backend's apply or accumulate.
 
-    A backend is what is called so: `backend`, `self._backend`, `workshop.backend`, `cpu_backend`.
+    A backend is what is called so: `backend`, `self._backend`, `service.backend`, `cpu_backend`.
     """
     found = [
         (name, node.lineno)

@@ -226,7 +226,7 @@ def test_what_is_told_is_what_is_defined_and_documented(
 
 
 def test_the_build_is_told(server: ServerThread) -> None:
-    info = server.server.workshop
+    info = server.server.service
     seen = told(server)
     assert seen.labels("gradwire_build_info", "backend") == {info.backend.name}
     assert seen.value("gradwire_build_info") == 1

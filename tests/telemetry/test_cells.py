@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from gradwire_server.observability.cells import COUNTED, TOTAL, Cells, place, span, width
 from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
-from gradwire_server.observability.families import families
-from gradwire_server.observability.ledger import Ledger, Ledgers, Running
+from gradwire_server.observability.ledger import Ledger, Ledgers, Running, families
 
 STORED = (*COUNTS, *STATES)
 

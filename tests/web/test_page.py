@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire_server.admin_http import page, words
+from gradwire_server.admin_http import page
 from gradwire_server.admin_http.history import History, totals
-from gradwire_server.admin_http.markup import Markup, element, joined
+from gradwire_server.admin_http.page import Markup, element, joined
 from gradwire_server.admin_http.status import Subject, status
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability.cells import Cells, place
 from gradwire_server.observability.definitions import REQUEST_DURATION
+from gradwire_server.observability.exposition import Processes
 from gradwire_server.observability.ledger import Ledgers
-from gradwire_server.observability.processes import Processes
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;"
 
@@ -163,24 +163,24 @@ def test_markup_escapes_all_that_is_none(text: str, attribute: str) -> None:
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        (words.size(0), "0 B"),
-        (words.size(999), "999 B"),
-        (words.size(1_500), "1.5 kB"),
-        (words.size(12_345_678), "12.3 MB"),
-        (words.size(2e12), "2 TB"),
-        (words.duration(None), words.NOTHING),
-        (words.duration(0.00001234), "12.3 µs"),
-        (words.duration(0.00123), "1.23 ms"),
-        (words.duration(2.5), "2.5 s"),
-        (words.span(59.9), "59 s"),
-        (words.span(61), "1 min 1 s"),
-        (words.span(7260), "2 h 1 min"),
-        (words.span(90000), "1 d 1 h"),
-        (words.rate(0), "0"),
-        (words.rate(0.25), "0.2"),
-        (words.rate(1234.5), "1,234"),
-        (words.plural(1, "worker"), "1 worker"),
-        (words.plural(1200, "worker"), "1,200 workers"),
+        (page.size(0), "0 B"),
+        (page.size(999), "999 B"),
+        (page.size(1_500), "1.5 kB"),
+        (page.size(12_345_678), "12.3 MB"),
+        (page.size(2e12), "2 TB"),
+        (page.duration(None), page.NOTHING),
+        (page.duration(0.00001234), "12.3 µs"),
+        (page.duration(0.00123), "1.23 ms"),
+        (page.duration(2.5), "2.5 s"),
+        (page.span(59.9), "59 s"),
+        (page.span(61), "1 min 1 s"),
+        (page.span(7260), "2 h 1 min"),
+        (page.span(90000), "1 d 1 h"),
+        (page.rate(0), "0"),
+        (page.rate(0.25), "0.2"),
+        (page.rate(1234.5), "1,234"),
+        (page.plural(1, "worker"), "1 worker"),
+        (page.plural(1200, "worker"), "1,200 workers"),
     ],
 )
 def test_figures_are_short(written: str, wanted: str) -> None:

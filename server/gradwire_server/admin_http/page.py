@@ -1,8 +1,4 @@
-"""The status page, from what status.py tells.
-
-All of it is written here. Its script only fetches the page again and puts in what has changed, so
-that figures are put into words in one place, and that a browser without scripts sees the same.
-"""
+"""The status page as HTML, from the dictionary of status.py; pure, and everything is escaped."""
 
 from __future__ import annotations
 
@@ -11,12 +7,145 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
+from html import escape
 from importlib.resources import files
 from typing import Any
 
-from gradwire_server.admin_http import words
-from gradwire_server.admin_http.drawing import bar, sparkline
-from gradwire_server.admin_http.markup import Markup, element, joined
+from gradwire_server.admin_http.history import MOST
+
+
+class Markup(str):
+    """A text that is HTML."""
+
+    __slots__ = ()
+
+
+def element(name: str, *content: object, **attributes: object) -> Markup:
+    """Make an element.
+
+    content     markup as it is, all else as text
+    attributes  an underscore at the end is dropped, others stand for hyphens; True has no value,
+                False and None leave it out
+    """
+    written = "".join(
+        _attribute(key.rstrip("_").replace("_", "-"), value)
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Markup(f"<{name}{written}>{joined(*content)}</{name}>")
+
+
+def joined(*content: object) -> Markup:
+    """Join content."""
+    return Markup(
+        "".join(each if isinstance(each, Markup) else escape(str(each)) for each in content)
+    )
+
+
+def _attribute(name: str, value: object) -> str:
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+
+
+_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+_TEN, _HUNDRED = 10, 100
+NOTHING = "–"  # noqa: RUF001 - a dash stands for no figure
+
+
+def count(number: float) -> str:
+    """Write a whole number."""
+    return f"{number:,.0f}"
+
+
+def rate(per_s: float) -> str:
+    """Write how many a second."""
+    return f"{per_s:,.0f}" if per_s >= _TEN or not per_s else f"{per_s:.1f}"
+
+
+def size(nbytes: float) -> str:
+    """Write bytes, in powers of 1000."""
+    scale, prefix = next((each for each in _SCALES if nbytes >= each[0]), (1.0, ""))
+    return f"{_three(nbytes / scale)} {prefix}B"
+
+
+def duration(seconds: float | None) -> str:
+    """Write what a call takes; None is no figure."""
+    if seconds is None:
+        return NOTHING
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= scale:
+            return f"{_three(seconds / scale)} {unit}"
+    return f"{_three(seconds / 1e-6)} µs"
+
+
+def span(seconds: float) -> str:
+    """Write how long something lasts, to two units."""
+    whole = int(seconds)
+    if whole < _MINUTE_S:
+        return f"{whole} s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
+
+
+def plural(number: int, noun: str) -> str:
+    """Write how many there are of something."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
+def _three(number: float) -> str:
+    """Write three digits that tell something."""
+    digits = 0 if number >= _HUNDRED else 1 if number >= _TEN else 2
+    text = f"{number:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+_HEIGHT = 24.0
+_WIDTH = MOST - 2
+
+
+def sparkline(values: Sequence[float], label: str, *, kind: str = "") -> Markup:
+    """Draw how a rate went, the latest value at the right; from zero to the largest one."""
+    top = max(values, default=0.0) or 1.0
+    points = [
+        (_WIDTH - len(values) + 1 + at, _HEIGHT - 1 - (_HEIGHT - 3) * value / top)
+        for at, value in enumerate(values)
+    ]
+    line = " ".join(f"{x:g},{y:.2f}" for x, y in points)
+    drawn: list[Markup] = []
+    if points:
+        left, right = points[0][0], points[-1][0]
+        area = f"{left:g},{_HEIGHT:g} {line} {right:g},{_HEIGHT:g}"
+        drawn = [
+            element("polygon", points=area),
+            element("polyline", points=line, vector_effect="non-scaling-stroke"),
+        ]
+    return element(
+        "svg",
+        element("title", label),
+        element("path", d=f"M0 {_HEIGHT - 0.5:g}H{_WIDTH}", vector_effect="non-scaling-stroke"),
+        *drawn,
+        class_=f"spark {kind}".strip(),
+        role="img",
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT:g}",
+        preserveAspectRatio="none",
+    )
+
+
+def bar(now: float, limit: float, label: str) -> Markup:
+    """Draw how much of a limit is taken."""
+    share = min(1.0, now / limit) if limit else 0.0
+    return element(
+        "svg",
+        element("title", f"{label}: {share:.0%} of the limit"),
+        element("rect", class_="room", width="100%", height="100%", rx="3"),
+        element("rect", class_="taken", width=f"{share:.2%}", height="100%", rx="3"),
+        class_="bar",
+        role="img",
+    )
+
 
 _STATES = {
     "serving": ("good", "✓ serving"),
@@ -89,7 +218,7 @@ def _header(told: Mapping[str, Any]) -> Markup:
     facts = (
         f"version {told['version']}",
         f"{told['address']}, {secured}",
-        f"up {words.span(told['uptime_s'])}",
+        f"up {span(told['uptime_s'])}",
     )
     return element(
         "header",
@@ -105,20 +234,20 @@ def _tiles(told: Mapping[str, Any]) -> Markup:
 
     def rated(title: str, name: str, unit: str, note: str, kind: str = "") -> Markup:
         values = [each[name] for each in history]
-        write = words.size if name == "tensor_bytes" else words.rate
-        figure = words.NOTHING if rates is None else write(rates[name])
+        write = size if name == "tensor_bytes" else rate
+        figure = NOTHING if rates is None else write(rates[name])
         most = f"at most {write(max(values))}{unit} in 5 min" if values else "measuring"
         return _tile(title, figure, unit, note, sparkline(values, f"{title}: {most}", kind=kind))
 
     def bounded(title: str, name: str, note: str) -> Markup:
         now, limit = told[name]["now"], told[name]["limit"]
-        write = words.size if name == "request_budget_bytes" else words.count
+        write = size if name == "request_budget_bytes" else count
         return _tile(title, write(now), f" of {write(limit)}", note, bar(now, limit, title))
 
     items = 0.0 if rates is None else rates["items"]
-    calls = f"{words.count(told['totals']['calls'])} so far"
+    calls = f"{count(told['totals']['calls'])} so far"
     if told["totals"]["items"]:
-        calls += f"; {words.rate(items)} items/s in streams of many"
+        calls += f"; {rate(items)} items/s in streams of many"
     return element(
         "section",
         rated("Calls", "calls", "/s", calls),
@@ -126,7 +255,7 @@ def _tiles(told: Mapping[str, Any]) -> Markup:
         rated("Failed", "failed", "/s", "calls and items", kind="bad"),
         bounded("Queue", "queue", "wait for a thread"),
         bounded("Request budget", "request_budget_bytes", "memory of calls in flight"),
-        bounded("Streams", "streams", f"{words.plural(told['in_flight'], 'call')} in flight"),
+        bounded("Streams", "streams", f"{plural(told['in_flight'], 'call')} in flight"),
         class_="tiles",
         id="tiles",
         data_live=True,
@@ -145,8 +274,8 @@ def _tile(title: str, figure: str, unit: str, note: str, drawing: Markup) -> Mar
 
 
 def _what_computes(told: Mapping[str, Any]) -> Markup:
-    workers = words.plural(len(told["workers"]), "worker")
-    threads = words.plural(told["compute_threads"], "thread")
+    workers = plural(len(told["workers"]), "worker")
+    threads = plural(told["compute_threads"], "thread")
     what: object = "Not known yet: no worker has told."
     if told["backend"]:
         reason = told["backend_reason"].removeprefix(told["backend"])
@@ -160,10 +289,8 @@ def _what_computes(told: Mapping[str, Any]) -> Markup:
 
 
 def _latency(told: Mapping[str, Any]) -> Markup:
-    window = words.span(told["window_s"])
-    rows = [
-        (each["phase"], words.count(each["count"]), *_quantiles(each)) for each in told["phases"]
-    ]
+    window = span(told["window_s"])
+    rows = [(each["phase"], count(each["count"]), *_quantiles(each)) for each in told["phases"]]
     if not any(each["count"] for each in told["phases"]):
         return _section("latency", "Latency", _empty(f"No call has ended in the last {window}."))
     return _section(
@@ -180,9 +307,9 @@ def _operators(told: Mapping[str, Any]) -> Markup:
     rows = [
         (
             each["operator"] or "none named",
-            words.rate(each["per_s"]),
-            *(words.duration(each[name]) for name in ("p50_s", "p99_s")),
-            *(words.count(each[name]) for name in ("failed", "calls", "items")),
+            rate(each["per_s"]),
+            *(duration(each[name]) for name in ("p50_s", "p99_s")),
+            *(count(each[name]) for name in ("failed", "calls", "items")),
         )
         for each in told["operators"]
     ]
@@ -203,8 +330,8 @@ def _errors(told: Mapping[str, Any]) -> Markup:
 
 def _error(told: Mapping[str, Any], now: datetime) -> Markup:
     at = datetime.fromisoformat(told["latest"]).astimezone(UTC)
-    ago = words.span(max(0.0, (now - at).total_seconds()))
-    times = f" {words.count(told['count'])} times" if told["count"] > 1 else ""
+    ago = span(max(0.0, (now - at).total_seconds()))
+    times = f" {count(told['count'])} times" if told["count"] > 1 else ""
     where = " ".join(filter(None, (told["method"], told["operator"])))
     return element(
         "li",
@@ -228,10 +355,10 @@ def _workers(told: Mapping[str, Any]) -> Markup:
         (
             each["worker"],
             _WORKER_STATES[each["state"]],
-            ", ".join(map(str, each["pids"])) or words.NOTHING,
-            *(words.count(each[name]) for name in ("restarts", "in_flight", "queue", "streams")),
-            *(words.size(each[name]) for name in memory.values()),
-            words.span(each["processor_s"]),
+            ", ".join(map(str, each["pids"])) or NOTHING,
+            *(count(each[name]) for name in ("restarts", "in_flight", "queue", "streams")),
+            *(size(each[name]) for name in memory.values()),
+            span(each["processor_s"]),
         )
         for each in told["workers"]
     ]
@@ -292,4 +419,4 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]], *, words_in: int
 
 
 def _quantiles(told: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(words.duration(told[name]) for name in ("p50_s", "p90_s", "p99_s"))
+    return tuple(duration(told[name]) for name in ("p50_s", "p90_s", "p99_s"))

@@ -17,12 +17,10 @@ from gradwire_server.admin_http.requests import Answer, Request
 from gradwire_server.admin_http.status import Subject, is_alive, is_ready, status
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability.exposition import Exposition
+from gradwire_server.observability.exposition import Exposition, Processes
 from gradwire_server.observability.ledger import Ledgers
-from gradwire_server.observability.processes import Processes
 from gradwire_server.security.authorization import Authorizer
-from gradwire_server.security.certificates import Certificates
-from gradwire_server.security.tls import contexts
+from gradwire_server.security.certificates import Certificates, contexts
 
 # However many look at it, the page is made so often at most.
 _AT_MOST_EVERY_S = 0.5

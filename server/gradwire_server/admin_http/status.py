@@ -41,10 +41,10 @@ from gradwire_server.observability.definitions import (
     STREAMS_LIMIT,
     Metric,
 )
+from gradwire_server.observability.exposition import Processes
 from gradwire_server.observability.ledger import Ledgers, Worker
 from gradwire_server.observability.notes import NotedError, newest
 from gradwire_server.observability.phases import PHASES
-from gradwire_server.observability.processes import Processes
 
 _QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))
 _MOST_ERRORS = 20

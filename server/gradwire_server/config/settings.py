@@ -6,11 +6,88 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from gradwire_server import backends
-from gradwire_server.config import container_limits, exposure
-from gradwire_server.config.addresses import is_host_and_port, is_http_url
-from gradwire_server.config.bounds import check_number
+from gradwire_server.config import container_limits
+from gradwire_server.config.addresses import is_host_and_port, is_http_url, is_loopback
 from gradwire_server.config.tokens import Scope, read_scopes
 from gradwire_server.engine import Limits
+
+# What messages and grpc can carry, and what a machine can; in seconds some thirty years.
+_MOST = {
+    # From 0, the least that a niceness may be made without rights, to the greatest there is.
+    "compute_niceness": 19,
+    "max_rank": Limits().max_rank,
+    "max_message_bytes": 2**31 - 1,
+    "max_connection_calls": 2**31 - 1,
+    "malloc_keep_bytes": 2**31 - 1,
+    # More than any machine has cores: a port, say, given by mistake would end the machine.
+    "workers": 1024,
+}
+_MOST_S = 1e9
+_MOST_INT = 2**63 - 1
+_MAY_BE_ZERO = {
+    "compute_niceness",
+    "compute_threads",
+    "drain_delay_s",
+    "grace_s",
+    "malloc_keep_bytes",
+    "max_connection_age_s",
+    "plan_cache_entries",
+    "trim_after_s",
+    "workers",
+}
+
+
+def flag(name: str) -> str:
+    """Return the flag of the setting called `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_number(name: str, value: float) -> None:
+    """Raise ValueError where a setting's number is out of bounds, or none; it names the flag."""
+    least = 0 if name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
+    if not value >= least:
+        raise ValueError(f"{flag(name)} is {value}; at least {least} is needed")
+    most = _MOST_S if isinstance(value, float) else _MOST.get(name, _MOST_INT)
+    if value > most:
+        raise ValueError(f"{flag(name)} is {value}; at most {most} is possible")
+
+
+def check_calls(address: str, *, clear: bool) -> None:
+    """Refuse to serve in the clear beyond this machine.
+
+    clear  whether that is wanted, or TLS keeps it from being so
+    """
+    if address == "unix:":
+        raise ValueError("--address is unix: without a path")
+    if not (clear or address.startswith("unix:") or is_loopback(address)):
+        raise ValueError(
+            f"--address is {address}, which is not loopback: give --tls-certificate and --tls-key, "
+            "or --insecure to serve in the clear"
+        )
+
+
+def check_http(address: str, *, is_open: bool, asks: bool, clear: bool) -> None:
+    """Refuse to tell others of the server, and to have tokens sent in the clear.
+
+    is_open  whether everybody may read
+    asks     whether readers show a token or a certificate
+    clear    as of check_calls
+    """
+    if not is_host_and_port(address):
+        raise ValueError(f"--http-port is {address}; PORT or HOST:PORT is needed")
+    if is_open or is_loopback(address):
+        return
+    if not asks:
+        raise ValueError(
+            f"--http-port is {address}, which is not loopback: give --tokens, or --tls-client-ca, "
+            "or --http-open to let everybody read it"
+        )
+    if not clear:
+        raise ValueError(
+            f"--http-port is {address}, where tokens would travel in the clear: give "
+            "--tls-certificate and --tls-key, or --insecure"
+        )
+
 
 # The largest header of a message. Parsing one holds the event loop; docs/sizing.md has figures.
 MAX_HEADER_BYTES = 16 << 10
@@ -243,10 +320,10 @@ class Settings:
 
     def _check_exposure(self) -> None:
         clear = self.insecure or bool(self.tls_certificate)
-        exposure.check_calls(self.address, clear=clear)
+        check_calls(self.address, clear=clear)
         if self.http_port:
             asks = bool(self.tokens or self.tls_client_ca)
-            exposure.check_http(self.http_address, is_open=self.http_open, asks=asks, clear=clear)
+            check_http(self.http_address, is_open=self.http_open, asks=asks, clear=clear)
         if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
                 f"--otlp-endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "

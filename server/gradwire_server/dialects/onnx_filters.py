@@ -6,10 +6,18 @@
 
 Elements beyond the edge are the edge's, or with exclude_outside weigh nothing, and the weights of
 the others are divided by their sum. An output whose elements all lie beyond the edge is then 0.
+
+ONNX Resize's antialias: filters stretched by max(1, 1 / scale), weights divided by their sum.
+
+Elements beyond the edge are the edge's, or with exclude_outside weigh nothing. The specification
+leaves a filter alone that need not be stretched; ONNX Runtime runs its own code then too, after
+Pillow's. Its window and its roundings are those of SetupUpsampleFilterAntiAlias in
+onnxruntime/core/providers/cpu/tensor/upsample_antialias.h.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +27,16 @@ import numpy.typing as npt
 
 from gradwire_server.dialects.onnx_coordinates import Flags, Line, Number
 from gradwire_server.plans import sampling
-from gradwire_server.plans.sampling import Coordinates, Indices, Taps
+from gradwire_server.plans.sampling import (
+    ComputedTaps,
+    Coordinates,
+    Indices,
+    Taps,
+    added,
+    in_blocks,
+    sum_from,
+    weights_from,
+)
 
 Numbers = npt.NDArray[np.floating[Any]]
 
@@ -113,3 +130,156 @@ def _held(index: Indices, weight: Numbers, line: Line, reads: Flags) -> Taps:
     weight = np.where(reads[:, np.newaxis], weight, line.kind(0))
     index = np.clip(index, 0, line.inputs - 1)
     return Taps(index, weight, line.positions(np.arange(line.outputs)))
+
+
+Rows = npt.NDArray[np.intp] | slice
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The elements that some outputs read, those beyond the edge too.
+
+    first, stop  int64[some], element first up to, not including, stop
+    weigh        (elements int64[rows, taps], rows) -> their weights, not yet divided
+    reads        which of the outputs read at all
+    """
+
+    first: Indices
+    stop: Indices
+    weigh: Callable[[Indices, Rows], Numbers]
+    reads: Flags
+
+    def weights(self, index: Indices, rows: Rows) -> Numbers:
+        """Return the weights of elements, 0 out of the window."""
+        within = index >= self.first[rows, np.newaxis]
+        within &= index < self.stop[rows, np.newaxis]
+        weight = self.weigh(index, rows)
+        return np.where(within, weight, weight.dtype.type(0))
+
+
+def most_taps(line: Line, radius: int) -> int:
+    """Return how many elements an output reads at most."""
+    return min(_window_length(line, radius), line.inputs)
+
+
+def beyond_axis(line: Line, radius: int) -> int:
+    """Return how many times as many elements as it reads an output may weigh beyond the edges."""
+    return math.ceil(_window_length(line, radius) / most_taps(line, radius))
+
+
+def antialiased(line: Line, keys: Keys | None) -> ComputedTaps:
+    """Read a stretched filter: Keys's kernel, or a triangle without one."""
+    radius = 1 if keys is None else 2
+    taps = most_taps(line, radius)
+    window = _runtime_window if line.in_float32 else _window
+
+    def block(outputs: Indices) -> Taps:
+        if line.in_float32 and line.inputs == line.outputs:
+            return _kept(line, outputs)
+        return _taps(window(line, keys, outputs), line, taps)
+
+    coordinates = line.positions(np.arange(line.outputs))
+    return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
+
+
+def _window_length(line: Line, radius: int) -> int:
+    if line.in_float32:
+        return 2 * math.ceil(_runtime_support(line, radius)) + 1
+    return 2 * math.ceil(radius / line.scale)
+
+
+def _window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
+    """Take the elements less than radius / scale from x, and weigh them by scale * distance."""
+    x, reads = line.coordinates(outputs)
+    whole = np.floor(x)
+    t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
+    half = _window_length(line, 1 if keys is None else 2) // 2
+
+    def weigh(index: Indices, rows: Rows) -> Numbers:
+        distance: Numbers = np.abs(line.scale * ((index - below[rows, np.newaxis]) - t[rows]))
+        if keys is None:
+            return np.maximum(1 - distance, 0)
+        weight = np.where(distance <= 1, keys.inside(distance), keys.outside(distance))
+        return np.where(distance < 2, weight, 0)  # noqa: PLR2004
+
+    return Window(below + (1 - half), below + (1 + half), weigh, reads)
+
+
+def _runtime_support(line: Line, radius: int) -> np.floating[Any]:
+    inverse = np.float32(1) / np.float32(line.scale)
+    return np.float32(radius) * (inverse if inverse >= 1 else np.float32(1))
+
+
+def _runtime_center(line: Line, outputs: Indices) -> tuple[Numbers, Flags]:
+    """Return x + 0.5, as ONNX Runtime rounds it, and which of the outputs read at all."""
+    center = np.float32(0.5) + line.positions(outputs)
+    reads = line.reads(center - np.float32(0.5))
+    return np.where(reads, center, np.float32(0.5)), reads
+
+
+def _runtime_window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
+    """Take elements floor(c - support + 0.5) up to floor(c + support + 0.5), c = x + 0.5."""
+    center, reads = _runtime_center(line, outputs)
+    support = np.float32(_runtime_support(line, 1 if keys is None else 2))
+    inverse = np.float32(1) / np.float32(line.scale)
+    # The reciprocal of the reciprocal, which is not always the scale.
+    stretch = np.float32(1) / inverse if inverse >= 1 else np.float32(1)
+    first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
+    stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
+    length = _window_length(line, 1 if keys is None else 2)
+
+    def weigh(index: Indices, rows: Rows) -> Numbers:
+        distance = index.astype(np.float32) - center[rows, np.newaxis] + np.float32(0.5)
+        distance = np.abs(distance * stretch)
+        if keys is None:
+            return np.maximum(1 - distance, 0)
+        far = (((distance - 5) * distance + 8) * distance - 4) * keys.a
+        weight = np.where(distance < 1, keys.inside(distance), far)
+        return np.where(distance < 2, weight, np.float32(0))  # noqa: PLR2004
+
+    return Window(first, np.minimum(stop, first + length), weigh, reads)
+
+
+def _kept(line: Line, outputs: Indices) -> Taps:
+    """Copy an axis whose length stays, save for what lies outside the roi, as ONNX Runtime does."""
+    _, reads = _runtime_center(line, outputs)
+    return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32))
+
+
+def _taps(window: Window, line: Line, taps: int) -> Taps:
+    """Add what lies beyond an edge to it, then divide by the sum of all.
+
+    The edge's own weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
+    """
+    begin = np.clip(window.first, 0, line.inputs - taps)
+    every = slice(None)
+    read = weights_from(lambda index: window.weights(index, every), begin, taps=taps)
+    weight = read.weight
+    total = np.zeros(len(weight), weight.dtype)
+    if line.exclude_outside:
+        total = added(total, weight)
+    else:
+        (low,) = np.nonzero(window.first < 0)
+        (high,) = np.nonzero(window.stop > line.inputs)
+        first, stop = int(window.first.min(initial=0)), int(window.stop.max())
+        total[low] = _with_outside(total[low], window, low, (first, 0))
+        total = added(total, weight)
+        total[high] = _with_outside(total[high], window, high, (line.inputs, stop))
+        weight[low, 0] = _with_outside(weight[low, 0], window, low, (first, 0))
+        weight[high, -1] = _with_outside(weight[high, -1], window, high, (line.inputs, stop))
+    total = np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
+    weight = weight * (1 / total) if line.in_float32 else weight / total
+    return Taps(read.index, np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0)))
+
+
+def _with_outside(
+    start: Numbers, window: Window, rows: npt.NDArray[np.intp], elements: tuple[int, int]
+) -> Numbers:
+    """Add to start, [rows], the weights of a range of elements, in order, each sum rounded."""
+    first, stop = elements
+    return sum_from(
+        lambda index: window.weights(index, rows),
+        np.full(len(rows), first, np.int64),
+        taps=max(stop - first, 0),
+        start=start,
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.dialects.dialect import Axis
-from gradwire_server.plans.fused import fma
+from gradwire_server.plans.plan import fma
 from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Taps
 from gradwire_server.plans.sines import EFFORT
 

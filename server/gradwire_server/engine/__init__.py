@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire_server.engine.assembly import Arrived, InputAssembler
+from gradwire_server.engine.assembly import Arrived, InputAssembler, Ring
 from gradwire_server.engine.execute import (
     ArraySink,
     ArraySource,
@@ -23,10 +23,9 @@ from gradwire_server.engine.prepared import (
     Preparation,
     Prepared,
     Preparer,
+    TableCache,
 )
 from gradwire_server.engine.request import Limits, exceeded
-from gradwire_server.engine.ring import Ring
-from gradwire_server.engine.table_cache import TableCache
 from gradwire_server.engine.tiling import Step
 
 __all__ = [

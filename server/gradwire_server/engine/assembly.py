@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwire_server.engine.prepared import Array, Bytes, Prepared
-from gradwire_server.engine.ring import Ring
 from gradwire_server.engine.tiling import Step
+
+
+class Ring:
+    """Buffers that are taken in turn.
+
+    count  how many of them are in use at once: as many takes later a buffer is given out again
+    """
+
+    def __init__(self, count: int) -> None:
+        self._buffers: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * count
+        self._next = 0
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return a buffer of so many bytes, with whatever is in it. One of none is not counted."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        place, self._next = self._next, (self._next + 1) % len(self._buffers)
+        if len(self._buffers[place]) < nbytes:
+            self._buffers[place] = np.empty(nbytes, np.uint8)
+        return self._buffers[place][:nbytes]
 
 
 class InputAssembler:

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from gradwire_server.observability.cells import Cells
 from gradwire_server.observability.ledger import Ledger, Ledgers, Running
-from gradwire_server.observability.observer import Observer
-from gradwire_server.observability.recording import Recorder
-from gradwire_server.observability.sampling import Sampler
+from gradwire_server.observability.recording import Observer, Recorder, Sampler
 
 __all__ = [
     "Cells",

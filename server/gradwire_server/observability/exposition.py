@@ -1,12 +1,17 @@
-"""The metrics as Prometheus reads them."""
+"""Metrics in Prometheus's text formats, with processor time, memory and files of each process.
+
+The processes' figures come from prometheus_client's collector, which reads /proc.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -17,9 +22,66 @@ from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample as PrometheusSample
 
-from gradwire_server.observability.families import Family, families
-from gradwire_server.observability.ledger import Ledgers
-from gradwire_server.observability.processes import Processes
+from gradwire_server.observability.definitions import PROCESSES, PROCESSOR
+from gradwire_server.observability.ledger import (
+    SUPERVISOR,
+    Family,
+    Ledgers,
+    Sample,
+    Worker,
+    families,
+)
+
+_CPU = PROCESSOR.name
+_START = "process_start_time_seconds"
+
+
+class Processes:
+    """Reads them again and again; remembers the CPU time of those that have ended."""
+
+    def __init__(self) -> None:
+        self._cpu: dict[tuple[str, int], float] = {}
+        self._cpu_of_ended: dict[str, float] = defaultdict(float)
+
+    def read(self, workers: Sequence[Worker]) -> list[Family]:
+        """Return the metrics of the workers' processes, and of this one if it is none of them."""
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        pids = [(worker.name, pid) for worker in workers for pid in worker.pids]
+        if all(pid != os.getpid() for _, pid in pids):
+            pids.append((SUPERVISOR, os.getpid()))
+        for name, pid in pids:
+            for metric, value in _figures(pid).items():
+                if metric == _CPU:
+                    self._note_cpu(name, pid, value)
+                    continue
+                # Two while one takes over from another.
+                before = found[metric].get(name, 0.0)
+                found[metric][name] = max(before, value) if metric == _START else before + value
+        for gone in self._cpu.keys() - set(pids):
+            self._cpu_of_ended[gone[0]] += self._cpu.pop(gone)
+        for name in {name for name, _ in self._cpu} | self._cpu_of_ended.keys():
+            running = sum(seconds for (other, _), seconds in self._cpu.items() if other == name)
+            found[_CPU][name] = self._cpu_of_ended[name] + running
+        return [
+            Family(
+                metric,
+                tuple(Sample((name,), value) for name, value in found[metric.name].items()),
+            )
+            for metric in PROCESSES
+        ]
+
+    def _note_cpu(self, name: str, pid: int, seconds: float) -> None:
+        before = self._cpu.get((name, pid), 0.0)
+        if seconds < before:
+            # Another process of the same number.
+            self._cpu_of_ended[name] += before
+        self._cpu[name, pid] = seconds
+
+
+def _figures(pid: int) -> dict[str, float]:
+    collected = ProcessCollector(pid=lambda: pid, registry=None).collect()
+    return {sample.name: sample.value for metric in collected for sample in metric.samples}
+
 
 # While it writes an answer its thread holds the interpreter, and the event loop would wait for the
 # switch interval again and again: it pauses after so many lines, for so long.

@@ -1,4 +1,4 @@
-"""Traces and metrics to an OpenTelemetry collector, over OTLP; imported where that is asked for."""
+"""Traces and metrics over OTLP; imported only where an export is asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Protocol, cast
 
+from opentelemetry import propagate, trace
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import export as sdk
@@ -15,11 +16,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from gradwire._conventions import Attributes, Conventions
+from gradwire._conventions import Attributes, Conventions, of_address, span_name
 from gradwire_server.config.version import VERSION
 from gradwire_server.observability.definitions import REQUEST_DURATION, REQUESTS, Metric
-from gradwire_server.observability.families import Family, Sample, families
-from gradwire_server.observability.ledger import Ledgers
+from gradwire_server.observability.ledger import Family, Ledgers, Sample, families
+from gradwire_server.observability.recording import Observed
 
 _EVERY_MS = 60_000
 _UNITS = {"seconds": "s", "bytes": "By", "": "1"}
@@ -157,3 +158,78 @@ def otlp_name(metric: Metric) -> str:
     """Return the name of a metric as OpenTelemetry forms names: unit and kind are not in it."""
     plain = metric.name.removesuffix("_total").removesuffix(f"_{metric.unit}")
     return plain.replace("_", ".", 1)
+
+
+# What the conventions for gRPC count as an error of the server, and not of the caller.
+_FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+
+
+class Tracer:
+    """Starts and ends the spans of calls.
+
+    address  of the server, as callers know it
+    """
+
+    def __init__(self, provider: TracerProvider, *, address: str) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("gradwire_server", VERSION)
+        self._conventions = Conventions.chosen(os.environ)
+        self._server = of_address("server", address)
+
+    def begin(self, call: Observed) -> trace.Span:
+        """Start the span of a call, within the caller's trace if it has one."""
+        attributes = self._conventions.of_method(call.method) | self._server
+        attributes |= of_address("client", call.peer) | of_address("network.peer", call.peer)
+        span = self._tracer.start_span(
+            span_name(call.method),
+            context=propagate.extract(call.metadata),
+            kind=trace.SpanKind.SERVER,
+            attributes=attributes,
+        )
+        told = span.get_span_context()
+        if told.is_valid:
+            call.traceparent = (
+                f"00-{told.trace_id:032x}-{told.span_id:016x}-{int(told.trace_flags):02x}"
+            )
+        return span
+
+    def end(self, span: trace.Span, call: Observed, *, status: str, reason: str) -> None:
+        """End the span of a call that has its status."""
+        if not span.is_recording():
+            span.end()
+            return
+        failed = status in _FAULTS
+        attributes: Attributes = self._conventions.of_status(status, failed=failed)
+        attributes["gradwire.request_id"] = call.request_id
+        if call.operator:
+            attributes["gradwire.operator"] = call.operator
+        if call.dtype is not None:
+            attributes["gradwire.dtype"] = call.dtype.name
+        attributes["gradwire.received_bytes"] = call.received_bytes
+        attributes["gradwire.sent_bytes"] = call.sent_bytes
+        if reason:
+            attributes["gradwire.reason"] = reason
+        span.set_attributes(attributes)
+        if failed:
+            span.set_status(trace.StatusCode.ERROR)
+        self._tell_phases(span, call)
+        span.end()
+
+    def _tell_phases(self, span: trace.Span, call: Observed) -> None:
+        """Make a span for each phase, from when it began first to when it ended last."""
+        context = trace.set_span_in_context(span)
+        epoch_ns = time.time_ns() - time.perf_counter_ns()
+        for phase, (began, ended) in call.phases.bounds.items():
+            child = self._tracer.start_span(
+                phase,
+                context=context,
+                start_time=epoch_ns + int(began * 1e9),
+                attributes={"gradwire.phase.seconds": call.phases.seconds[phase]},
+            )
+            child.end(epoch_ns + int(ended * 1e9))
+
+    def close(self, timeout_s: float) -> None:
+        """Export what is left; give up after some seconds, as where nobody answers."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(timeout_s)

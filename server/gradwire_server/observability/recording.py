@@ -1,8 +1,9 @@
-"""What every call adds to the metrics; a few microseconds, without locks, on the event loop."""
+"""Metrics recorded by calls and sampled from the server, without locks, on the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from gradwire_server.observability.definitions import (
     ERRORS,
     IN_FLIGHT,
     ITEMS,
+    LAG,
     METHOD,
     OPERATOR,
     PHASE_DURATION,
@@ -174,3 +176,113 @@ class Recorder:
         if len(self._series) < _MOST:
             self._series[key] = series
         return series
+
+
+class _Tracer(Protocol):
+    """spans.Tracer, which is not there without OpenTelemetry."""
+
+    def begin(self, call: Observed) -> Any: ...
+    def end(self, span: Any, call: Observed, *, status: str, reason: str) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
+
+
+class Observer:
+    """Tells a recorder and a tracer of every call, where there are any."""
+
+    def __init__(self, recorder: Recorder | None = None, tracer: _Tracer | None = None) -> None:
+        self.recorder = recorder
+        self.tracer = tracer
+
+    def begin(self, call: Observed) -> object:
+        """Note that a call begins; return what `end` wants to know of it."""
+        if self.recorder is not None:
+            self.recorder.begin(call.method)
+        return None if self.tracer is None else self.tracer.begin(call)
+
+    def end(
+        self,
+        begun: object,
+        call: Observed,
+        *,
+        status: str,
+        duration_s: float,
+        failed: ObservedError | None = None,
+    ) -> None:
+        """Note that a call has its status, and its error if it has one."""
+        if self.recorder is not None:
+            self.recorder.end(call, status=status, duration_s=duration_s)
+            if failed is not None:
+                self.recorder.fail(call, failed)
+        if self.tracer is not None:
+            reason = "" if failed is None else failed.reason_name
+            self.tracer.end(begun, call, status=status, reason=reason)
+
+    def items(
+        self,
+        call: Observed,
+        evaluated: tuple[str, np.dtype[Any]] | None,
+        *,
+        status: str,
+        count: int = 1,
+        failed: ObservedError | None = None,
+    ) -> None:
+        """Note answers to items alike within a call, and their error if they have one.
+
+        evaluated  their operator and data type; None where they are not known
+        """
+        if self.recorder is not None:
+            operator, dtype = evaluated or ("", None)
+            self.recorder.items(operator, dtype, status=status, count=count)
+            if failed is not None:
+                self.recorder.fail(call, failed)
+
+    def step(self, nbytes: int) -> None:
+        """Note a step of a stream, and how many bytes it read and wrote."""
+        if self.recorder is not None:
+            self.recorder.step(nbytes)
+
+
+_EVERY_S = 0.25
+
+
+class Sampler:
+    """Writes readings into cells, four times a second and at the end. Belongs to one event loop.
+
+    readings  what is read, by the cell that it is written to
+    """
+
+    def __init__(self, cells: Cells, readings: Mapping[int, Callable[[], float]]) -> None:
+        self._cells = cells
+        self._readings = dict(readings)
+        self._lag = place(LAG)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start, in the running event loop."""
+        self.sample()
+        self._task = asyncio.create_task(self._run())
+
+    def renew(self, readings: Mapping[int, Callable[[], float]]) -> None:
+        """Read other things from now on."""
+        self._readings = dict(readings)
+        self.sample()
+
+    async def stop(self) -> None:
+        """Sample once more and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self.sample()
+
+    def sample(self) -> None:
+        """Write every reading now."""
+        for cell, read in self._readings.items():
+            self._cells.values[cell] = read()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _EVERY_S
+            await asyncio.sleep(_EVERY_S)
+            self._cells.observe(self._lag, LAG.buckets, max(0.0, loop.time() - due))
+            self.sample()

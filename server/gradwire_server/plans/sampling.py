@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.plans.bands import Block
+from gradwire_server.plans.banded_map import Block
 from gradwire_server.plans.cancellation import ask
 
 Coordinates = npt.NDArray[np.floating[Any]]

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.plans.fused import exact_product, exact_sum, fma
+from gradwire_server.plans.plan import exact_product, exact_sum, fma
 
 Doubles = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]

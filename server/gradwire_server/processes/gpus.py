@@ -16,7 +16,7 @@ from importlib import import_module
 
 from gradwire_server import backends
 from gradwire_server.config.settings import Settings
-from gradwire_server.processes.worker_process import VISIBLE_DEVICES, module_arguments
+from gradwire_server.processes.supervised import VISIBLE_DEVICES, module_arguments
 
 # CuPy's import and the driver's start take about a second; a driver that hangs takes for ever.
 _COUNT_S = 60.0

@@ -24,9 +24,8 @@ from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Ledgers, Running, logs
 from gradwire_server.processes import startup
-from gradwire_server.processes.supervised import Place, Standing
+from gradwire_server.processes.supervised import Place, Standing, WorkerProcess
 from gradwire_server.processes.worker_config import Job, divide, share
-from gradwire_server.processes.worker_process import WorkerProcess
 from gradwire_server.scheduling import tasks
 
 _log = logging.getLogger("gradwire_server")

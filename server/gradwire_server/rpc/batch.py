@@ -15,13 +15,17 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import grpc
+import numpy as np
 
 from gradwire import v1
-from gradwire._framing import many_result_frame
+from gradwire._framing import Parts, many_result_frame, read_many_request
+from gradwire_server.backends import Backend
+from gradwire_server.engine import Prepared, in_memory, together
 from gradwire_server.errors import (
     DrainingError,
     InvalidDataError,
@@ -29,16 +33,105 @@ from gradwire_server.errors import (
     StalledError,
     StartingError,
 )
-from gradwire_server.rpc import codec, many_items
-from gradwire_server.rpc.call_context import Call, Context
-from gradwire_server.rpc.callers import caller_of
-from gradwire_server.rpc.encoding import Bytes, NoMessageError
-from gradwire_server.rpc.many_items import Item
+from gradwire_server.rpc import codec
+from gradwire_server.rpc.call_context import Call, Caller, Context, caller_of, claim_of_batch
+from gradwire_server.rpc.codec import Bytes, NoMessageError
+from gradwire_server.rpc.service_context import ServiceContext, take_turn
 from gradwire_server.rpc.status_map import Failure, failure
-from gradwire_server.rpc.unary import Workshop
 from gradwire_server.scheduling import tasks
-from gradwire_server.scheduling.admitted_streams import AdmittedStream
-from gradwire_server.scheduling.holdings import Holdings
+from gradwire_server.scheduling.admission import AdmittedStream, Holdings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchItem:
+    """A request in flight.
+
+    name  its request_id
+    data  the bytes of its input
+    """
+
+    name: bytes
+    prepared: Prepared
+    data: memoryview
+
+
+async def find_prepared(header: bytes, service: ServiceContext, context: Caller) -> Prepared:
+    """Return what is prepared for a request's header, the fields but its request_id and data.
+
+    Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it is
+    none.
+    """
+    prepared = service.preparer.find(header)
+    if prepared is not None:
+        return prepared
+    decoded = codec.read_request(codec.request_header(header))
+    service.refuse_bulk(decoded, "EvaluateMany")
+    return await service.prepare(decoded, context, header=header)
+
+
+def read_item(message: bytes) -> Parts:
+    """Return the request_id, the header and the data of a message.
+
+    Raises InvalidDataError or UnknownFieldError where it holds no request, or one that no answer
+    would find.
+    """
+    name, header, data = read_many_request(message) or _parse(message)
+    if not name:
+        raise InvalidDataError(
+            "evaluation.request_id", "empty; answers are found by it: give each request another one"
+        )
+    if len(name) > codec.MAX_REQUEST_ID:
+        raise InvalidDataError(
+            "evaluation.request_id",
+            f"{len(name)} bytes; answers are found by it, and carry at most {codec.MAX_REQUEST_ID}",
+        )
+    return name, header, data
+
+
+def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
+    """Group what can be computed at once; the groups are in the order of their first items."""
+    groups: dict[Prepared, list[BatchItem]] = {}
+    for item in items:
+        groups.setdefault(item.prepared, []).append(item)
+    for prepared, group in groups.items():
+        most = max(1, prepared.most_at_once)
+        for first in range(0, len(group), most):
+            yield group[first : first + most]
+
+
+def compute_items(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
+    """Return the results of such a group, [item, byte]; each item is one step."""
+    return together(items[0].prepared, [each.data for each in items], backend)
+
+
+async def compute_in_turn(
+    items: Sequence[BatchItem], service: ServiceContext, call: Call
+) -> codec.Bytes:
+    """Do the same in a thread when it is their turn, whether an item is one step or not."""
+    prepared, backend = items[0].prepared, service.backend
+    at_once = prepared.most_at_once > 0
+    claim = claim_of_batch(prepared, call.context, count=len(items), at_once=at_once)
+    with service.turns(claim, call) as do:
+        if at_once:
+            return await do(partial(compute_items, items, backend))
+        # Kernels want numbers aligned, wherever they lie in the message.
+        data = np.frombuffer(bytes(items[0].data), np.uint8)
+        result = np.empty((1, prepared.output.wire_bytes), np.uint8)
+        steps = in_memory(prepared, result[0], data, backend)
+        while await do(partial(take_turn, steps)):
+            pass
+        return result
+
+
+def _parse(message: bytes) -> Parts:
+    """Read a message that protobuf wrote in another way than most."""
+    inside = v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER
+    request = codec.parse(v1.EvaluateManyRequest, message, inside=inside)
+    codec.refuse_unknown_fields(request, "")
+    if not request.HasField("evaluation"):
+        raise InvalidDataError("evaluation", "not set; every message holds one")
+    return codec.parts_of(request.evaluation)
+
 
 _log = logging.getLogger("gradwire_server")
 
@@ -54,41 +147,41 @@ _LISTEN_ON_S = 0.2
 class ManyService:
     """Answers EvaluateMany."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, service: ServiceContext) -> None:
+        self._service = service
 
     async def evaluate_many(self, _requests: object, context: Context) -> None:
         """Evaluate one operator on one small tensor, again and again."""
-        call = Call("EvaluateMany", context, self._workshop.active)
-        stream = _Stream(call, self._workshop)
+        call = Call("EvaluateMany", context, self._service.active)
+        stream = _BatchStream(call, self._service)
         try:
             await call.answer(stream.run, in_band=stream.send_error)
         finally:
             await stream.close()
 
 
-class _Stream:
+class _BatchStream:
     """One stream from its first request to its last answer."""
 
     _admitted: AdmittedStream
 
-    def __init__(self, call: Call, workshop: Workshop) -> None:
+    def __init__(self, call: Call, service: ServiceContext) -> None:
         self._call = call
         self._context = call.context
-        self._workshop = workshop
+        self._service = service
         self._reader: asyncio.Task[None] | None = None
         self._answerer: asyncio.Task[None] | None = None
         # Requests that wait for a thread, how many threads there are at work, and for what.
-        self._large: list[Item] = []
+        self._large: list[BatchItem] = []
         self._busy = 0
         self._threads: set[asyncio.Task[None]] = set()
         # Names that no other request may have, until their answers are written.
         self._names: set[bytes] = set()
         self._in_flight = 0
         # So many threads compute, and what is next for them is to be there.
-        few = 2 * workshop.settings.threads
-        self._holdings = Holdings(workshop.admission, few=few)
-        self._arrived: list[Item] = []
+        few = 2 * service.settings.threads
+        self._holdings = Holdings(service.admission, few=few)
+        self._arrived: list[BatchItem] = []
         # Names, messages, and what the requests hold of the budget.
         self._answers: deque[tuple[bytes, bytes, int]] = deque()
         # Set when there is something to compute or to write, and when something was written.
@@ -103,7 +196,7 @@ class _Stream:
     async def run(self) -> None:
         """Answer the stream under watch."""
         caller = caller_of(self._context)
-        with self._workshop.admission.stream(caller, self._give_way) as self._admitted:
+        with self._service.admission.stream(caller, self._give_way) as self._admitted:
             self._reader = asyncio.ensure_future(self._read())
             self._answerer = asyncio.ensure_future(self._answer())
             watch = asyncio.ensure_future(self._watch())
@@ -138,7 +231,7 @@ class _Stream:
                 await self._context.write(response.SerializeToString())
         except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
-        if self._workshop.draining.is_set() and self._reader is not None:
+        if self._service.draining.is_set() and self._reader is not None:
             # A connection that is closed while bytes wait to be read is reset, and a reset takes
             # back what the caller has not read yet: the error.
             await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
@@ -154,7 +247,7 @@ class _Stream:
             self._holdings.free_all()
 
     async def _read(self) -> None:
-        most = self._workshop.settings.max_in_flight
+        most = self._service.settings.max_in_flight
         with self._call.phases.spending("receive"):
             while (message := await self._context.read()) is not grpc.aio.EOF:
                 self._progress = time.monotonic()
@@ -168,7 +261,7 @@ class _Stream:
 
     async def _take(self, message: bytes) -> None:
         self._admitted.note_data()
-        name, header, data = many_items.read(message)
+        name, header, data = read_item(message)
         if name in self._names:
             raise InvalidDataError(
                 "evaluation.request_id", "in use; a request may have it when this one is answered"
@@ -179,15 +272,15 @@ class _Stream:
         self._call.received_bytes += len(data)
         try:
             codec.read_request_id(name.decode())
-            prepared = await many_items.find_prepared(header, self._workshop, self._context)
-            many_items.check_length(prepared, data)
+            prepared = await find_prepared(header, self._service, self._context)
+            codec.check_data_length(len(data), prepared.request)
             await self._admit(prepared.message_bytes)
         except (NoMessageError, StartingError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's alone
             self._refuse(name, error)
         else:
-            self._arrived.append(Item(name, prepared, data))
+            self._arrived.append(BatchItem(name, prepared, data))
             self._news.set()
 
     async def _admit(self, needed: int) -> None:
@@ -205,7 +298,7 @@ class _Stream:
             self._news.clear()
             await self._read_on()
             arrived, self._arrived = self._arrived, []
-            for items in many_items.alike(arrived):
+            for items in equal_requests(arrived):
                 await self._compute_here(items)
             self._start_threads()
             await self._write_answers()
@@ -222,8 +315,8 @@ class _Stream:
 
     def _start_threads(self) -> None:
         """Give free threads work: all that waits and is like what has waited longest."""
-        while self._large and self._busy < self._workshop.settings.threads:
-            items = next(many_items.alike(self._large))
+        while self._large and self._busy < self._service.settings.threads:
+            items = next(equal_requests(self._large))
             started = set(items)
             self._large = [each for each in self._large if each not in started]
             self._busy += 1
@@ -231,9 +324,9 @@ class _Stream:
             self._threads.add(task)
             task.add_done_callback(self._threads.discard)
 
-    async def _compute_in_thread(self, items: Sequence[Item]) -> None:
+    async def _compute_in_thread(self, items: Sequence[BatchItem]) -> None:
         try:
-            results = await many_items.compute_in_turn(items, self._workshop, self._call)
+            results = await compute_in_turn(items, self._service, self._call)
         except Exception as error:  # noqa: BLE001 - the callers of these requests get it
             self._busy -= 1
             self._fail(items, error)
@@ -241,9 +334,9 @@ class _Stream:
             self._busy -= 1
             self._finish(items, results)
 
-    async def _compute_here(self, items: Sequence[Item]) -> None:
+    async def _compute_here(self, items: Sequence[BatchItem]) -> None:
         """Compute equal items if they are short, some in each turn of the event loop."""
-        inline, prepared = self._workshop.inline, items[0].prepared
+        inline, prepared = self._service.inline, items[0].prepared
         while items and not self._stopped:
             if not prepared.most_at_once or not inline.is_short(prepared):
                 self._large += items
@@ -255,16 +348,16 @@ class _Stream:
             # Others have the event loop before the next ones.
             await (self._write_answers() if now else asyncio.sleep(0))
 
-    def _compute(self, items: Sequence[Item]) -> None:
+    def _compute(self, items: Sequence[BatchItem]) -> None:
         try:
-            compute = partial(many_items.compute, items, self._workshop.backend)
-            results = self._workshop.compute_here(self._call.phases, compute)
+            compute = partial(compute_items, items, self._service.backend)
+            results = self._service.compute_here(self._call.phases, compute)
         except Exception as error:  # noqa: BLE001 - likewise
             self._fail(items, error)
         else:
             self._finish(items, results)
 
-    def _finish(self, items: Sequence[Item], results: Bytes) -> None:
+    def _finish(self, items: Sequence[BatchItem], results: Bytes) -> None:
         self._call.note_items(items[0].prepared.request, len(items))
         self._call.sent_bytes += results.size
         length = results.shape[1]
@@ -275,7 +368,7 @@ class _Stream:
             self._answers.append((each.name, frame, each.prepared.message_bytes))
         self._news.set()
 
-    def _fail(self, items: Sequence[Item], error: Exception) -> None:
+    def _fail(self, items: Sequence[BatchItem], error: Exception) -> None:
         for each in items:
             self._refuse(each.name, error, held=each.prepared.message_bytes)
 
@@ -306,8 +399,8 @@ class _Stream:
                 self._room.set()
 
     async def _watch(self) -> None:
-        timeout = self._workshop.settings.stall_timeout_s
-        while not self._workshop.draining.is_set():
+        timeout = self._service.settings.stall_timeout_s
+        while not self._service.draining.is_set():
             idle = 0.0 if self._busy else time.monotonic() - self._progress
             if idle >= timeout:
                 raise StalledError(
@@ -317,5 +410,5 @@ class _Stream:
                 raise self._refused
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout - idle):
-                    await tasks.first(self._workshop.draining, self._refusal)
+                    await tasks.first(self._service.draining, self._refusal)
         raise DrainingError("the server is shutting down; send what is unanswered to another one")

@@ -1,20 +1,21 @@
-"""What every call has: its name, its trace, its log line, and its error on the way out."""
+"""Calls in flight: identity, deadline, timing, claims on the scheduler, and the final status."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import numpy as np
 
-from gradwire_server.engine import EvaluationRequest
+from gradwire_server.engine import EvaluationRequest, Preparation, Prepared
 from gradwire_server.errors import (
     EvaluationError,
     OverloadedError,
@@ -25,6 +26,7 @@ from gradwire_server.observability import Observer, logs
 from gradwire_server.observability.phases import PHASES, Phase, Phases
 from gradwire_server.rpc.status_map import Failure, failure
 from gradwire_server.scheduling import tasks
+from gradwire_server.scheduling.scheduler import Claim
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 # What came with a call.
@@ -271,3 +273,77 @@ def traceparent_of(metadata: Metadata) -> str:
 def _random_hex(bits: int) -> str:
     """Make a name. It is no secret: the system's randomness would take longer than a small call."""
     return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"
+
+
+class Caller(Protocol):
+    """The part of a call's context that admission needs."""
+
+    def peer(self) -> str:
+        """Return the address of the other end."""
+        ...
+
+    def peer_identities(self) -> Iterable[bytes] | None:
+        """Return the identities in the client's certificate; None without one."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the deadline; None without one."""
+        ...
+
+
+def caller_of(context: Caller) -> Hashable:
+    """Return who shares with whom: a client's certificate, or the machine that calls.
+
+    Not the connection: whoever opens several would get several shares.
+    """
+    identities = context.peer_identities()
+    if identities:
+        return tuple(identities)
+    return context.peer().rpartition(":")[0]
+
+
+def deadline_of(context: Caller) -> float:
+    """Return the call's deadline on the monotonic clock; infinite for none."""
+    left_s = context.time_remaining()
+    return math.inf if left_s is None else time.monotonic() + left_s
+
+
+def claim_of_tables(preparation: Preparation, context: Caller) -> Claim:
+    """Return what preparing a request claims."""
+    return Claim(
+        work=preparation.work,
+        peer=caller_of(context),
+        deadline=deadline_of(context),
+        tables=True,
+    )
+
+
+def claim_of_batch(prepared: Prepared, context: Caller, *, count: int, at_once: bool) -> Claim:
+    """Return what so many equal requests of an EvaluateMany stream claim.
+
+    at_once  whether they are computed in one turn. The caller sends no more than the server lets
+             it: they wait, and are never refused
+    """
+    return Claim(
+        work=count * prepared.work,
+        part=1.0 if at_once else prepared.step_part,
+        peer=caller_of(context),
+        deadline=deadline_of(context),
+        paced=True,
+    )
+
+
+def claim_of(
+    prepared: Prepared, context: Caller, *, left: float = 1.0, paced: bool = False
+) -> Claim:
+    """Return what an evaluation claims; paced as engine.Claim says.
+
+    left  part of it that is not done yet
+    """
+    return Claim(
+        work=math.ceil(prepared.work * left),
+        part=min(1.0, prepared.step_part / left),
+        peer=caller_of(context),
+        deadline=deadline_of(context),
+        paced=paced,
+    )

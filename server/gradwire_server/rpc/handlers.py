@@ -9,13 +9,14 @@ from typing import Any, cast
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from gradwire_server.rpc import encoding
+from gradwire_server.rpc import codec
 from gradwire_server.rpc.batch import ManyService
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.interceptors import Guard
+from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.stream import StreamService
-from gradwire_server.rpc.unary import NAME, GradientService, Workshop
+from gradwire_server.rpc.unary import NAME, GradientService
 from gradwire_server.security.authorization import Authorizer
 
 _EVALUATE = f"/{NAME}/Evaluate"
@@ -27,16 +28,16 @@ class Handlers(grpc.GenericRpcHandler):
     Unary ones are the same bytes on the wire, but read the request themselves.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
-        self.serve(workshop)
+    def __init__(self, service: ServiceContext) -> None:
+        self.serve(service)
 
-    def serve(self, workshop: Workshop) -> None:
-        """Answer the calls that come from now on with the parts of a workshop."""
+    def serve(self, service: ServiceContext) -> None:
+        """Answer the calls that come from now on with the parts of a service."""
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         plain, streams, many = (
-            GradientService(workshop),
-            StreamService(workshop),
-            ManyService(workshop),
+            GradientService(service),
+            StreamService(service),
+            ManyService(service),
         )
         self._evaluate = plain.evaluate
         evaluate_stream: Any = streams.evaluate_stream
@@ -44,10 +45,10 @@ class Handlers(grpc.GenericRpcHandler):
         list_operators: Any = plain.list_operators
         get_server_info: Any = plain.get_server_info
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            f"/{NAME}/EvaluateStream": stream(evaluate_stream, *encoding.EVALUATE_STREAM),
-            f"/{NAME}/EvaluateMany": stream(evaluate_many, *encoding.EVALUATE_MANY),
-            f"/{NAME}/ListOperators": unary(list_operators, *encoding.LIST_OPERATORS),
-            f"/{NAME}/GetServerInfo": unary(get_server_info, *encoding.GET_SERVER_INFO),
+            f"/{NAME}/EvaluateStream": stream(evaluate_stream, *codec.EVALUATE_STREAM),
+            f"/{NAME}/EvaluateMany": stream(evaluate_many, *codec.EVALUATE_MANY),
+            f"/{NAME}/ListOperators": unary(list_operators, *codec.LIST_OPERATORS),
+            f"/{NAME}/GetServerInfo": unary(get_server_info, *codec.GET_SERVER_INFO),
         }
 
     def service(
@@ -57,7 +58,7 @@ class Handlers(grpc.GenericRpcHandler):
         if handler_call_details.method == _EVALUATE:
             # What grpc has read of the call: its context would read it anew each time.
             evaluate = partial(self._evaluate, handler_call_details.invocation_metadata or ())
-            return grpc.stream_unary_rpc_method_handler(evaluate, *encoding.EVALUATE)
+            return grpc.stream_unary_rpc_method_handler(evaluate, *codec.EVALUATE)
         return self._others.get(handler_call_details.method)
 
 

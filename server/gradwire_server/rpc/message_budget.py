@@ -20,9 +20,8 @@ import grpc
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.errors import InvalidDataError, OverloadedError, StalledError
-from gradwire_server.rpc.call_context import Context
-from gradwire_server.rpc.callers import caller_of
-from gradwire_server.rpc.encoding import Malformed
+from gradwire_server.rpc.call_context import Context, caller_of
+from gradwire_server.rpc.codec import Malformed
 from gradwire_server.scheduling.admission import Admission
 
 # A request that takes longer to come, or up to twice as long, counts as slow.

@@ -32,18 +32,66 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import (
     DrainingError,
+    EvaluationChangedError,
     InvalidDataError,
     InvalidFieldError,
     OverloadedError,
     StalledError,
 )
-from gradwire_server.rpc import codec, encoding, ranges
-from gradwire_server.rpc.call_context import Call, Context
-from gradwire_server.rpc.callers import caller_of
+from gradwire_server.rpc import codec
+from gradwire_server.rpc.call_context import Call, Context, caller_of
+from gradwire_server.rpc.service_context import Do, ServiceContext
 from gradwire_server.rpc.status_map import Failure
-from gradwire_server.rpc.unary import Do, Workshop
 from gradwire_server.scheduling import tasks
-from gradwire_server.scheduling.admitted_streams import AdmittedStream
+from gradwire_server.scheduling.admission import AdmittedStream
+
+
+def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
+    """Return the result bytes that a stream is to give.
+
+    Raises InvalidFieldError where the result has no such bytes, EvaluationChangedError where they
+    would be those of another evaluation than the one named.
+    """
+    total = prepared.output.wire_bytes
+    first, stop = header.resume_from, header.stop_before or total
+    if total == first == stop == 0:
+        return _same_evaluation(header, digest, range(0))
+    if not 0 <= first < total:
+        there = f"the result has bytes 0 to {total - 1}" if total else "the result is empty: give 0"
+        raise InvalidFieldError("open.resume_from", f"{first}; {there}")
+    if not first < stop <= total:
+        raise InvalidFieldError(
+            "open.stop_before",
+            f"{stop}; a result of {total} bytes that is wanted from byte {first} on ends before "
+            f"byte {first + 1} to {total}, or 0 for all",
+        )
+    return _same_evaluation(header, digest, range(first, stop))
+
+
+def _same_evaluation(header: v1.Open, digest: str, wanted: range) -> range:
+    if header.evaluation_digest not in {"", digest}:
+        raise EvaluationChangedError(
+            f"open.evaluation_digest is {header.evaluation_digest:.64}; this server computes "
+            f"{digest}: start again at byte 0 without a digest",
+            digest=digest,
+        )
+    return wanted
+
+
+def opened(
+    output: v1.TensorDescriptor, wants: range, *, digest: str, max_chunk_bytes: int
+) -> v1.EvaluateStreamResponse:
+    """Answer open; wants are the input bytes to send."""
+    return v1.EvaluateStreamResponse(
+        opened=v1.Opened(
+            output=output,
+            read_from_byte=wants.start,
+            read_before_byte=wants.stop,
+            evaluation_digest=digest,
+            max_chunk_bytes=max_chunk_bytes,
+        )
+    )
+
 
 # How long a caller that does not read may hold up the error that ends its stream.
 _LAST_WORD_S = 5.0
@@ -57,28 +105,28 @@ _CANCELLATION_S = 0.1
 class StreamService:
     """Answers EvaluateStream."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, service: ServiceContext) -> None:
+        self._service = service
 
     async def evaluate_stream(self, _requests: object, context: Context) -> None:
         """Evaluate one operator on one tensor in chunks."""
-        call = Call("EvaluateStream", context, self._workshop.active)
-        stream = _Stream(call, self._workshop)
+        call = Call("EvaluateStream", context, self._service.active)
+        stream = _EvaluationStream(call, self._service)
         try:
             await call.answer(stream.run, in_band=stream.send_error)
         finally:
             await stream.close()
 
 
-class _Stream:
+class _EvaluationStream:
     """One stream from open to its last result byte."""
 
     _admitted: AdmittedStream
 
-    def __init__(self, call: Call, workshop: Workshop) -> None:
+    def __init__(self, call: Call, service: ServiceContext) -> None:
         self._call = call
         self._context = call.context
-        self._workshop = workshop
+        self._service = service
         self._progress = time.monotonic()
         self._busy = False
         self._done = asyncio.Event()
@@ -89,13 +137,13 @@ class _Stream:
         self._writer: asyncio.Task[None] | None = None
         self._no_write = asyncio.Event()
         self._no_write.set()
-        self._first: asyncio.Future[encoding.StreamRequest | None] = _future()
+        self._first: asyncio.Future[codec.StreamRequest | None] = _future()
         self._input_wanted = asyncio.Event()
         self._assembler: InputAssembler | None = None
         self._wanted = range(0)
-        self._steps: asyncio.Queue[tuple[Step, encoding.Bytes] | None] = asyncio.Queue(1)
-        self._responses: asyncio.Queue[encoding.Chunk | bytes | None] = asyncio.Queue(1)
-        self._chunk_bytes = workshop.settings.max_chunk_bytes
+        self._steps: asyncio.Queue[tuple[Step, codec.Bytes] | None] = asyncio.Queue(1)
+        self._responses: asyncio.Queue[codec.Chunk | bytes | None] = asyncio.Queue(1)
+        self._chunk_bytes = service.settings.max_chunk_bytes
 
     async def run(self) -> None:
         """Answer the stream under watch."""
@@ -115,7 +163,7 @@ class _Stream:
                 await self._context.write(v1.EvaluateStreamResponse(error=failed.in_band()))
         except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
-        if self._workshop.draining.is_set() and self._reader is not None:
+        if self._service.draining.is_set() and self._reader is not None:
             # A connection that is closed while bytes wait to be read is reset, and a reset takes
             # back what the caller has not read yet: the error.
             self._input_wanted.set()
@@ -132,20 +180,20 @@ class _Stream:
             self._first.exception()  # which nobody may have asked for
 
     async def _evaluate(self) -> None:
-        workshop = self._workshop
+        service = self._service
         try:
             caller = caller_of(self._context)
-            with workshop.admission.stream(caller, self._give_way) as self._admitted:
+            with service.admission.stream(caller, self._give_way) as self._admitted:
                 header = await self._read_open()
                 request = self._note(header)
                 self._admitted.note_wait(for_caller=False)
                 with self._call.phases.spending("queue"):
-                    prepared = await workshop.prepare(request, self._context)
+                    prepared = await service.prepare(request, self._context)
                 # Beside what steps hold, a chunk each way is on its way through grpc, twice.
-                most = workshop.settings.max_chunk_bytes
+                most = service.settings.max_chunk_bytes
                 ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
                 in_transit = sum(2 * min(most, each) for each in ways)
-                with workshop.admission.memory(prepared.memory_bytes + in_transit):
+                with service.admission.memory(prepared.memory_bytes + in_transit):
                     await self._answer(header, prepared)
         finally:
             self._done.set()
@@ -169,7 +217,7 @@ class _Stream:
         if message is None:
             await asyncio.sleep(_CANCELLATION_S)
             raise InvalidDataError("open", "half-close came first; a stream starts with open")
-        if isinstance(message, encoding.Chunk):
+        if isinstance(message, codec.Chunk):
             raise InvalidDataError("open", "chunk came first; a stream starts with open")
         codec.refuse_unknown_fields(message, "")
         if message.WhichOneof("message") != "open":
@@ -185,13 +233,13 @@ class _Stream:
         return header
 
     async def _answer(self, header: v1.Open, prepared: Prepared) -> None:
-        digest = await self._workshop.off_loop(lambda: prepared.digest)
-        wanted = ranges.wanted_bytes(header, prepared, digest)
+        digest = await self._service.off_loop(lambda: prepared.digest)
+        wanted = wanted_bytes(header, prepared, digest)
         assembler = InputAssembler(
             prepared, resume_from=wanted.start, stop_before=wanted.stop, held=_STEPS
         )
         through = prepared.passes_through
-        limit = self._workshop.settings.max_chunk_bytes
+        limit = self._service.settings.max_chunk_bytes
         needed = wanted if through else range(assembler.position, assembler.stop)
         output = codec.write_descriptor(prepared.output)
         if needed:
@@ -199,9 +247,9 @@ class _Stream:
             self._admitted.note_wait(for_caller=True)
         else:
             self._admitted.note_data()
-        opened = ranges.opened(output, needed, digest=digest, max_chunk_bytes=limit)
+        reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
         self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
-        await self._responses.put(opened.SerializeToString())
+        await self._responses.put(reply.SerializeToString())
         self._wanted, self._assembler = wanted, None if through else assembler
         self._input_wanted.set()
         if not through:
@@ -233,12 +281,10 @@ class _Stream:
             raise await _cut_short(assembler.position, assembler.stop)
         await self._steps.put(None)
 
-    def _check_chunk(
-        self, message: encoding.StreamRequest, position: int, total: int
-    ) -> encoding.Chunk:
-        chunk = message if isinstance(message, encoding.Chunk) else _read_chunk(message)
+    def _check_chunk(self, message: codec.StreamRequest, position: int, total: int) -> codec.Chunk:
+        chunk = message if isinstance(message, codec.Chunk) else _read_chunk(message)
         data = chunk.data
-        limit = self._workshop.settings.max_chunk_bytes
+        limit = self._service.settings.max_chunk_bytes
         if chunk.offset != position:
             raise InvalidDataError("chunk.offset", f"{chunk.offset}; {position} comes next")
         if not 1 <= len(data) <= limit:
@@ -250,14 +296,14 @@ class _Stream:
 
     async def _compute(self, prepared: Prepared, wanted: range) -> None:
         left = len(wanted) / prepared.output.wire_bytes
-        with self._workshop.computing(prepared, self._call, left=left) as do:
+        with self._service.computing(prepared, self._call, left=left) as do:
             await self._compute_steps(prepared, wanted, do)
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: Do) -> None:
         arrived = Arrived(prepared)
         results = Ring(_STEPS + 1)
         sink = WireSink(prepared, lambda first, stop: results.take(stop - first))
-        steps = execute(prepared, arrived, sink, self._workshop.backend, steps=arrived.steps())
+        steps = execute(prepared, arrived, sink, self._service.backend, steps=arrived.steps())
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             arrived.take(step, data)
@@ -271,7 +317,7 @@ class _Stream:
             skipped = max(0, wanted.start - offset)
             part = result[skipped : wanted.stop - offset]
             if len(part):
-                await self._responses.put(encoding.Chunk(offset + skipped, part))
+                await self._responses.put(codec.Chunk(offset + skipped, part))
         await self._responses.put(None)
 
     async def _read(self) -> None:
@@ -292,14 +338,14 @@ class _Stream:
         while await self._context.read() is not grpc.aio.EOF:
             pass
 
-    async def _next(self) -> encoding.StreamRequest | None:
+    async def _next(self) -> codec.StreamRequest | None:
         with self._call.phases.spending("receive"):
             message = await self._context.read()
         if self._failed:
             await self._discard_input()
             return None
         self._progress = time.monotonic()
-        return None if message is grpc.aio.EOF else encoding.sound(message)
+        return None if message is grpc.aio.EOF else codec.sound(message)
 
     async def _write(self) -> None:
         """Write as long as the call lasts, until the last response or a failure."""
@@ -308,7 +354,7 @@ class _Stream:
                 await self._send(response)
                 continue
             for part in response.parts(self._chunk_bytes):
-                await self._send(encoding.chunk_response(part))
+                await self._send(codec.chunk_response(part))
                 self._call.sent_bytes += len(part.data)
 
     async def _send(self, message: bytes) -> None:
@@ -323,20 +369,20 @@ class _Stream:
         self._progress = time.monotonic()
 
     async def _watch(self) -> None:
-        timeout = self._workshop.settings.stall_timeout_s
+        timeout = self._service.settings.stall_timeout_s
         while not self._done.is_set():
             idle = 0.0 if self._busy else time.monotonic() - self._progress
             if idle >= timeout:
                 raise StalledError(
                     f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
                 )
-            if self._workshop.draining.is_set():
+            if self._service.draining.is_set():
                 raise DrainingError("the server is shutting down; resume on another one")
             if self._refused is not None:
                 raise self._refused
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout - idle):
-                    await tasks.first(self._done, self._workshop.draining, self._refusal)
+                    await tasks.first(self._done, self._service.draining, self._refusal)
 
 
 _NOTHING = np.empty(0, np.uint8)
@@ -346,14 +392,14 @@ def _future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-def _read_chunk(message: v1.EvaluateStreamRequest) -> encoding.Chunk:
+def _read_chunk(message: v1.EvaluateStreamRequest) -> codec.Chunk:
     """Take a chunk out of a message that is not written as most are."""
     codec.refuse_unknown_fields(message, "")
     came = message.WhichOneof("message") or "an empty message"
     if came != "chunk":
         raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
     codec.refuse_unknown_fields(message.chunk, "chunk")
-    return encoding.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
+    return codec.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
 
 
 async def _cut_short(position: int, total: int) -> InvalidDataError:

@@ -1,20 +1,24 @@
-"""Lets evaluations in while there is room for them, and refuses the rest at once.
+"""Admission of evaluations while there is room for them; the rest is refused at once.
 
-- Memory, of all evaluations in flight, those that wait included: what does not fit is refused.
-- Slots: as many as threads that compute, and one for what is next, so that no thread waits for the
-  event loop. An evaluation takes a slot for a turn at a time and waits for the next one in a fair
-  queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets short
-  work pass.
-- The queue is bounded in time: a burst is let in as far as it is done `max_queue_s` after it began.
-  Under a load that lasts for longer a long queue serves no more calls than a short one and each of
-  them later: newcomers are refused that would wait longer than `max_standing_queue_s`, and longer
-  than a quarter of what they take themselves. Nichols and Jacobson (2012, CoDel) tell good queues
-  from bad ones so.
-- Who could not be done by its deadline is refused before it waits, and dropped where that turns out
-  while it waits. Who is cancelled leaves at once.
+- Memory, of all evaluations in flight, waiting ones included: what does not fit is refused.
+- Slots: as many as threads that compute, and one for the next evaluation, so that no thread waits
+  for the event loop. An evaluation takes a slot for a turn at a time and waits for the next one in
+  a fair queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets
+  short work pass.
+- The queue is bounded in time: a burst is admitted as far as it is done `max_queue_s` after it
+  began. Under a lasting load a long queue serves no more calls than a short one and each of them
+  later: it refuses newcomers that would wait longer than `max_standing_queue_s` and longer than a
+  quarter of their own time. Nichols and Jacobson (2012, CoDel) tell good queues from bad ones so.
+- Rejects requests whose estimated completion exceeds the deadline, and drops them where that turns
+  out while they wait. Cancelled requests leave at once.
+- Streams: opening one costs a caller a few bytes, so one caller has three quarters of all streams
+  at most. Where there is no room, a stream gives way whose data has not begun to come for a moment:
+  it has computed nothing yet, and its caller may try again.
+- Requests of one stream: each holds the memory it needs from its arrival on. A few are enough to
+  keep every thread at work; of more than those a stream holds its share of the budget at most.
 
-Who has had a turn is never refused. Every refusal says when to come back, by how fast things drain
-here (pace.py).
+An evaluation that has had a turn is never refused. Every refusal carries a retry delay, by the rate
+at which the queue drains (estimator.py).
 """
 
 from __future__ import annotations
@@ -28,10 +32,105 @@ from itertools import count
 from types import TracebackType
 
 from gradwire_server.errors import OverloadedError
-from gradwire_server.scheduling.admitted_streams import AdmittedStream, AdmittedStreams
 from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
-from gradwire_server.scheduling.scheduler import Slots
-from gradwire_server.scheduling.turns import TURN_S, Backlog, Claim, Turns
+from gradwire_server.scheduling.scheduler import TURN_S, Backlog, Claim, Slots, Turns
+
+# What others always find room in: this part of all streams.
+_OTHERS_PART = 4
+# Data that has not begun to come after this time is slow.
+_MOMENT_S = 0.5
+
+
+class AdmittedStream:
+    """One stream that is open.
+
+    caller    whose share it is in
+    give_way  called with the error that ends it
+    """
+
+    def __init__(
+        self,
+        caller: Hashable,
+        give_way: Callable[[OverloadedError], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self.caller = caller
+        self.give_way: Callable[[OverloadedError], object] = give_way
+        self._clock = clock
+        self._waits_since: float | None = clock()
+        self._has_data = False
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the server has waited for the first byte of its data."""
+        return 0.0 if self._waits_since is None else self._clock() - self._waits_since
+
+    def note_wait(self, *, for_caller: bool) -> None:
+        """Note whether it waits for its caller now, or for the server."""
+        if not self._has_data:
+            self._waits_since = self._clock() if for_caller else None
+
+    def note_data(self) -> None:
+        """Note that data has come, or that none is needed."""
+        self._has_data, self._waits_since = True, None
+
+
+def _ended(_refused: OverloadedError) -> None:
+    """Do nothing: the stream has ended."""
+
+
+class AdmittedStreams:
+    """All streams that are open.
+
+    most  of all callers together
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._share = most - most // _OTHERS_PART
+        self._all: dict[AdmittedStream, None] = {}
+        self._by_caller: Counter[Hashable] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def full_for(self, caller: Hashable) -> str:
+        """Return what leaves a caller no room for one more; nothing where there is room."""
+        own = self._by_caller[caller]
+        if len(self) >= self.most:
+            return f"{len(self)} streams are open"
+        if own >= self._share:
+            return f"this caller has {own} streams open, and {self._share} are its share"
+        return ""
+
+    def least(self, caller: Hashable) -> AdmittedStream | None:
+        """Return the stream that gives way to one of a caller, if there is one.
+
+        Where the caller has its share already, that is one of its own.
+        """
+        among = list(self._all)
+        if self._by_caller[caller] >= self._share:
+            among = [each for each in among if each.caller == caller]
+        found = max(among, key=lambda each: each.waited_s, default=None)
+        return None if found is None or found.waited_s < _MOMENT_S else found
+
+    def add(self, stream: AdmittedStream) -> None:
+        """Take one in."""
+        self._all[stream] = None
+        self._by_caller[stream.caller] += 1
+
+    def discard(self, stream: AdmittedStream) -> bool:
+        """Let one go; return whether it was there."""
+        if stream not in self._all:
+            return False
+        del self._all[stream]
+        # What it calls holds the stream's buffers, and often the stream: a cycle keeps both.
+        stream.give_way = _ended
+        self._by_caller[stream.caller] -= 1
+        if not self._by_caller[stream.caller]:
+            del self._by_caller[stream.caller]
+        return True
+
 
 # The slot for what is next.
 _NEXT = 1
@@ -295,3 +394,49 @@ class _Memory:
 
 def _beyond(came: str, limit: str, allowed: object) -> str:
     return f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()})"
+
+
+# One stream's share of the budget.
+_SHARE = 1 / 16
+
+
+class Holdings:
+    """Memory that requests of one stream hold. Used from one event loop only.
+
+    few       requests that the stream may hold memory for, whatever they need
+    requests  that hold memory, and nbytes of it
+    """
+
+    def __init__(self, admission: Admission, *, few: int) -> None:
+        self._admission = admission
+        self._few = few
+        self._share_bytes = int(admission.max_memory_bytes * _SHARE)
+        self.requests = 0
+        self.nbytes = 0
+
+    def must_wait(self, needed: int) -> bool:
+        """Whether a request has to wait for others of this stream to give their memory back."""
+        if not self.requests:
+            return False
+        due = self.requests < self._few or self.nbytes + needed <= self._share_bytes
+        return not (due and self._admission.has_room(needed))
+
+    def take(self, needed: int) -> None:
+        """Take bytes of the budget for a request; raises OverloadedError as Admission does."""
+        self._admission.take_memory(needed)
+        self.requests += 1
+        self.nbytes += needed
+
+    def free(self, held: int) -> None:
+        """Give back what a request held, unless free_all() has."""
+        if not self.requests:
+            return
+        self.requests -= 1
+        self.nbytes -= held
+        self._admission.free_memory(held)
+
+    def free_all(self) -> None:
+        """Give back what is left when the stream ends."""
+        if self.requests:
+            self._admission.free_memory(self.nbytes)
+        self.requests = self.nbytes = 0

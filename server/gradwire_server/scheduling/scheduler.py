@@ -1,15 +1,21 @@
-"""Slots to compute in, and those who wait for one, in the order of a fair queue."""
+"""Slots for threads that compute, evaluations' turns in them, and work that runs turn by turn."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
+from threading import Semaphore, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
+from gradwire_server.plans.cancellation import AbandonedError, Check
+from gradwire_server.scheduling.estimator import WorkPace
 from gradwire_server.scheduling.fair_queue import FairQueue
 
 Grant = asyncio.Future[None]
@@ -143,3 +149,220 @@ class Slot:
 def _fail(grant: Grant, error: Exception) -> None:
     if not grant.done():
         grant.set_exception(error)
+
+
+# The longest turn. What takes more than one shares with large work.
+TURN_S = 0.005
+# How long anyone may be passed by those with nearer deadlines.
+_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What an evaluation claims of the slots.
+
+    work      multiplications
+    part      of the work in one step, at most 1
+    peer      who calls: callers share alike
+    deadline  on the monotonic clock
+    paced     whether the caller sends the input step by step: it is never refused, and one step
+              counts as waiting
+    tables    whether tables are built, whose work is told in taps
+    """
+
+    work: int
+    part: float = 1.0
+    peer: Hashable = None
+    deadline: float = math.inf
+    paced: bool = False
+    tables: bool = False
+
+
+class Backlog:
+    """Estimated seconds of work that was let in and is not done yet.
+
+    Kept as fair_queue.py divides it: by callers, and by small and large work.
+    """
+
+    def __init__(self) -> None:
+        self._peers: dict[Hashable, list[float]] = {}
+        self._calls: dict[Hashable, int] = {}
+
+    def enter(self, peer: Hashable, *, large: bool, seconds: float) -> None:
+        """Count work in."""
+        self._peers.setdefault(peer, [0.0, 0.0])[large] += seconds
+        self._calls[peer] = self._calls.get(peer, 0) + 1
+
+    def shrink(self, peer: Hashable, *, large: bool, seconds: float) -> None:
+        """Note that so much of it is done."""
+        self._peers[peer][large] -= seconds
+
+    def leave(self, peer: Hashable, *, large: bool, seconds: float) -> None:
+        """Count out what was left of the work."""
+        self._calls[peer] -= 1
+        if self._calls[peer]:
+            self.shrink(peer, large=large, seconds=seconds)
+        else:
+            del self._calls[peer], self._peers[peer]
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(map(sum, self._peers.values()))
+
+    def of(self, peer: Hashable) -> float:
+        """Return one caller's."""
+        return sum(self._peers.get(peer, ()))
+
+    def ahead_s(self, peer: Hashable, *, seconds: float, large: bool) -> float:
+        """Return the work that is done before a newcomer's, if nobody has a deadline."""
+        shares = self._peers.get(peer, (0.0, 0.0))
+        before = shares[large] + min(shares[not large], shares[large] + seconds)
+        others = (self.of(name) for name in self._peers if name != peer)
+        # While a caller is served so much, none of the others is served more.
+        return before + sum(min(other, before + seconds) for other in others)
+
+    def heaviest(self) -> Hashable:
+        """Return the caller with most of it; None where there is none."""
+        return max(self._peers, key=self.of, default=None)
+
+
+class Turns:
+    """The turns of one evaluation, one after the other. As a context it counts as work to do.
+
+    seconds  spent so far
+    left_s   estimated seconds that still wait for slots
+    large    whether it shares with large work
+    """
+
+    def __init__(
+        self, claim: Claim, slots: Slots, numbers: Iterator[int], backlog: Backlog, pace: WorkPace
+    ) -> None:
+        seconds = pace.estimate_s(claim.work)
+        self.claim = claim
+        self.seconds = 0.0
+        self.left_s = seconds * claim.part if claim.paced else seconds
+        self.large = seconds > TURN_S
+        self._slots, self._numbers, self._backlog, self._pace = slots, numbers, backlog, pace
+        self._cost_s = min(self.left_s, TURN_S)
+        self._firm = claim.paced
+        self._stand()
+
+    def __enter__(self) -> Self:
+        self._backlog.enter(self.claim.peer, large=self.large, seconds=self.left_s)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._backlog.leave(self.claim.peer, large=self.large, seconds=self.left_s)
+        if self.seconds and exc_type is None:
+            self._pace.note(self.claim.work, self.seconds)
+
+    def _stand(self) -> None:
+        """Take a place behind those who are here, unless there is a hurry."""
+        self._number = next(self._numbers)
+        self._due = min(self.claim.deadline, self._slots.clock() + _PATIENCE_S)
+
+    async def slot(self) -> Slot:
+        """Wait for a slot, and return it to be held.
+
+        Raises TimeoutError where the deadline cannot be met any more, OverloadedError where the
+        first turn has to go to a caller with less.
+        """
+        if self.claim.paced:
+            # Each step anew, or the oldest stream would keep the others out.
+            self._stand()
+        if not self._slots.take_free(self.claim.deadline):
+            await self._slots.take(
+                self._number,
+                peer=self.claim.peer,
+                cost_s=self._cost_s,
+                needs_s=self.left_s,
+                large=self.large,
+                firm=self._firm,
+                due=self._due,
+                deadline=self.claim.deadline,
+            )
+        self._firm = True
+        return Slot(self._slots.free)
+
+    def spend(self, seconds: float) -> None:
+        """Note how long a turn took."""
+        self.seconds += seconds
+        if not self.claim.paced:
+            done = min(seconds, self.left_s)
+            self.left_s -= done
+            self._backlog.shrink(self.claim.peer, large=self.large, seconds=done)
+
+
+T = TypeVar("T")
+
+
+class TurnedWork(Generic[T]):
+    """Work that is done a turn at a time, in a thread of its own that waits between turns.
+
+    Whoever calls turn() waits meanwhile, so that never more threads run than call it. As a context
+    it ends what has begun and is not done.
+
+    work    takes a check to be called again and again: it waits where a turn is over, and raises
+            AbandonedError where no other follows
+    turn_s  seconds of a turn, which lasts to the next check
+    """
+
+    def __init__(self, work: Callable[[Check], T], *, turn_s: float) -> None:
+        self._work = work
+        self._turn_s = turn_s
+        self._until = 0.0
+        self._abandoned = False
+        self._begins, self._ends = Semaphore(0), Semaphore(0)
+        self._thread: Thread | None = None
+        self._outcome: Future[T] = Future()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._abandoned = True
+        self._begins.release()
+
+    def turn(self) -> bool:
+        """Go on for a turn; return whether there is more to do."""
+        self._until = time.perf_counter() + self._turn_s
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="gradwire-tables", daemon=True)
+            self._thread.start()
+        else:
+            self._begins.release()
+        self._ends.acquire()
+        return not self._outcome.done()
+
+    def result(self) -> T:
+        """Return what the work returned, or raise what it raised; it is done."""
+        return self._outcome.result()
+
+    def _run(self) -> None:
+        try:
+            self._outcome.set_result(self._work(self._check))
+        except AbandonedError:
+            # Its traceback would keep the tables.
+            self._outcome.set_exception(AbandonedError())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            self._outcome.set_exception(error)
+        finally:
+            self._ends.release()
+
+    def _check(self) -> None:
+        if not self._abandoned and time.perf_counter() >= self._until:
+            self._ends.release()
+            self._begins.acquire()
+        if self._abandoned:
+            raise AbandonedError

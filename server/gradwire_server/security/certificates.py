@@ -10,11 +10,11 @@ import contextlib
 import logging
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradwire._reloaded import Reloaded
-from gradwire_server.config.bounds import flag
-from gradwire_server.config.settings import Settings
+from gradwire_server.config.settings import Settings, flag
 
 _log = logging.getLogger("gradwire_server")
 
@@ -134,3 +134,24 @@ def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
 
 def _reason(error: OSError) -> str:
     return getattr(error, "reason", None) or error.strerror or str(error)
+
+
+def contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext] | None:
+    """Return what gives the context of the moment; None where there is to be no TLS.
+
+    Where there are authorities, a caller may show a certificate of theirs, which then stands for a
+    token, and one of others is refused. One that shows none may still ask for health: what probes
+    has no certificate.
+    """
+    if certificates is None:
+        return None
+
+    def context() -> ssl.SSLContext:
+        papers = certificates.get()
+        made = papers.context
+        made.set_alpn_protocols(["http/1.1"])
+        if papers.authorities is not None:
+            made.verify_mode = ssl.CERT_OPTIONAL
+        return made
+
+    return context

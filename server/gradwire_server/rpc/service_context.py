@@ -1,0 +1,178 @@
+"""The parts of a server that its RPC handlers share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from gradwire_server.backends import Backend
+from gradwire_server.backends.call_deadline import computing_until
+from gradwire_server.config.settings import Settings
+from gradwire_server.engine import (
+    EvaluationRequest,
+    Prepared,
+    Preparer,
+    exceeded,
+)
+from gradwire_server.errors import StartingError, UseStreamError
+from gradwire_server.observability.phases import Phases
+from gradwire_server.rpc.call_context import ActiveCalls, Call, Caller, claim_of, claim_of_tables
+from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.device_watch import DeviceWatch
+from gradwire_server.scheduling.inline import InlineWork
+from gradwire_server.scheduling.scheduler import TURN_S, Claim, TurnedWork, Turns
+from gradwire_server.scheduling.thread_pool import submit
+
+T = TypeVar("T")
+
+
+class Do(Protocol):
+    """Does a part of an evaluation when it is its turn."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        """Return what the work returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """What handlers share: the parts that compute and the rules that bound them."""
+
+    settings: Settings
+    backend: Backend
+    backend_reason: str
+    preparer: Preparer
+    admission: Admission
+    pool: ThreadPoolExecutor
+    active: ActiveCalls
+    device: DeviceWatch
+    ready: asyncio.Event
+    draining: asyncio.Event
+    inline: InlineWork
+
+    async def prepare(
+        self,
+        request: EvaluationRequest,
+        context: Caller,
+        *,
+        header: bytes | None = None,
+    ) -> Prepared:
+        """Prepare a request: here where that is quick, else in a thread, in turn.
+
+        header  by which others like it are found
+
+        Raises StartingError before the server is ready, OverloadedError where it is full.
+        """
+        if not self.ready.is_set():
+            after = self.settings.retry_after_s
+            raise StartingError(
+                f"the server is getting ready; retry after {after} s", retry_after_s=after
+            )
+        needs = self.preparer.preparation(request)
+        if needs.is_quick:
+            return self.preparer.prepare(request, header=header)
+        limits = {
+            name: getattr(self.settings, name)
+            for name in ("max_memory_bytes", "max_request_memory_bytes")
+        }
+        limit = max(limits, key=limits.__getitem__)
+        if needs.memory_bytes > limits[limit]:
+            came = f"building the tables of this request may take {needs.memory_bytes} bytes"
+            raise exceeded(came, limit, limits[limit])
+        building = TurnedWork(
+            lambda check: self.preparer.prepare(request, header=header, check=check), turn_s=TURN_S
+        )
+        claim = claim_of_tables(needs, context)
+        admission = self.admission
+        memory = admission.memory(needs.memory_bytes, measured=False)
+        with memory, admission.turns(claim) as turns, building:
+            # The whole of it is a wait of the call that needs the tables.
+            while await self._in_turn(Phases(), turns, building.turn):
+                pass
+        return building.result()
+
+    def refuse_bulk(self, request: EvaluationRequest, method: str) -> None:
+        """Raise UseStreamError where a tensor is too large for one message."""
+        allowed = self.settings.max_unary_bytes
+        _, output = request.resolved()
+        for name, spec in (("input", request.input), ("output", output)):
+            if spec.wire_bytes > allowed:
+                raise UseStreamError(
+                    f"{name} is {spec.wire_bytes} bytes; {method} takes {allowed} (its setting "
+                    "GRADWIRE_MAX_UNARY_BYTES), EvaluateStream any number",
+                    limit="max_unary_bytes",
+                    allowed=allowed,
+                )
+
+    @contextmanager
+    def computing(self, prepared: Prepared, call: Call, *, left: float) -> Generator[Do]:
+        """Let a stream in, and give what does a step of it: here if it is small, else in turn.
+
+        left  part of the evaluation that is not done yet
+        """
+        if prepared.passes_through or self.inline.admits(prepared):
+            yield partial(self._at_once, call.phases)
+            return
+        with self.turns(claim_of(prepared, call.context, left=left, paced=True), call) as do:
+            yield do
+
+    @contextmanager
+    def turns(self, claim: Claim, call: Call) -> Generator[Do]:
+        """Let what claims slots in, and give what does a part of it in a thread, in turn."""
+        with self.admission.turns(claim) as turns:
+            yield partial(self._in_turn, call.phases, turns)
+
+    async def _in_turn(self, phases: Phases, turns: Turns, work: Callable[[], T]) -> T:
+        with phases.spending("queue"):
+            slot = await turns.slot()
+        with slot, phases.spending("compute"):
+            done, outcome = submit(self.pool, partial(_timed, work, turns.claim.deadline))
+            slot.until(done)
+            try:
+                result, seconds = await self._result(done, outcome)
+            finally:
+                done.cancel()  # which does nothing once it has begun
+        turns.spend(seconds)
+        return result
+
+    def compute_here(self, phases: Phases, work: Callable[[], T]) -> T:
+        """Do what InlineWork admits, on the event loop."""
+        began = time.perf_counter()
+        result = work()
+        ended = time.perf_counter()
+        phases.note("compute", began, ended)
+        self.inline.spend(ended - began)
+        return result
+
+    async def _at_once(self, phases: Phases, work: Callable[[], T]) -> T:
+        return self.compute_here(phases, work)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Do work in the thread pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Do work of the backend in the thread pool, out of turn."""
+        return await self._result(*submit(self.pool, work))
+
+    def _result(self, done: Future[None], outcome: asyncio.Future[T]) -> Awaitable[T]:
+        """Return the outcome of work in a thread, watched where a device does it."""
+        return self.device.result(done, outcome) if self.backend.may_wait else outcome
+
+
+def _timed(work: Callable[[], T], deadline: float) -> tuple[T, float]:
+    began = time.perf_counter()
+    with computing_until(deadline):
+        return work(), time.perf_counter() - began
+
+
+def take_turn(steps: Iterator[object]) -> bool:
+    """Do as many steps as make a turn, at least one; return whether there may be more."""
+    until = time.perf_counter() + TURN_S
+    return any(time.perf_counter() >= until for _ in steps)
