@@ -46,7 +46,7 @@ from gradwire import Client
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.interceptors import Guard
+from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.security.authorization import Authorizer
 from papers import Papers, pair, trusting
 
@@ -125,17 +125,18 @@ def guard(rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens"
         token = add_token(path, name="bench", scopes=[Scope.EVALUATE])
-        few = Guard([finder], Authorizer(Settings(tokens=str(path))), ActiveCalls())
+        few = AuthorizingHandler([finder], Authorizer(Settings(tokens=str(path))), ActiveCalls())
         more = Path(folder) / "more"
         for number in range(99):
             add_token(more, name=f"t{number}", scopes=[Scope.EVALUATE])
         of_many = add_token(more, name="bench", scopes=[Scope.EVALUATE])
-        many = Guard([finder], Authorizer(Settings(tokens=str(more))), ActiveCalls())
+        many = AuthorizingHandler([finder], Authorizer(Settings(tokens=str(more))), ActiveCalls())
         agent = ("user-agent", "grpc-python")
         lookups = {
             "the handler alone": partial(finder.service, _Details((agent,))),
             "no tokens": partial(
-                Guard([finder], Authorizer(Settings()), ActiveCalls()).service, _Details((agent,))
+                AuthorizingHandler([finder], Authorizer(Settings()), ActiveCalls()).service,
+                _Details((agent,)),
             ),
             "a token of 1": partial(few.service, _Details(_shown(agent, token))),
             "a token of 100": partial(many.service, _Details(_shown(agent, of_many))),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import ServerFullError
 from gradwire_server.scheduling.admission import Admission
 from gradwire_server.scheduling.scheduler import Claim, Slot, Turns
 
@@ -50,9 +50,9 @@ class Hall:
         """Take the slot that computes and the one that is next."""
         return [await self.hold(), await self.hold()]
 
-    def refused(self, **claim: Any) -> OverloadedError:
+    def refused(self, **claim: Any) -> ServerFullError:
         """Return how an evaluation is refused."""
-        with pytest.raises(OverloadedError) as caught:
+        with pytest.raises(ServerFullError) as caught:
             self.enter(**claim)
         return caught.value
 

@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradwire import ops
-from gradwire._channel import Line, Link
+from gradwire._channel import BlockingChannel, Link
 from gradwire._job import prepare
 from gradwire._options import MAX_TIMEOUT_S, Options, is_timeout
 from gradwire._pool import Pool
@@ -149,7 +149,7 @@ class Evaluation:
         self,
         link: Link,
         transfer: Transfer,
-        lines: Pool[Line],
+        lines: Pool[BlockingChannel],
         *,
         metadata: Context | None,
         eager: bool = False,

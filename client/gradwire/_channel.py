@@ -109,7 +109,7 @@ def open_aio_channel(
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 
-class Line:
+class BlockingChannel:
     """One channel and what is called on it.
 
     evaluate  Evaluate on serialized messages
@@ -129,7 +129,7 @@ class Line:
         )
 
 
-class AsyncLine:
+class AsyncChannel:
     """One channel of asyncio and what is called on it.
 
     evaluate  Evaluate on serialized messages
@@ -165,7 +165,7 @@ def _pool(
     )
 
 
-def _start_closing(line: Line) -> threading.Thread:
+def _start_closing(line: BlockingChannel) -> threading.Thread:
     closing = threading.Thread(target=line.channel.close, name="gradwire-closing", daemon=True)
     closing.start()
     return closing
@@ -190,8 +190,10 @@ class Link:
         self.bearer = options.bearer
         self.replicas = Replicas(self.target) if is_list(self.target) else None
 
-        def pool(targets: Sequence[str] | None = None) -> Pool[Line]:
-            return _pool(options, Line, targets, close_one=_start_closing, replicas=self.replicas)
+        def pool(targets: Sequence[str] | None = None) -> Pool[BlockingChannel]:
+            return _pool(
+                options, BlockingChannel, targets, close_one=_start_closing, replicas=self.replicas
+            )
 
         self.unary = pool()
         self.streams = self.unary if options.connections == 1 else pool()
@@ -228,7 +230,7 @@ class AsyncLink:
         self.blocking = Link(options, waits=False)
         self.streams = AsyncStreams()
         self.unary = _pool(
-            options, AsyncLine, close_one=self._start_closing, replicas=self.blocking.replicas
+            options, AsyncChannel, close_one=self._start_closing, replicas=self.blocking.replicas
         )
         self.closing: WeakSet[asyncio.Event] = WeakSet()
         self._closing_lines: set[asyncio.Future[None]] = set()
@@ -248,7 +250,7 @@ class AsyncLink:
             await line.channel.close()
         await asyncio.to_thread(self.blocking.close)
 
-    def _start_closing(self, line: AsyncLine) -> None:
+    def _start_closing(self, line: AsyncChannel) -> None:
         def start() -> None:
             closing = asyncio.ensure_future(line.channel.close())
             self._closing_lines.add(closing)

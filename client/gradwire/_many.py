@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gradwire._calls import check_timeout
 from gradwire._framing import many_request_frame, read_many_request, read_many_result
 from gradwire._job import find_template
-from gradwire._many_items import Item, Slot, as_item, check_max_in_flight, parse_answer
+from gradwire._many_items import Item, ItemSlot, as_item, check_max_in_flight, parse_answer
 from gradwire._many_places import Places
 from gradwire._options import Options
 from gradwire.errors import (
@@ -54,7 +54,7 @@ class Exchange:
         max_in_flight: int,
         timeout_s: float | None,
     ) -> None:
-        self.alone: deque[Slot] = deque()
+        self.alone: deque[ItemSlot] = deque()
         self.places = Places()
         self.timeout_s = check_timeout(timeout_s) or options.timeout_s
         self._options = options
@@ -68,9 +68,9 @@ class Exchange:
         self._prefix = f"{uuid4().hex[:12]}-"
         self._taken = self._open = self._open_alone = 0
         # Ordered: every open slot. Otherwise: those that are settled.
-        self._queue: deque[Slot] = deque()
-        self._in_flight: dict[bytes, Slot] = {}
-        self._later: list[tuple[float, Slot]] = []
+        self._queue: deque[ItemSlot] = deque()
+        self._in_flight: dict[bytes, ItemSlot] = {}
+        self._later: list[tuple[float, ItemSlot]] = []
         self._tries = options.tries(budget)
 
     @property
@@ -181,7 +181,7 @@ class Exchange:
         else:
             raise outcome
 
-    def outcome(self) -> Slot | None:
+    def outcome(self) -> ItemSlot | None:
         """Hand over the next outcome, if it is there."""
         if not self._queue or not self._queue[0].settled:
             return None
@@ -192,7 +192,7 @@ class Exchange:
 
     def settle(
         self,
-        slot: Slot,
+        slot: ItemSlot,
         *,
         result: NDArray[Any] | None = None,
         error: BaseException | None = None,
@@ -236,20 +236,20 @@ class Exchange:
         for slot in self._drain():
             self.settle(slot, error=copy.copy(error))
 
-    def _slot(self) -> Slot:
-        slot = Slot(self._taken, b"%b%d" % (self._prefix.encode(), self._taken))
+    def _slot(self) -> ItemSlot:
+        slot = ItemSlot(self._taken, b"%b%d" % (self._prefix.encode(), self._taken))
         self._taken += 1
         self._open += 1
         if self._ordered:
             self._queue.append(slot)
         return slot
 
-    def _drain(self) -> list[Slot]:
+    def _drain(self) -> list[ItemSlot]:
         slots = list(self._in_flight.values())
         self._in_flight.clear()
         return slots
 
-    def _leave_alone(self, slot: Slot, item: Item | None = None) -> None:
+    def _leave_alone(self, slot: ItemSlot, item: Item | None = None) -> None:
         """Have a slot evaluated by a call of its own."""
         template = slot.template
         if item is None and template is not None:
@@ -262,7 +262,7 @@ class Exchange:
         self._open_alone += 1
         self.alone.append(slot)
 
-    def _answered(self, name: bytes) -> Slot:
+    def _answered(self, name: bytes) -> ItemSlot:
         slot = self._in_flight.pop(name, None)
         if slot is None:
             raise ServerError(f"the server answered {name.decode()}, which was not asked")
@@ -270,7 +270,7 @@ class Exchange:
         self._budget.succeed()
         return slot
 
-    def _receive(self, slot: Slot, header: bytes, data: memoryview) -> None:
+    def _receive(self, slot: ItemSlot, header: bytes, data: memoryview) -> None:
         if slot.template is None:
             raise AssertionError("what is in flight has a template")
         try:
@@ -278,7 +278,7 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.settle(slot, error=error)
 
-    def _refuse(self, slot: Slot, error: GradwireError) -> None:
+    def _refuse(self, slot: ItemSlot, error: GradwireError) -> None:
         if error.reason in _TOO_LARGE:
             self._leave_alone(slot)
             return

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gradwire._channel import AsyncLink
 from gradwire._many import Exchange
-from gradwire._many_items import QUICK_S, Item, Slot, each
+from gradwire._many_items import QUICK_S, Item, ItemSlot, each
 from gradwire._many_stream import ManyStream
 from gradwire._per_process import PerProcess
 from gradwire.errors import CallCancelledError, GradwireError, OverloadedError
@@ -114,7 +114,7 @@ class _Work:
         self._news = asyncio.Event()
         self._settled = asyncio.Event()
 
-    async def outcome(self) -> Slot | None:
+    async def outcome(self) -> ItemSlot | None:
         """Wait for the next outcome; None when there is none any more."""
         exchange = self._exchange
         if not self._tasks and not exchange.over:
@@ -298,7 +298,7 @@ class _Work:
         if stream is not None:
             await asyncio.to_thread(stream.finish)
 
-    async def _evaluate_alone(self, slot: Slot) -> None:
+    async def _evaluate_alone(self, slot: ItemSlot) -> None:
         exchange = self._exchange
         if exchange.places.crowded:
             await self._end_stream()

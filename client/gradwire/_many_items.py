@@ -52,7 +52,7 @@ def check_max_in_flight(count: object) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class ItemSlot:
     """One item and what becomes of it.
 
     index     its place in the iterable

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradwire._channel import Link
 from gradwire._many import Exchange
-from gradwire._many_items import QUICK_S, Item, Slot
+from gradwire._many_items import QUICK_S, Item, ItemSlot
 from gradwire._many_stream import ManyStream
 from gradwire._per_process import PerProcess
 from gradwire.errors import GradwireError, OverloadedError
@@ -80,7 +80,7 @@ class Results(Iterator[T_co]):
         self._exchange.close()
         self._connection.hang_up()
 
-    def _outcome(self) -> Slot | None:
+    def _outcome(self) -> ItemSlot | None:
         exchange, connection = self._exchange, self._connection
         while True:
             if connection.closed:
@@ -123,7 +123,7 @@ class Results(Iterator[T_co]):
         for request in exchange.due():
             connection.send(request)
 
-    def _evaluate_alone(self, slot: Slot) -> None:
+    def _evaluate_alone(self, slot: ItemSlot) -> None:
         exchange = self._exchange
         if exchange.places.crowded:
             self._connection.finish()

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import grpc
 
-from gradwire._channel import Line, Link, from_rpc_error
+from gradwire._channel import BlockingChannel, Link, from_rpc_error
 from gradwire._pool import Seat
 from gradwire._tracing import call_span
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
@@ -36,7 +36,7 @@ class ManyStream:
         self._pool, self._failed, self._ended = link.unary, False, False
         self._ending = threading.Lock()  # another thread may cancel
         self._cancelled = False
-        self._seat: Seat[Line] | None = None
+        self._seat: Seat[BlockingChannel] | None = None
         self._call: Any = None
         self._tracing = contextlib.ExitStack()
         self._span = self._tracing.enter_context(

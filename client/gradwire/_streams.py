@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gradwire import v1
-from gradwire._channel import Line, Link, from_rpc_error
+from gradwire._channel import BlockingChannel, Link, from_rpc_error
 from gradwire._framing import chunk_frame, read_chunk
 from gradwire._pool import Pool
 from gradwire._statuses import from_in_band
@@ -52,7 +52,7 @@ class StreamTry:
         timeout_s: float | None,
         metadata: Context | None,
         on_end: Callable[[], None] | None,
-        lines: Pool[Line] | None = None,
+        lines: Pool[BlockingChannel] | None = None,
     ) -> None:
         self._link = link
         self._lines = lines or link.streams

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import grpc
 
-from gradwire._channel import AsyncLine, Line, Link, from_rpc_error
+from gradwire._channel import AsyncChannel, BlockingChannel, Link, from_rpc_error
 from gradwire._options import Options
 from gradwire._pool import Pool
 from gradwire._tokens import Bearer
@@ -21,8 +21,10 @@ from gradwire.timing import Metadata
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
-Method: TypeAlias = Callable[[Line], "grpc.UnaryUnaryMultiCallable[Request, Reply]"]
-AsyncMethod: TypeAlias = Callable[[AsyncLine], "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]"]
+Method: TypeAlias = Callable[[BlockingChannel], "grpc.UnaryUnaryMultiCallable[Request, Reply]"]
+AsyncMethod: TypeAlias = Callable[
+    [AsyncChannel], "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]"
+]
 
 
 class UnaryCall:
@@ -62,7 +64,7 @@ class Unary:
     """
 
     def __init__(
-        self, target: str, pool: Callable[[], Pool[Line]], *, bearer: Bearer | None
+        self, target: str, pool: Callable[[], Pool[BlockingChannel]], *, bearer: Bearer | None
     ) -> None:
         self._target = target
         self._bearer = bearer
@@ -143,7 +145,7 @@ class AsyncUnary:
     def __init__(
         self,
         target: str,
-        pool: Callable[[], Pool[AsyncLine]],
+        pool: Callable[[], Pool[AsyncChannel]],
         *,
         bearer: Bearer | None,
         closed: Callable[[], bool],

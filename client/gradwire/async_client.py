@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation
-from gradwire._channel import AsyncLine, AsyncLink
+from gradwire._channel import AsyncChannel, AsyncLink
 from gradwire._connecting import explained
 from gradwire._many import Exchange
 from gradwire._many_async import AsyncResults
@@ -193,7 +193,7 @@ class AsyncClient:
         is of no authority trusted here.
         """
 
-        def check(line: AsyncLine) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
+        def check(line: AsyncChannel) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
             return line.channel.unary_unary(health.METHOD)
 
         patience = health.Patience(timeout_s, one_server=self._options.one_server)

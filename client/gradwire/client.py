@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
 from gradwire._calls import Evaluation
-from gradwire._channel import Line, Link
+from gradwire._channel import BlockingChannel, Link
 from gradwire._connecting import explained
 from gradwire._many import Exchange
 from gradwire._many_items import Item
@@ -243,7 +243,7 @@ class Client:
         is of no authority trusted here.
         """
 
-        def check(line: Line) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
+        def check(line: BlockingChannel) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
             return line.channel.unary_unary(health.METHOD)
 
         patience = health.Patience(timeout_s, one_server=self._options.one_server)

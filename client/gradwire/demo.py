@@ -42,7 +42,7 @@ LIPSCHITZ: Final = 1 / 16 + 8 * SLOPE / WIDTH + 64 * BEND / WIDTH
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """Where the descent stands.
 
     number  gradient steps taken so far
@@ -92,14 +92,14 @@ def enlarged(client: Client, small: Image) -> Image:
     return client.evaluate(enlarging, small)
 
 
-def descend(shrinking: Shrinking, small: Image, *, start: Image) -> Iterator[Step]:
+def descend(shrinking: Shrinking, small: Image, *, start: Image) -> Iterator[DemoStep]:
     """Yield the descent, from `start` on, for as long as the caller wants."""
     image, ahead, momentum, number = start, start, 1.0, 0
     while True:
         residual = shrinking.apply(ahead) - small
         misfit = float(np.vdot(residual, residual)) / 2
         roughness, gradient = _prior(ahead)
-        yield Step(number, misfit + roughness, misfit, ahead)
+        yield DemoStep(number, misfit + roughness, misfit, ahead)
         gradient += shrinking.transposed(residual)
         stepped = ahead - gradient / LIPSCHITZ
         if np.vdot(gradient, stepped - image) > 0:

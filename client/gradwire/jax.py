@@ -65,7 +65,7 @@ def evaluate(
     data_type_of(x.dtype)
     check_shapes(operator, x.shape, output_shape)
     shape = tuple(map(index, output_shape))
-    call = _Call(as_text(operator), as_text(other), shape, CLIENTS.number(client))
+    call = _JaxCall(as_text(operator), as_text(other), shape, CLIENTS.number(client))
     return _evaluate(call, x)
 
 
@@ -114,7 +114,7 @@ def _inexact(image: Array, operator: ops.JaxResize) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _JaxCall:
     """What a compiled graph knows of an evaluation; texts and number as _bridges has them."""
 
     operator: str
@@ -123,7 +123,7 @@ class _Call:
     client: int
 
 
-def _apply(call: _Call, x: Array) -> Array:
+def _apply(call: _JaxCall, x: Array) -> Array:
     """Evaluate at once where the numbers are there, so that errors are raised as they are."""
     if not isinstance(x, jax.core.Tracer):
         # Of several devices JAX gathers it, and cotangents may be arrays of NumPy.
@@ -133,7 +133,7 @@ def _apply(call: _Call, x: Array) -> Array:
     return jax.pure_callback(partial(_run, call, x.ndim), made, x, vmap_method="broadcast_all")
 
 
-def _run(call: _Call, rank: int, x: Array) -> NDArray[Any]:
+def _run(call: _JaxCall, rank: int, x: Array) -> NDArray[Any]:
     """Evaluate an array, or under vmap all those along the axes before its own."""
     evaluator, operator = CLIENTS.by_number(call.client), told(call.operator, call.shape)
     array, batch = np.asarray(x), x.shape[: x.ndim - rank]
@@ -147,12 +147,12 @@ def _run(call: _Call, rank: int, x: Array) -> NDArray[Any]:
     return results.reshape(*batch, *call.shape)
 
 
-def _forward(call: _Call, x: Array) -> tuple[Array, tuple[int, ...]]:
+def _forward(call: _JaxCall, x: Array) -> tuple[Array, tuple[int, ...]]:
     return _evaluate(call, x), x.shape
 
 
-def _backward(call: _Call, shape: tuple[int, ...], gradient: Array) -> tuple[Array]:
-    return (_evaluate(_Call(call.adjoint, linear(call.operator), shape, call.client), gradient),)
+def _backward(call: _JaxCall, shape: tuple[int, ...], gradient: Array) -> tuple[Array]:
+    return (_evaluate(_JaxCall(call.adjoint, linear(call.operator), shape, call.client), gradient),)
 
 
 _evaluate = jax.custom_vjp(_apply, nondiff_argnums=(0,))

@@ -5,19 +5,19 @@ EvaluationError
 │   └── InvalidDataError            the bytes are not those the descriptor promises
 ├── UnknownFieldError           the request carries a field this server does not know
 ├── UnknownOperatorError        the operator is not known to this server
-├── UseStreamError              too large for a unary call
-├── LimitExceededError          a limit of this server; a retry does not help
+├── MessageTooLargeError        too large for a unary call
+├── RequestLimitError           a limit of this server; a retry does not help
 │   ├── TableTooLargeError          the weight tables
 │   └── LayoutNotStreamableError    axis orders differ and the tensor cannot be held whole
 ├── RetryLaterError             not now; a retry helps
-│   ├── OverloadedError             the server is full
+│   ├── ServerFullError             the server is full
 │   ├── StartingError               the server is getting ready
 │   └── DeviceLostError             the device is lost; another process opens it, or has another one
 ├── StalledError                no progress for the stall timeout
 ├── DrainingError               the server is shutting down
 ├── UnauthenticatedError        a token is missing, or not taken
-├── PermissionDeniedError       who calls may not do this
-└── EvaluationChangedError      the evaluation to resume is another one
+├── MissingScopeError           the caller's token lacks a scope
+└── DigestMismatchError         the evaluation to resume is another one
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class UnknownOperatorError(EvaluationError):
     """The operator is not known to this server."""
 
 
-class UseStreamError(EvaluationError):
+class MessageTooLargeError(EvaluationError):
     """Request or result is too large for a unary call."""
 
 
-class LimitExceededError(EvaluationError):
+class RequestLimitError(EvaluationError):
     """A limit of this server is exceeded; a retry does not help."""
 
 
-class TableTooLargeError(LimitExceededError):
+class TableTooLargeError(RequestLimitError):
     """The weight tables would exceed this server's limit."""
 
 
-class LayoutNotStreamableError(LimitExceededError):
+class LayoutNotStreamableError(RequestLimitError):
     """Input and output axis orders differ and the tensor is too large to hold whole."""
 
 
@@ -81,7 +81,7 @@ class RetryLaterError(EvaluationError):
         self.retry_after_s = retry_after_s
 
 
-class OverloadedError(RetryLaterError):
+class ServerFullError(RetryLaterError):
     """The server is full."""
 
 
@@ -108,7 +108,7 @@ class DrainingError(EvaluationError):
     """The server is shutting down."""
 
 
-class EvaluationChangedError(EvaluationError):
+class DigestMismatchError(EvaluationError):
     """The evaluation to resume is not the one this server computes."""
 
 
@@ -116,5 +116,5 @@ class UnauthenticatedError(EvaluationError):
     """A token is missing, or not taken."""
 
 
-class PermissionDeniedError(EvaluationError):
+class MissingScopeError(EvaluationError):
     """Who calls may not do this."""

@@ -60,7 +60,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
+class _Deadline:
     """The deadline, on the monotonic clock, and the progress of one evaluation."""
 
     until: float
@@ -76,7 +76,7 @@ class _Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _LocalCall:
     """What calls share that differ in the numbers of their tensors only.
 
     input, output  how the tensors travel
@@ -162,7 +162,7 @@ class LocalClient:
         self._spare_bytes = limits.max_request_memory_bytes if self._backend.splits_work else 0
         self._closed = False
         self._preparer = Preparer(limits, TableCache(max_entries=_TABLE_CACHE_ENTRIES))
-        self._calls: Recent[_Call] = Recent(most=_RECENT_CALLS, max_weight=_RECENT_ENTRIES)
+        self._calls: Recent[_LocalCall] = Recent(most=_RECENT_CALLS, max_weight=_RECENT_ENTRIES)
 
     def evaluate(
         self,
@@ -190,7 +190,7 @@ class LocalClient:
         try:
             with asking(partial(_check_time, until)):
                 call, result = self._prepare(operator, source, output_shape=output_shape, out=out)
-            self._run(call, source, np.asarray(result), _Watch(until, Progress(on_progress)))
+            self._run(call, source, np.asarray(result), _Deadline(until, Progress(on_progress)))
         except DeviceLostError:
             raise
         except (EvaluationError, MemoryError) as error:
@@ -250,7 +250,7 @@ class LocalClient:
         *,
         output_shape: Sequence[int] | None,
         out: Array | None,
-    ) -> tuple[_Call, Array]:
+    ) -> tuple[_LocalCall, Array]:
         """Check a call, and say where its result goes."""
         key = _key(operator, source, output_shape=output_shape, out=out)
         call = None if key is None else self._calls.get(key)
@@ -262,7 +262,7 @@ class LocalClient:
         output = codec.write_descriptor(prepared.output)
         result = job.result_as(output)
         whole, direct = self._direct(prepared, source, np.asarray(result))
-        call = _Call(operator, whole, job.input, output, result.strides, direct)
+        call = _LocalCall(operator, whole, job.input, output, result.strides, direct)
         if key is not None:
             self._calls.keep(key, call, weight=prepared.plan.table_entries)
         return call, result
@@ -291,7 +291,7 @@ class LocalClient:
         between = 2 * prepared.plan.largest_intermediate * itemsize
         return prepared.with_slab(_WHOLE) if between <= self._spare_bytes else prepared, True
 
-    def _run(self, call: _Call, source: Array, result: Array, watch: _Watch) -> None:
+    def _run(self, call: _LocalCall, source: Array, result: Array, watch: _Deadline) -> None:
         prepared = call.prepared
         sent, total = prepared.input.wire_bytes, prepared.output.wire_bytes
         for step in call.execute(source, result, self._backend):

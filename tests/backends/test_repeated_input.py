@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gradwire_server.backends import NumpyCpu, Repeats
+from gradwire_server.backends import NumpyCpu, TellsHeldBytes
 from gradwire_server.plans import Plan
 from kernel_cases import Case, check, numbers, some_formats
 from kernel_maps import linear
@@ -42,11 +42,11 @@ def test_one_number_is_a_tensor_of_any_shape(threads: int) -> None:
 def test_only_a_row_is_held_of_an_input_that_repeats_it() -> None:
     plan = Plan.build([linear(2048, 64), linear(1024, 32)], (2048, 1024))
     backend = compiled(1)
-    assert isinstance(backend, Repeats)
+    assert isinstance(backend, TellsHeldBytes)
     y = np.empty(plan.output_shape, np.float32)
     x = np.zeros(1024, np.float32)
     assert backend.held_bytes(plan, np.broadcast_to(x, plan.input_shape), y) == 0
     assert backend.held_bytes(plan, np.broadcast_to(x[:1], plan.input_shape), y) == x.nbytes
     column = np.zeros((2048, 1), np.float32)
     assert backend.held_bytes(plan, np.broadcast_to(column, plan.input_shape), y) == 4 << 21
-    assert not isinstance(NumpyCpu(), Repeats)
+    assert not isinstance(NumpyCpu(), TellsHeldBytes)

@@ -13,7 +13,7 @@ from dialect_oracles import Tensor, lowered
 from dialect_table import Case, Shape
 from dialect_tables import TABLES
 from gradwire_server import dialects
-from gradwire_server.dialects.dialect import Call
+from gradwire_server.dialects.dialect import OperatorCall
 from gradwire_server.errors import InvalidFieldError
 
 DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
@@ -76,7 +76,7 @@ def test_the_plan_of_a_gradient_transposes_the_plan_of_its_forward(case: Case) -
 @given(case=CASES)
 def test_the_bound_on_entries_is_never_below_what_the_plan_holds(case: Case) -> None:
     forward = case.pair.forward
-    call = Call(forward.name, case.source, case.result, gradient=False)
+    call = OperatorCall(forward.name, case.source, case.result, gradient=False)
     axes = dialects.DIALECTS[forward.name].axes(forward, call)
     plan = lowered(forward, case.source, case.result, np.float32)
     assert plan.table_entries <= sum(axis.most_entries for axis in axes if axis is not None)

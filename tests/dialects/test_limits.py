@@ -12,7 +12,7 @@ import pytest
 from dialect_oracles import DML_RULES, dml_operators
 from gradwire import InvalidRequestError, ops
 from gradwire_server import dialects
-from gradwire_server.errors import LimitExceededError, TableTooLargeError, UnknownOperatorError
+from gradwire_server.errors import RequestLimitError, TableTooLargeError, UnknownOperatorError
 
 BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
 
@@ -64,7 +64,7 @@ def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
     given: tuple[int, ...], wanted: tuple[int, ...], field: str
 ) -> None:
     dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=11)
-    with pytest.raises(LimitExceededError) as refused:
+    with pytest.raises(RequestLimitError) as refused:
         dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=10)
     assert refused.value.message.startswith(f"{field} is 11;")
     assert "GRADWIRE_MAX_FLOAT32_AXIS (gradwire-server --max-float32-axis)" in refused.value.message
@@ -83,7 +83,7 @@ def test_padding_counts_where_coordinates_are_float32(mode: Any) -> None:
         operator = dataclasses.replace(operator, sizes=(1, 1, 2), axes=())
     shapes = (1, 1, 3), (1, 1, 2)
     dialects.lower(operator.name, operator, *shapes, max_float32_axis=11)
-    with pytest.raises(LimitExceededError, match=r"^input\.sizes\[2\] is 11 with its padding;"):
+    with pytest.raises(RequestLimitError, match=r"^input\.sizes\[2\] is 11 with its padding;"):
         dialects.lower(operator.name, operator, *shapes, max_float32_axis=10)
     pillow = dataclasses.replace(operator, mode="bilinear_pillow", axes=(1, 2), sizes=(1, 2))
     dialects.lower(pillow.name, pillow, *shapes, max_float32_axis=1)
@@ -122,7 +122,7 @@ def test_the_default_ends_where_float32_half_pixels_end() -> None:
     longest = 2**23
     plan = dialects.lower("dml_resample", operator, (longest,), (1,))
     assert plan.output_shape == (1,)
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(RequestLimitError):
         dialects.lower("dml_resample", operator, (longest + 1,), (1,))
 
 

@@ -11,7 +11,7 @@ import pytest
 from dialect_oracles import evaluate, lowered
 from gradwire import InvalidRequestError, ops
 from gradwire_server import dialects
-from gradwire_server.errors import InvalidFieldError, LimitExceededError
+from gradwire_server.errors import InvalidFieldError, RequestLimitError
 
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
 
@@ -199,7 +199,7 @@ def test_float32_has_a_longest_axis_and_float64_has_none() -> None:
     spec = ops.OnnxResize(mode="linear", sizes=result)
     assert lowered(spec, source, result, np.float32).output_shape == result
     in_float32 = ops.OnnxResize(mode="linear", sizes=result, arithmetic="float32")
-    with pytest.raises(LimitExceededError, match="max-float32-axis"):
+    with pytest.raises(RequestLimitError, match="max-float32-axis"):
         lowered(in_float32, source, result, np.float32)
 
 

@@ -19,7 +19,7 @@ from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
-from gradwire_server.errors import LimitExceededError
+from gradwire_server.errors import RequestLimitError
 from random_calls import RandomCall, random_call
 
 # Elements that are written in a millisecond, and those that a line of Python is worth.
@@ -63,7 +63,7 @@ def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
     preparer, request = prepared(random_call(chance, longest=1 << 22))
     try:
         assume(preparer.is_quick(request))
-    except LimitExceededError:
+    except RequestLimitError:
         return
     assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
     evaluation = preparer.prepare(request)
@@ -82,7 +82,7 @@ def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
     compute = compute_dtype(call.dtype)
     try:
         told = dialects.forward(*shapes, compute=compute)
-    except LimitExceededError:
+    except RequestLimitError:
         return
     assume(told.tables and told.work < 1 << 24)
     tracemalloc.start()
@@ -117,5 +117,5 @@ def test_a_window_of_padding_is_bounded_like_a_table() -> None:
     operator = ops.OpenvinoInterpolate(
         mode="bilinear_pillow", sizes=(1, 1), axes=(0, 1), pads_begin=(1 << 30,)
     )
-    with pytest.raises(LimitExceededError, match="max-table-entries"):
+    with pytest.raises(RequestLimitError, match="max-table-entries"):
         dialects.forward(operator.name, operator, (1, 1), (1, 1))

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import ServerFullError
 from hall import WORK, Hall, leave, settle, waiting
 
 
@@ -181,7 +181,7 @@ def test_memory_that_drains_tells_when_there_is_room() -> None:
     with hall.admission.memory(60):
         with hall.admission.memory(40):
             hall.now += 2.0
-        with pytest.raises(OverloadedError) as caught, hall.admission.memory(60):
+        with pytest.raises(ServerFullError) as caught, hall.admission.memory(60):
             pass
         # 40 bytes went in 2 s: 20 are missing, and the next to come needs 60 more.
         assert caught.value.retry_after_s == 4.0

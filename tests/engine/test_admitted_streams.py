@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import ServerFullError
 from gradwire_server.scheduling.admission import AdmittedStream
 from hall import Hall
 
@@ -21,7 +21,7 @@ class Opener:
 
     def __init__(self, hall: Hall, stack: ExitStack) -> None:
         self._hall, self._stack = hall, stack
-        self.ended: dict[str, OverloadedError] = {}
+        self.ended: dict[str, ServerFullError] = {}
 
     def open(self, name: str, *, caller: str = "caller") -> AdmittedStream:
         """Open one; a moment later another one is opened."""
@@ -57,7 +57,7 @@ def test_a_stream_has_a_moment_for_its_first_byte() -> None:
         opener = Opener(hall, stack)
         opener.open("a")
         hall.now += MOMENT_S - 0.02
-        with pytest.raises(OverloadedError):
+        with pytest.raises(ServerFullError):
             opener.open("b")
         opener.open("c")
         assert list(opener.ended) == ["a"]
@@ -70,10 +70,10 @@ def test_a_stream_that_waits_for_the_server_does_not_give_way() -> None:
         first = opener.open("a")
         first.note_wait(for_caller=False)
         hall.now += 60
-        with pytest.raises(OverloadedError):
+        with pytest.raises(ServerFullError):
             opener.open("b")
         first.note_wait(for_caller=True)
-        with pytest.raises(OverloadedError):
+        with pytest.raises(ServerFullError):
             opener.open("c")
         hall.now += MOMENT_S
         opener.open("d")
@@ -86,11 +86,11 @@ def test_a_caller_has_three_quarters_of_the_streams() -> None:
         opener = Opener(hall, stack)
         for number in range(6):
             opener.open(str(number)).note_data()
-        with pytest.raises(OverloadedError, match="this caller has 6 streams open, and 6 are its"):
+        with pytest.raises(ServerFullError, match="this caller has 6 streams open, and 6 are its"):
             opener.open("one more")
         for name in ("a", "b"):
             opener.open(name, caller="other").note_data()
-        with pytest.raises(OverloadedError, match="8 streams are open"):
+        with pytest.raises(ServerFullError, match="8 streams are open"):
             opener.open("c", caller="other")
         assert not opener.ended
 
@@ -104,7 +104,7 @@ def test_a_caller_with_its_share_takes_nothing_from_others() -> None:
         for name in ("a", "b"):
             opener.open(name).note_data()
         opener.open("c")
-        with pytest.raises(OverloadedError):
+        with pytest.raises(ServerFullError):
             opener.open("d")
         hall.now += MOMENT_S
         opener.open("e")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.scheduling.fair_queue import FairQueue, Place
+from gradwire_server.scheduling.fair_queue import FairQueue, QueueEntry
 
 COSTS = st.floats(0.001, 1.0)
 PEERS = st.sampled_from("abc")
@@ -32,7 +32,7 @@ PIECES = st.builds(
 )
 
 
-def filled(pieces: list[Piece]) -> tuple[FairQueue[int], list[Place[int]]]:
+def filled(pieces: list[Piece]) -> tuple[FairQueue[int], list[QueueEntry[int]]]:
     """Queue pieces, numbered from 0 on; item and number are the same."""
     queue: FairQueue[int] = FairQueue()
     places = [
@@ -50,7 +50,7 @@ def filled(pieces: list[Piece]) -> tuple[FairQueue[int], list[Place[int]]]:
     return queue, places
 
 
-def drained(queue: FairQueue[int]) -> list[Place[int]]:
+def drained(queue: FairQueue[int]) -> list[QueueEntry[int]]:
     return [queue.pop() for _ in range(len(queue))]
 
 
@@ -96,7 +96,7 @@ def test_only_what_cannot_be_done_in_time_expires(pieces: list[Piece], now: floa
     assert len(queue) == len(pieces) - len(late)
 
 
-def served(order: list[Place[int]], upto: int, flow: object, *, large: bool = False) -> float:
+def served(order: list[QueueEntry[int]], upto: int, flow: object, *, large: bool = False) -> float:
     """Seconds of work that a caller, or one size of a caller, got from the first places."""
     return sum(
         place.cost_s

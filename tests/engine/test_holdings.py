@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import ServerFullError
 from gradwire_server.scheduling.admission import Admission, Holdings
 
 BUDGET = 160
@@ -39,7 +39,7 @@ def test_only_who_holds_something_waits_for_others_are_refused(admission: Admiss
     assert first.must_wait(1)
     assert not admission.refusals
     assert not second.must_wait(1)
-    with pytest.raises(OverloadedError):
+    with pytest.raises(ServerFullError):
         second.take(1)
     assert (second.requests, second.nbytes) == (0, 0)
 

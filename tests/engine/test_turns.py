@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import ServerFullError
 from gradwire_server.scheduling.scheduler import Backlog
 from hall import Hall, leave, settle, waiting
 
@@ -20,7 +20,7 @@ def test_a_caller_with_less_takes_the_place_of_the_last_of_the_one_with_most() -
         assert hall.refused().facts["limit"] == "max_queue"
         modest = waiting(hall.hold(peer="other"))
         await settle()
-        with pytest.raises(OverloadedError, match="GRADWIRE_MAX_QUEUE"):
+        with pytest.raises(ServerFullError, match="GRADWIRE_MAX_QUEUE"):
             await greedy[1]
         assert hall.admission.queue_depth == 2
         for task in (greedy[0], modest):

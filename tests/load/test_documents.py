@@ -16,12 +16,12 @@ from gradwire.bench.comparing import comparison
 from gradwire.bench.document import (
     FORMAT,
     Document,
+    LoadSettings,
     Machine,
     ScenarioResult,
     SchemaError,
-    Server,
+    ServerFacts,
     ServerSecond,
-    Settings,
     from_json,
     to_json,
 )
@@ -50,7 +50,7 @@ def document(*scenarios: ScenarioResult, text: str = "") -> Document:
             versions={"gradwire": text},
             load=0.5,
         ),
-        server=Server(
+        server=ServerFacts(
             target=text,
             own=False,
             version=text,
@@ -58,7 +58,7 @@ def document(*scenarios: ScenarioResult, text: str = "") -> Document:
             backend=text,
             backend_reason=text,
         ),
-        settings=Settings(
+        settings=LoadSettings(
             duration_s=1.0,
             warm_up_s=0.0,
             timeout_s=10.0,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gradwire.bench.calls import now
-from gradwire.bench.sampling import MetricsEndpoint, ProcessTree, Sampler
+from gradwire.bench.sampling import MetricsEndpoint, ProcessSampler, ProcessTree
 from load.soak import Held, family, growth, held
 from processes import running_command
 from raw_calls import wait_until
@@ -67,7 +67,7 @@ def test_no_endpoint_is_nothing_to_see(free_port: int) -> None:
 
 def test_a_sampler_tells_what_was_taken_between_two_looks() -> None:
     begin = now()
-    with Sampler(ProcessTree(os.getpid())) as sampler:
+    with ProcessSampler(ProcessTree(os.getpid())) as sampler:
         wait_until(lambda: sum(range(10**6)) and sampler.seconds(begin))
     (second, *_) = sampler.seconds(begin)
     assert second.cpu_cores > 0

@@ -23,18 +23,18 @@ SAMPLES: list[errors.EvaluationError] = [
     errors.InvalidDataError("data", "3 bytes; the input's descriptor takes 4"),
     errors.UnknownFieldError("field 7 is not known", field_number=7),
     errors.UnknownOperatorError("operator 9 is not known", operator=9),
-    errors.UseStreamError("too large", limit="max_unary_bytes", allowed=5),
-    errors.LimitExceededError("too many", limit="max_elements", allowed=5),
+    errors.MessageTooLargeError("too large", limit="max_unary_bytes", allowed=5),
+    errors.RequestLimitError("too many", limit="max_elements", allowed=5),
     errors.TableTooLargeError("too long", limit="max_table_entries", allowed=5),
     errors.LayoutNotStreamableError("held", limit="max_request_memory_bytes", allowed=5),
-    errors.OverloadedError("full", retry_after_s=0.25),
+    errors.ServerFullError("full", retry_after_s=0.25),
     errors.StartingError("not yet", retry_after_s=0.25),
     errors.DeviceLostError("lost", retry_after_s=0.25),
     errors.UnauthenticatedError("none"),
-    errors.PermissionDeniedError("not this"),
+    errors.MissingScopeError("not this"),
     errors.StalledError("still"),
     errors.DrainingError("going"),
-    errors.EvaluationChangedError("other"),
+    errors.DigestMismatchError("other"),
 ]
 ABSURD = ["x" * 10**6, "\U0001f600" * 10**5, "%" * 10**5, "\x00\n\r\t" * 10**5, "\\" * 10**5]
 
@@ -141,4 +141,4 @@ def test_details_and_in_band_error_say_the_same(error: errors.EvaluationError) -
 
 
 def test_a_fact_of_a_message_is_text() -> None:
-    assert errors.LimitExceededError("m", allowed=5).facts == {"allowed": "5"}
+    assert errors.RequestLimitError("m", allowed=5).facts == {"allowed": "5"}

@@ -6,7 +6,7 @@ import pytest
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
-from gradwire_server.processes.worker_config import Job, divide, share
+from gradwire_server.processes.worker_config import WorkerConfig, divide, share
 
 
 @pytest.mark.parametrize("workers", range(1, 9))
@@ -51,5 +51,7 @@ def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, 
 
 
 def test_a_job_arrives_as_it_was_sent() -> None:
-    job = Job(2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
-    assert Job.load(job.dump()) == job
+    job = WorkerConfig(
+        2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5)
+    )
+    assert WorkerConfig.load(job.dump()) == job

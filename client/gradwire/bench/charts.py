@@ -26,7 +26,7 @@ _MOST_STEPS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One line of a chart.
 
     color   number of the page's color, from 0
@@ -93,7 +93,7 @@ def nines(label: str, most: int) -> Scale:
 
 
 def chart(
-    title: str, across: Scale, up: Scale, lines: Sequence[Line], *, height: float = HEIGHT
+    title: str, across: Scale, up: Scale, lines: Sequence[ChartLine], *, height: float = HEIGHT
 ) -> str:
     """Draw lines; return the SVG element."""
     frame = _Frame(height)
@@ -150,7 +150,7 @@ def _text(x: float, y: float, words: str, anchor: str, *, more: str = "") -> str
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'
 
 
-def _path(frame: _Frame, line: Line, across: Scale, up: Scale) -> str:
+def _path(frame: _Frame, line: ChartLine, across: Scale, up: Scale) -> str:
     places = [f"{frame.x(across.place(x))} {frame.y(up.place(y))}" for x, y in line.points]
     if not places:
         return ""

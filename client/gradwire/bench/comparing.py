@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gradwire.bench.document import Document, FlowResult, Settings
+from gradwire.bench.document import Document, FlowResult, LoadSettings
 
 # How the figures of B are to be read.
 TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
@@ -67,7 +67,7 @@ def _odds(first: Document, second: Document) -> list[tuple[str, str, str]]:
         ("server's version", first.server.version, second.server.version),
         *(
             (field.name, getattr(first.settings, field.name), getattr(second.settings, field.name))
-            for field in dataclasses.fields(Settings)
+            for field in dataclasses.fields(LoadSettings)
         ),
     ]
     return [(name, str(one), str(other)) for name, one, other in pairs if one != other]

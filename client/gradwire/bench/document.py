@@ -35,7 +35,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerFacts:
     """Who answered; the last four are empty where the server did not tell.
 
     own  whether the test had started it, on the same machine
@@ -50,7 +50,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LoadSettings:
     """How it was asked for; None for what was left to the scenarios."""
 
     duration_s: float
@@ -207,8 +207,8 @@ class Document:
     command: str
     interrupted: bool
     machine: Machine
-    server: Server
-    settings: Settings
+    server: ServerFacts
+    settings: LoadSettings
     scenarios: list[ScenarioResult]
 
 

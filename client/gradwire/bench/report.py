@@ -7,7 +7,16 @@ from html import escape
 from importlib.resources import files
 from typing import Final
 
-from gradwire.bench.charts import HEIGHT, Line, Scale, chart, linear, logarithmic, nines, seconds
+from gradwire.bench.charts import (
+    HEIGHT,
+    ChartLine,
+    Scale,
+    chart,
+    linear,
+    logarithmic,
+    nines,
+    seconds,
+)
 from gradwire.bench.document import Document, FlowResult, Latency, ScenarioResult, Second
 from gradwire.bench.histogram import Histogram
 
@@ -153,12 +162,12 @@ def _sentence(text: str) -> str:
 
 
 def _percentiles(flows: Sequence[FlowResult]) -> str:
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     for number, flow in enumerate(flows):
         for name, latency in (("corrected", flow.corrected), ("uncorrected", flow.uncorrected)):
             points = _curve(latency)
             label = f"{flow.name}, {name}"
-            lines.append(Line(label, points, number % _COLORS, dashed=name == "uncorrected"))
+            lines.append(ChartLine(label, points, number % _COLORS, dashed=name == "uncorrected"))
     across = nines("percentile", max([*(_nines(flow.corrected.count) for flow in flows), 2]))
     return _figure("Latency by percentile", across, _logarithmic("ms", lines), lines)
 
@@ -179,25 +188,27 @@ def _nines(count: int) -> int:
 
 
 def _over_time(scenario: ScenarioResult) -> str:
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     for number, flow in enumerate(scenario.flows):
         whole = _whole(flow, scenario)
         points = [(one.second + 0.5, float(one.ok)) for one in whole]
-        lines.append(Line(f"{flow.name}, right", points, number % _COLORS))
+        lines.append(ChartLine(f"{flow.name}, right", points, number % _COLORS))
         if any(one.errors for one in whole):
             points = [(one.second + 0.5, float(one.errors)) for one in whole]
-            lines.append(Line(f"{flow.name}, other ends", points, number % _COLORS, dashed=True))
+            lines.append(
+                ChartLine(f"{flow.name}, other ends", points, number % _COLORS, dashed=True)
+            )
     across = seconds("seconds", scenario.duration_s)
     return _figure("Calls that ended in each second", across, _linear("calls/s", lines), lines)
 
 
 def _slowest(scenario: ScenarioResult) -> str:
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     for number, flow in enumerate(scenario.flows):
         told = [one for one in _whole(flow, scenario) if one.ok]
         for name, dashed in (("p99", False), ("p50", True)):
             points = [(one.second + 0.5, getattr(one, f"{name}_ms")) for one in told]
-            lines.append(Line(f"{flow.name}, {name}", points, number % _COLORS, dashed=dashed))
+            lines.append(ChartLine(f"{flow.name}, {name}", points, number % _COLORS, dashed=dashed))
     across = seconds("seconds", scenario.duration_s)
     return _figure("Latency in each second", across, _logarithmic("ms", lines), lines)
 
@@ -212,8 +223,8 @@ def _server(scenario: ScenarioResult) -> Iterable[str]:
         return
     across = seconds("seconds", scenario.duration_s)
     told = [one for one in scenario.server if one.second <= scenario.duration_s]
-    cpu = Line("cores busy", [(one.second, one.cpu_cores) for one in told], 0)
-    rss = Line("MiB resident", [(one.second, one.rss_mib) for one in told], 0)
+    cpu = ChartLine("cores busy", [(one.second, one.cpu_cores) for one in told], 0)
+    rss = ChartLine("MiB resident", [(one.second, one.rss_mib) for one in told], 0)
     plots = (
         chart(f"Server: {line.label}", across, _linear(line.label, [line]), [line], height=_HALF)
         for line in (cpu, rss)
@@ -247,16 +258,16 @@ def _failed(flow: FlowResult) -> int:
     return sum(outcome.count for outcome in flow.outcomes if not outcome.expected)
 
 
-def _logarithmic(label: str, lines: Sequence[Line]) -> Scale:
+def _logarithmic(label: str, lines: Sequence[ChartLine]) -> Scale:
     values = [y for line in lines for _, y in line.points if y > 0]
     return logarithmic(label, min(values, default=1.0), max(values, default=10.0))
 
 
-def _linear(label: str, lines: Sequence[Line]) -> Scale:
+def _linear(label: str, lines: Sequence[ChartLine]) -> Scale:
     return linear(label, max((y for line in lines for _, y in line.points), default=1.0))
 
 
-def _figure(title: str, across: Scale, up: Scale, lines: Sequence[Line]) -> str:
+def _figure(title: str, across: Scale, up: Scale, lines: Sequence[ChartLine]) -> str:
     keys = "".join(
         f'<li><svg viewBox="0 0 26 8" aria-hidden="true">'
         f'<path class="line c{line.color}{" dashed" if line.dashed else ""}" d="M2 4 L24 4"/></svg>'

@@ -10,7 +10,7 @@ from gradwire.bench.calls import now
 from gradwire.bench.document import FlowResult, Generator, ScenarioResult, ServerSecond
 from gradwire.bench.fleet import Fleet
 from gradwire.bench.generator import Batch
-from gradwire.bench.sampling import Probe, Sampler
+from gradwire.bench.sampling import Probe, ProcessSampler
 from gradwire.bench.scenarios import Scenario
 from gradwire.bench.tally import Tally
 
@@ -118,7 +118,7 @@ class Runner:
         def tick() -> None:
             self._show(_line(scenario.name, now() - begin, duration_s, tally, silent_s=silent_s))
 
-        with Sampler(self._probe) as sampler:
+        with ProcessSampler(self._probe) as sampler:
             self.interrupted = self._fleet.run(
                 scenario.flows,
                 warm_up_s=warm_up_s,

@@ -105,7 +105,7 @@ class MetricsEndpoint:
         return Usage(cpu_s, rss, processes) if processes else None
 
 
-class Sampler:
+class ProcessSampler:
     """Looks once a second, in a thread of its own, until the block ends."""
 
     def __init__(self, probe: Probe | None) -> None:

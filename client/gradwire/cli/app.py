@@ -107,7 +107,7 @@ def evaluate(*, server: Connection, as_json: bool, **options: Any) -> None:
     Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete
     or not at all.
     """
-    evaluating.run(evaluating.Job(**options), server, as_json=as_json)
+    evaluating.run(evaluating.EvaluateArguments(**options), server, as_json=as_json)
 
 
 @commands.command(short_help="List operators, or tell all about one.")

@@ -20,10 +20,10 @@ from gradwire.bench.comparing import comparison
 from gradwire.bench.document import (
     FORMAT,
     Document,
+    LoadSettings,
     ScenarioResult,
     SchemaError,
-    Server,
-    Settings,
+    ServerFacts,
     from_json,
     to_json,
 )
@@ -76,9 +76,9 @@ class Asked:
             return [with_callers(one, self.callers) for one in chosen]
         return chosen
 
-    def settings(self) -> Settings:
+    def settings(self) -> LoadSettings:
         """Return what the document tells of it."""
-        return Settings(
+        return LoadSettings(
             duration_s=self.duration_s,
             warm_up_s=self.warm_up_s,
             timeout_s=self.timeout_s,
@@ -207,7 +207,7 @@ def _refusal(error: HTTPError, url: str | None) -> CommandError:
     return CommandError(f"--metrics {url}: {error}")
 
 
-def _server(subject: _Subject, line: StatusLine) -> Server:
+def _server(subject: _Subject, line: StatusLine) -> ServerFacts:
     """Wait until the server serves; return what it tells of itself."""
     target = subject.connection.target or ""
     patience_s = OWN_PATIENCE_S if subject.own else TARGET_PATIENCE_S
@@ -226,7 +226,7 @@ def _server(subject: _Subject, line: StatusLine) -> Server:
             info = client.server_info()
         except PermissionDeniedError:
             # A token that opens evaluations need not open this.
-            return Server(
+            return ServerFacts(
                 target=target,
                 own=subject.own,
                 version="",
@@ -234,7 +234,7 @@ def _server(subject: _Subject, line: StatusLine) -> Server:
                 backend="",
                 backend_reason="",
             )
-    return Server(
+    return ServerFacts(
         target=target,
         own=subject.own,
         version=info.version,

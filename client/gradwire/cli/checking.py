@@ -56,7 +56,7 @@ class Check:
 
 
 @dataclass(slots=True)
-class Tally:
+class CheckTally:
     """What came of the cases."""
 
     equal: int = 0
@@ -73,7 +73,7 @@ class Tally:
 def run(asked: Check, connection: Connection, *, wants_json: bool) -> int:
     """Check and tell; return 0 where the function does as the operator does, else DIFFERENT."""
     with connection.client(backend="numpy_cpu") as client:
-        tally = Tally()
+        tally = CheckTally()
         for rank in asked.ranks or RANKS:
             _run_rank(asked, client, rank, tally)
             if tally.ran and not asked.ranks:
@@ -98,7 +98,7 @@ def _hint(operator: Operator) -> str:
     return f"; each case has its own sizes: leave {' and '.join(pinned)} out, or give scales"
 
 
-def _run_rank(asked: Check, client: Any, rank: int, tally: Tally) -> None:
+def _run_rank(asked: Check, client: Any, rank: int, tally: CheckTally) -> None:
     """Run the cases of a rank: the channel before the spatial axes, or else behind them."""
     kind = OPERATORS[asked.operator.name]
     if not kind.min_rank <= rank <= kind.max_rank:
@@ -112,7 +112,7 @@ def _run_rank(asked: Check, client: Any, rank: int, tally: Tally) -> None:
             return
 
 
-def _run_cases(trial: Trial, cases: Iterable[Case], tally: Tally) -> bool:
+def _run_cases(trial: Trial, cases: Iterable[Case], tally: CheckTally) -> bool:
     """Run cases; return whether the operator took one in which a length changes."""
     resampled = False
     for case in cases:
@@ -130,7 +130,7 @@ def _run_cases(trial: Trial, cases: Iterable[Case], tally: Tally) -> bool:
     return resampled
 
 
-def _smallest(tally: Tally, most: int) -> list[tuple[Failure, int]]:
+def _smallest(tally: CheckTally, most: int) -> list[tuple[Failure, int]]:
     """Return shrunk failures of different kinds, the smallest first, and how many are like each.
 
     Those that a tolerance would let pass come last.
@@ -167,7 +167,7 @@ def _tables(asked: Check, failure: Failure) -> Tables | None:
 
 def _text(
     asked: Check,
-    tally: Tally,
+    tally: CheckTally,
     smallest: Sequence[tuple[Failure, int]],
     told: Sequence[Tables | None],
 ) -> list[str]:
@@ -240,7 +240,7 @@ def _why(asked: Check, failure: Failure, told: Tables) -> list[str]:
 
 def _facts(
     asked: Check,
-    tally: Tally,
+    tally: CheckTally,
     smallest: Sequence[tuple[Failure, int]],
     told: Sequence[Tables | None],
 ) -> dict[str, Any]:

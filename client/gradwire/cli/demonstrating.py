@@ -51,7 +51,7 @@ def run(output: Path, connection: Connection, *, iterations: int) -> None:
 
 
 def _follow(
-    steps: Iterator[demo.Step], truth: demo.Image, iterations: int
+    steps: Iterator[demo.DemoStep], truth: demo.Image, iterations: int
 ) -> tuple[list[float], demo.Image]:
     """Take the first `iterations` steps; return the losses on the way and the last image."""
     click.echo("  step        loss      misfit        PSNR")

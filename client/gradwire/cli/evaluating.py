@@ -22,14 +22,14 @@ from gradwire import Client
 from gradwire.cli.attributes import operator_from, operator_kind
 from gradwire.cli.connection import Connection
 from gradwire.cli.exits import INVALID, CommandError
-from gradwire.cli.progress import Progress
+from gradwire.cli.progress import ProgressBar
 from gradwire.ops import Operator
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class EvaluateArguments:
     """One evaluation as asked for; None is what the command line left out."""
 
     source: Path
@@ -42,7 +42,7 @@ class Job:
     split: bool
 
 
-def run(job: Job, connection: Connection, *, as_json: bool) -> None:
+def run(job: EvaluateArguments, connection: Connection, *, as_json: bool) -> None:
     """Evaluate, write the file, and tell the rates."""
     kind = operator_kind(job.operator)
     operator = operator_from(kind, job.attributes)
@@ -117,11 +117,11 @@ def _complete(path: Path) -> Generator[Path]:
 
 
 def _evaluate(
-    client: Client, operator: Operator, array: Array, job: Job, part: Path
+    client: Client, operator: Operator, array: Array, job: EvaluateArguments, part: Path
 ) -> tuple[int, ...]:
     """Write the result to the file `part`; return its shape."""
     if job.output_shape is None:
-        with Progress(array.nbytes) as progress:
+        with ProgressBar(array.nbytes) as progress:
             result = client.evaluate(
                 operator, array, timeout_s=job.timeout_s, on_progress=progress.sent
             )
@@ -129,7 +129,7 @@ def _evaluate(
             np.lib.format.write_array(file, result)
         return result.shape
     out = _allocated(part, array.dtype, job.output_shape)
-    with Progress(array.nbytes + out.nbytes) as progress:
+    with ProgressBar(array.nbytes + out.nbytes) as progress:
         client.evaluate(
             operator,
             array,

@@ -16,7 +16,7 @@ import click
 PATIENCE_S = 1.0
 
 
-class Progress:
+class ProgressBar:
     """Follows a transfer of `total_bytes`; after a second shows a bar on stderr, if a terminal."""
 
     def __init__(self, total_bytes: int) -> None:

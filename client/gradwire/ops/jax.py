@@ -22,7 +22,7 @@ MAX_AXES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Resize(Operator):
+class _JaxResize(Operator):
     min_rank: ClassVar[int] = 1
     max_rank: ClassVar[int] = MAX_AXES
 
@@ -66,7 +66,7 @@ class _Resize(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class JaxResizeGrad(_Resize):
+class JaxResizeGrad(_JaxResize):
     """Gradient of JaxResize: takes the cotangent of the result to that of the image.
 
         JaxResizeGrad(method="cubic")
@@ -85,7 +85,7 @@ class JaxResizeGrad(_Resize):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class JaxResize(_Resize):
+class JaxResize(_JaxResize):
     """Resizes to shape."""
 
     name: ClassVar[str] = "jax_resize"

@@ -33,7 +33,7 @@ MAX_SPATIAL_AXES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Interpolate(Operator):
+class _OnednnInterpolate(Operator):
     min_rank: ClassVar[int] = 3
     max_rank: ClassVar[int] = 2 + MAX_SPATIAL_AXES
 
@@ -111,7 +111,7 @@ class _Interpolate(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class InterpolateBackward(_Interpolate):
+class InterpolateBackward(_OnednnInterpolate):
     """Gradient of Interpolate: takes diff_dst, of dst's shape, to diff_src, of src's shape.
 
         InterpolateBackward(mode="bilinear", sizes=(112, 112), data_format="NCX")
@@ -130,7 +130,7 @@ class InterpolateBackward(_Interpolate):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Interpolate(_Interpolate):
+class Interpolate(_OnednnInterpolate):
     """Resamples the spatial axes of src to sizes, or to int64(float32(src) * scale) each."""
 
     name: ClassVar[str] = "interpolate"

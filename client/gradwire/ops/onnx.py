@@ -42,7 +42,7 @@ Arithmetic = Literal["spec_float64", "float32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Resize(Operator):
+class _OnnxResize(Operator):
     min_rank: ClassVar[int] = 1
     max_rank: ClassVar[int] = MAX_RANK
 
@@ -202,7 +202,7 @@ class _Resize(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OnnxResizeGrad(_Resize):
+class OnnxResizeGrad(_OnnxResize):
     """Gradient of OnnxResize: takes the gradient of Y, of Y's shape, to that of X.
 
         OnnxResizeGrad(mode="linear", scales=(1, 1, 2, 2))
@@ -219,7 +219,7 @@ class OnnxResizeGrad(_Resize):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OnnxResize(_Resize):
+class OnnxResize(_OnnxResize):
     """Resamples X to sizes, or to floor(scale * input) along each axis."""
 
     name: ClassVar[str] = "onnx_resize"

@@ -36,7 +36,7 @@ MAX_AXES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Interpolate(Operator):
+class _OpenvinoInterpolate(Operator):
     min_rank: ClassVar[int] = 1
     max_rank: ClassVar[int] = MAX_AXES
 
@@ -175,7 +175,7 @@ _URL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OpenvinoInterpolateGrad(_Interpolate):
+class OpenvinoInterpolateGrad(_OpenvinoInterpolate):
     """Gradient of OpenvinoInterpolate, which OpenVINO itself does not have.
 
         OpenvinoInterpolateGrad(mode="cubic", axes=(2, 3))
@@ -191,7 +191,7 @@ class OpenvinoInterpolateGrad(_Interpolate):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OpenvinoInterpolate(_Interpolate):
+class OpenvinoInterpolate(_OpenvinoInterpolate):
     """Pads, then resamples axes to sizes, or to int(length * (scale + 1e-6)) each."""
 
     name: ClassVar[str] = "openvino_interpolate"

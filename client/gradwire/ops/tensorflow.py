@@ -23,7 +23,7 @@ SPATIAL_AXES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Resize(Operator):
+class _TensorflowResize(Operator):
     min_rank: ClassVar[int] = 4
     max_rank: ClassVar[int] = 4
 
@@ -75,7 +75,7 @@ class _Resize(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TfResizeGrad(_Resize):
+class TfResizeGrad(_TensorflowResize):
     """Gradient of TfResize: takes grads, of the output's shape, to that of the original image.
 
         TfResizeGrad(kind="bilinear", half_pixel_centers=True)
@@ -94,7 +94,7 @@ class TfResizeGrad(_Resize):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TfResize(_Resize):
+class TfResize(_TensorflowResize):
     """Resamples height and width to size."""
 
     name: ClassVar[str] = "tf_resize"

@@ -31,7 +31,7 @@ _WITH_ANTIALIAS = ("bilinear", "bicubic", "lanczos")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Interpolate(Operator):
+class _TorchInterpolate(Operator):
     min_rank: ClassVar[int] = 3
     max_rank: ClassVar[int] = 2 + MAX_SPATIAL_AXES
 
@@ -137,7 +137,7 @@ class _Interpolate(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TorchUpsampleBackward(_Interpolate):
+class TorchUpsampleBackward(_TorchInterpolate):
     """Gradient of TorchInterpolate: takes grad_output to grad_input.
 
         TorchUpsampleBackward(mode="bilinear", scale_factor=2, align_corners=False)
@@ -166,7 +166,7 @@ class TorchUpsampleBackward(_Interpolate):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TorchInterpolate(_Interpolate):
+class TorchInterpolate(_TorchInterpolate):
     """Resamples the spatial axes to size, or to trunc(input * scale_factor) each."""
 
     name: ClassVar[str] = "torch_interpolate"

@@ -22,7 +22,7 @@ _CHALLENGE = (
 _HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
 
-class Guard:
+class AccessCheck:
     """Refuses requests.
 
     names     under which the server is reached, beside those of this machine and any IP address

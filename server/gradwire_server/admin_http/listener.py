@@ -80,7 +80,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.respond, self.tls = respond, tls
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
-        super().__init__((str(place[0]), port), _Connection)
+        super().__init__((str(place[0]), port), _HttpConnection)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
@@ -117,7 +117,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Say nothing: readers come and go, and stderr is for log lines."""
 
 
-class _Connection(socketserver.BaseRequestHandler):
+class _HttpConnection(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         """Answer one request; a connection has no other."""
         server, connection = cast("_Server", self.server), cast("socket.socket", self.request)

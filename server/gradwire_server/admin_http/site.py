@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Generic, TypeVar
 
 from gradwire_server.admin_http import page
-from gradwire_server.admin_http.access import Guard
+from gradwire_server.admin_http.access import AccessCheck
 from gradwire_server.admin_http.history import History, totals
 from gradwire_server.admin_http.listener import Listener
 from gradwire_server.admin_http.requests import Answer, Request
@@ -51,13 +51,17 @@ class Site:
         self._ledgers = ledgers
         self._subject = Subject.now(settings, served)
         names = (host, *settings.http_hosts.replace(" ", "").split(","))
-        self._guard = Guard(Authorizer(settings), names, is_open=settings.http_open)
+        self._guard = AccessCheck(Authorizer(settings), names, is_open=settings.http_open)
         self._exposition = Exposition(ledgers)
         self._history = History(lambda: totals(ledgers.read()))
         processes = Processes()
-        self._status = _Kept(lambda: status(self._subject, ledgers, self._history, processes))
-        self._page = _Kept(lambda: page.render(self._status.get()))
-        self._json = _Kept(lambda: json.dumps(self._status.get(), indent=2).encode() + b"\n")
+        self._status = _CachedAnswer(
+            lambda: status(self._subject, ledgers, self._history, processes)
+        )
+        self._page = _CachedAnswer(lambda: page.render(self._status.get()))
+        self._json = _CachedAnswer(
+            lambda: json.dumps(self._status.get(), indent=2).encode() + b"\n"
+        )
         tls = contexts(certificates)
         try:
             self._listener = Listener(host, port, self.respond, tls=tls)
@@ -106,7 +110,7 @@ class Site:
         return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, "not serving")
 
 
-class _Kept(Generic[T]):
+class _CachedAnswer(Generic[T]):
     """A value that is made anew when it is wanted, at most so often. Thread-safe."""
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -82,7 +82,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Repeats(Protocol):
+class TellsHeldBytes(Protocol):
     """A backend that reads what is repeated along an axis, with a stride of 0, where it is."""
 
     def held_bytes(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> int:

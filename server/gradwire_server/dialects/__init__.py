@@ -21,10 +21,10 @@ from gradwire_server.dialects import (
     tf_resize,
     torch_interpolate,
 )
-from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Call, Dialect, Shape
+from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Dialect, OperatorCall, Shape
 from gradwire_server.errors import (
     InvalidFieldError,
-    LimitExceededError,
+    RequestLimitError,
     TableTooLargeError,
     UnknownOperatorError,
 )
@@ -79,7 +79,7 @@ class Forward:
     fill  what an element of its result is that reads nothing along some axis
     """
 
-    call: Call
+    call: OperatorCall
     axes: Axes
     fill: float
 
@@ -117,7 +117,7 @@ def lower(
     limits hold. table(axis, gradient=...) gives the table of
     an axis, or of its adjoint.
 
-    Raises UnknownOperatorError, InvalidFieldError, LimitExceededError and TableTooLargeError.
+    Raises UnknownOperatorError, InvalidFieldError, RequestLimitError and TableTooLargeError.
     """
     told = forward(
         name,
@@ -160,7 +160,7 @@ def forward(
         )
     shapes = (input_shape, output_shape)
     source, result = reversed(shapes) if dialect.gradient else shapes
-    call = Call(name, source, result, gradient=dialect.gradient, compute=compute)
+    call = OperatorCall(name, source, result, gradient=dialect.gradient, compute=compute)
     axes = dialect.axes(attributes, call)
     _check_float32_axes(axes, call, limit=max_float32_axis)
     _check_table_entries(axes, limit=max_table_entries)
@@ -193,14 +193,14 @@ def _check_shape(dialect: Dialect, shape: Shape, *, field: str) -> None:
             )
 
 
-def _check_float32_axes(axes: Axes, call: Call, *, limit: int) -> None:
+def _check_float32_axes(axes: Axes, call: OperatorCall, *, limit: int) -> None:
     for number, axis in enumerate(axes):
         longest = 0 if axis is None else max(axis.inputs, axis.outputs, axis.padded)
         if axis is None or not axis.in_float32 or longest <= limit:
             continue
         field = call.result_sizes if axis.outputs > limit else call.source_sizes
         padded = " with its padding" if longest == axis.padded > axis.outputs else ""
-        raise LimitExceededError(
+        raise RequestLimitError(
             f"{field}[{number}] is {longest}{padded}; {call.operator} computes coordinates in "
             f"float32, which is allowed on axes of at most {limit} elements: shorten the axis, or "
             f"raise GRADWIRE_MAX_FLOAT32_AXIS (gradwire-server --max-float32-axis)",

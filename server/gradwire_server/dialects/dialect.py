@@ -26,7 +26,7 @@ _BLOCK_BYTES: Final = 10 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One call of an operator, told in the terms of its forward.
 
     operator  the member of the request's operator, which begins every attribute's path
@@ -140,13 +140,13 @@ class Dialect:
     name: str
     gradient: bool
     ranks: range
-    axes: Callable[[Any, Call], Axes]
+    axes: Callable[[Any, OperatorCall], Axes]
     output_shape: Callable[[Any, Shape], Shape] | None = None
     by_compute: bool = False
     fill: Callable[[Any], float] | None = None
 
 
-def check_batch_and_channel(call: Call, *, spatial: range) -> None:
+def check_batch_and_channel(call: OperatorCall, *, spatial: range) -> None:
     """Raise InvalidFieldError unless every axis that is not spatial keeps its length."""
     for axis, (kept, came) in enumerate(zip(call.source, call.result, strict=True)):
         if axis not in spatial and kept != came:

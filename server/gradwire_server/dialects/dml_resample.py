@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect
+from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
@@ -90,7 +90,7 @@ class RoundingDirection(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DmlAxis:
     """The forward along one axis: lengths in its direction, parameters in float32."""
 
     inputs: int
@@ -115,12 +115,12 @@ class Line:
         )
 
 
-def _nearest(line: Line, rounding: Rounding) -> Taps:
+def _nearest(line: DmlAxis, rounding: Rounding) -> Taps:
     x = line.coordinates()
     return sampling.nearest_taps(rounding(x), inputs=line.inputs, coordinates=x)
 
 
-def _linear(line: Line) -> Taps:
+def _linear(line: DmlAxis) -> Taps:
     """Weight the two neighbors by distance, with x clamped first: no tap leaves the axis."""
     coordinates = line.coordinates()
     x = np.minimum(np.maximum(coordinates, 0), np.float32(line.inputs - 1))
@@ -130,7 +130,7 @@ def _linear(line: Line) -> Taps:
     return sampling.linear_taps(index, upper_weight=x - whole, coordinates=coordinates)
 
 
-def _per_axis(call: Call, field: str, values: Sequence[float]) -> list[np.float32]:
+def _per_axis(call: OperatorCall, field: str, values: Sequence[float]) -> list[np.float32]:
     """Return one value per axis, or none where the array is left empty."""
     rank = len(call.source)
     if len(values) not in {0, rank}:
@@ -144,7 +144,7 @@ def _per_axis(call: Call, field: str, values: Sequence[float]) -> list[np.float3
     return [np.float32(value) for value in values]
 
 
-def _lines(attributes: Resample, call: Call, *, swapped: bool) -> list[Line]:
+def _lines(attributes: Resample, call: OperatorCall, *, swapped: bool) -> list[DmlAxis]:
     """Read the attributes as the forward's, one Line per axis.
 
     With swapped offsets, as Microsoft's TensorFlow backends pass them, input_pixel_offsets holds
@@ -158,7 +158,7 @@ def _lines(attributes: Resample, call: Call, *, swapped: bool) -> list[Line]:
     rank = len(call.source)
     sizes = list(zip(call.source, call.result, strict=True))
     return [
-        Line(inputs, outputs, scale, input_offset, output_offset)
+        DmlAxis(inputs, outputs, scale, input_offset, output_offset)
         for (inputs, outputs), scale, input_offset, output_offset in zip(
             sizes,
             scales or [np.float32(outputs) / np.float32(inputs) for inputs, outputs in sizes],
@@ -180,7 +180,7 @@ def _by_direction(attributes: RoundingDirection) -> Rounding:
 def _operator(name: str, *, rounding: Callable[[Any], Rounding], gradient: bool) -> Dialect:
     """State one of the four, by how it reads its rounding and by its direction."""
 
-    def axes(attributes: Any, call: Call) -> Axes:
+    def axes(attributes: Any, call: OperatorCall) -> Axes:
         sample: Callable[..., Taps] = _linear
         most_taps, rule = 2, tuple[Rounding, ...]()
         if attributes.interpolation_mode != "linear":

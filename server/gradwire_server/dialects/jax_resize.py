@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Call, Dialect, Shape
+from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Dialect, OperatorCall, Shape
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling, sines
 from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Taps
@@ -35,7 +35,7 @@ LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
 FLAT: Final = 1e-3
 
 
-class Resize(Protocol):
+class JaxAttributes(Protocol):
     """Attributes of both operators."""
 
     @property
@@ -55,7 +55,7 @@ class Resize(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JaxAxis:
     """The forward along one axis: lengths in its direction, and the type of the arithmetic."""
 
     inputs: int
@@ -64,7 +64,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ResizeKernel:
     """Weights by distance, in the type of the distances; 0 from radius on, or just above it."""
 
     radius: int
@@ -82,7 +82,7 @@ def _keys(x: Coordinates) -> Coordinates:
     return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
 
 
-def _lanczos(radius: int) -> Kernel:
+def _lanczos(radius: int) -> ResizeKernel:
     def weigh(x: Coordinates) -> Coordinates:
         kind = x.dtype.type
         turn = kind(math.pi) * x
@@ -95,18 +95,18 @@ def _lanczos(radius: int) -> Kernel:
         weight = np.where(flat, kind(1), product / square)
         return np.where(x > radius, kind(0), weight)
 
-    return Kernel(radius, weigh)
+    return ResizeKernel(radius, weigh)
 
 
-KERNELS: Final[dict[str, Kernel]] = {
-    "linear": Kernel(1, _triangle),
-    "cubic": Kernel(2, _keys),
+KERNELS: Final[dict[str, ResizeKernel]] = {
+    "linear": ResizeKernel(1, _triangle),
+    "cubic": ResizeKernel(2, _keys),
     "lanczos3": _lanczos(3),
     "lanczos5": _lanczos(5),
 }
 
 
-def _nearest(line: Line) -> Taps:
+def _nearest(line: JaxAxis) -> Taps:
     """Read floor((X + 0.5) * in / out) in float32, whatever the type.
 
     The quotient is in * (1 / out), and taken first: so XLA folds the formula on a CPU.
@@ -117,16 +117,16 @@ def _nearest(line: Line) -> Taps:
     return sampling.nearest_taps(np.floor(x), inputs=line.inputs, coordinates=x - np.float32(0.5))
 
 
-def _stretch(line: Line, *, antialias: bool) -> float:
+def _stretch(line: JaxAxis, *, antialias: bool) -> float:
     return max(1 / (line.outputs / line.inputs), 1.0) if antialias else 1.0
 
 
-def _most_taps(line: Line, kernel: Kernel, *, antialias: bool) -> int:
+def _most_taps(line: JaxAxis, kernel: ResizeKernel, *, antialias: bool) -> int:
     reach = kernel.radius * _stretch(line, antialias=antialias)
     return min(math.ceil(2 * reach) + 3, line.inputs)
 
 
-def _sample(line: Line, method: str, antialias: bool) -> ComputedTaps:  # noqa: FBT001 - an Axis's argument
+def _sample(line: JaxAxis, method: str, antialias: bool) -> ComputedTaps:  # noqa: FBT001 - an Axis's argument
     """Weigh blocks of outputs: what is computed on the way takes several times the taps' memory."""
     kernel, kind = KERNELS[method], line.compute.type
     taps = _most_taps(line, kernel, antialias=antialias)
@@ -161,17 +161,17 @@ def _normalized(weight: Coordinates) -> Coordinates:
     return np.where(some[:, np.newaxis], divided, weight.dtype.type(0))
 
 
-def _axes(attributes: Resize, call: Call) -> Axes:
+def _axes(attributes: JaxAttributes, call: OperatorCall) -> Axes:
     _check_shape(attributes, call)
     return tuple(
-        None if inputs == outputs else _axis(attributes, Line(inputs, outputs, call.compute))
+        None if inputs == outputs else _axis(attributes, JaxAxis(inputs, outputs, call.compute))
         for inputs, outputs in zip(call.source, call.result, strict=True)
     )
 
 
-def _axis(attributes: Resize, line: Line) -> Axis:
+def _axis(attributes: JaxAttributes, line: JaxAxis) -> Axis:
     if attributes.method == "nearest":
-        line = Line(line.inputs, line.outputs, FLOAT32)
+        line = JaxAxis(line.inputs, line.outputs, FLOAT32)
         return Axis(line.inputs, line.outputs, 1, _nearest, (line,))
     arguments = (line, attributes.method, attributes.antialias)
     most_taps = _most_taps(line, KERNELS[attributes.method], antialias=attributes.antialias)
@@ -181,7 +181,7 @@ def _axis(attributes: Resize, line: Line) -> Axis:
     return Axis(*sides, most_taps, _sample, arguments, in_float32, effort=effort)
 
 
-def _check_shape(attributes: Resize, call: Call) -> None:
+def _check_shape(attributes: JaxAttributes, call: OperatorCall) -> None:
     if not attributes.shape:
         return
     if len(attributes.shape) != len(call.result):
@@ -203,7 +203,7 @@ def _check_shape(attributes: Resize, call: Call) -> None:
             )
 
 
-def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
+def _output_shape(attributes: JaxAttributes, input_shape: Shape) -> Shape:
     if len(attributes.shape) != len(input_shape):
         raise InvalidFieldError(
             "operator.jax_resize.shape",

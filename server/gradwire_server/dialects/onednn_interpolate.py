@@ -29,8 +29,8 @@ import numpy as np
 from gradwire_server.dialects.dialect import (
     Axes,
     Axis,
-    Call,
     Dialect,
+    OperatorCall,
     Shape,
     check_batch_and_channel,
 )
@@ -43,7 +43,7 @@ from gradwire_server.text import counted, shortest
 LARGEST_INFERRED_SIZE: Final = 2**53
 
 
-class Sizing(Protocol):
+class OnednnSizing(Protocol):
     """Attributes that tell dst's spatial sizes; each is empty or has one value per spatial axis."""
 
     @property
@@ -62,7 +62,7 @@ class Sizing(Protocol):
         ...
 
 
-def require_sizes(attributes: Sizing, operator: str) -> None:
+def require_sizes(attributes: OnednnSizing, operator: str) -> None:
     """Raise InvalidFieldError where nothing tells dst's sizes; oneDNN's Interpolate needs that."""
     if not (attributes.sizes or attributes.scales or attributes.sizes_tensor):
         raise InvalidFieldError(
@@ -71,7 +71,7 @@ def require_sizes(attributes: Sizing, operator: str) -> None:
         )
 
 
-def inferred_sizes(attributes: Sizing, operator: str, *, src: Shape) -> Shape:
+def inferred_sizes(attributes: OnednnSizing, operator: str, *, src: Shape) -> Shape:
     """Return dst's spatial sizes: sizes, else the sizes tensor, else int64(float32(src) * scale).
 
     The product is a float32, cut toward zero, as in oneDNN's graph shape inference. Raises
@@ -88,7 +88,7 @@ def inferred_sizes(attributes: Sizing, operator: str, *, src: Shape) -> Shape:
     return dst
 
 
-def check_sizes(attributes: Sizing, operator: str, *, src: Shape, dst: Shape) -> None:
+def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Shape) -> None:
     """Raise InvalidFieldError unless all that is given agrees with spatial sizes src and dst.
 
     A scale agrees where abs(float32(src) * scale - dst) < 1.
@@ -117,7 +117,7 @@ def check_sizes(attributes: Sizing, operator: str, *, src: Shape, dst: Shape) ->
             )
 
 
-def _check_lengths(attributes: Sizing, operator: str, *, spatial: int) -> None:
+def _check_lengths(attributes: OnednnSizing, operator: str, *, spatial: int) -> None:
     lengths = {
         "sizes": len(attributes.sizes),
         "scales": len(attributes.scales),
@@ -153,7 +153,7 @@ def _scaled(size: int, scale: float, *, field: str) -> int:
     return int(product)
 
 
-class Interpolate(Sizing, Protocol):
+class OnednnAttributes(OnednnSizing, Protocol):
     """Attributes of both operators."""
 
     @property
@@ -221,12 +221,12 @@ def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
     return sampling.linear_taps(index, upper_weight=np.abs(x - low), coordinates=x)
 
 
-def _spatial(attributes: Interpolate, rank: int) -> range:
+def _spatial(attributes: OnednnAttributes, rank: int) -> range:
     """Return the spatial axes of a tensor: all but batch, the first, and channel."""
     return range(2, rank) if attributes.data_format == "NCX" else range(1, rank - 1)
 
 
-def _axes(attributes: Interpolate, call: Call) -> Axes:
+def _axes(attributes: OnednnAttributes, call: OperatorCall) -> Axes:
     spatial = _spatial(attributes, len(call.source))
     check_batch_and_channel(call, spatial=spatial)
     if not call.gradient:
@@ -247,7 +247,7 @@ def _axes(attributes: Interpolate, call: Call) -> Axes:
     )
 
 
-def _output_shape(attributes: Interpolate, input_shape: Shape) -> Shape:
+def _output_shape(attributes: OnednnAttributes, input_shape: Shape) -> Shape:
     spatial = _spatial(attributes, len(input_shape))
     src = tuple(input_shape[axis] for axis in spatial)
     output_shape = list(input_shape)

@@ -36,7 +36,7 @@ WHOLE: Final = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OnnxAxis:
     """The forward along one axis; the type of scale and width is that of the arithmetic.
 
     inputs, outputs  lengths in its direction
@@ -93,11 +93,11 @@ class Line:
         return on_axis
 
 
-def _half_pixel(line: Line, index: Coordinates) -> Coordinates:
+def _half_pixel(line: OnnxAxis, index: Coordinates) -> Coordinates:
     return (index + 0.5) / line.scale - 0.5
 
 
-def _half_pixel_symmetric(line: Line, index: Coordinates) -> Coordinates:
+def _half_pixel_symmetric(line: OnnxAxis, index: Coordinates) -> Coordinates:
     adjustment = line.kind(line.outputs) / line.width
     offset = np.float64(line.kind(line.inputs) / 2 * (1 - adjustment))
     # ONNX Runtime rounds to float32 once, at the end.
@@ -105,23 +105,23 @@ def _half_pixel_symmetric(line: Line, index: Coordinates) -> Coordinates:
     return x.astype(line.kind)
 
 
-def _pytorch_half_pixel(line: Line, index: Coordinates) -> Coordinates:
+def _pytorch_half_pixel(line: OnnxAxis, index: Coordinates) -> Coordinates:
     return _half_pixel(line, index) if line.resized > 1 else np.zeros_like(index)
 
 
-def _align_corners(line: Line, index: Coordinates) -> Coordinates:
+def _align_corners(line: OnnxAxis, index: Coordinates) -> Coordinates:
     return index if line.outputs == 1 else index * line.last / (line.resized - 1)
 
 
-def _asymmetric(line: Line, index: Coordinates) -> Coordinates:
+def _asymmetric(line: OnnxAxis, index: Coordinates) -> Coordinates:
     return index / line.scale
 
 
-def _tf_half_pixel_for_nn(line: Line, index: Coordinates) -> Coordinates:
+def _tf_half_pixel_for_nn(line: OnnxAxis, index: Coordinates) -> Coordinates:
     return (index + 0.5) / line.scale
 
 
-def _tf_crop_and_resize(line: Line, index: Coordinates) -> Coordinates:
+def _tf_crop_and_resize(line: OnnxAxis, index: Coordinates) -> Coordinates:
     start, end = (line.kind(each) for each in line.roi)
     # What overflows lies outside, whatever it becomes.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -132,7 +132,7 @@ def _tf_crop_and_resize(line: Line, index: Coordinates) -> Coordinates:
         return np.full_like(index, center)
 
 
-TRANSFORMATIONS: Final[Mapping[str, Callable[[Line, Coordinates], Coordinates]]] = {
+TRANSFORMATIONS: Final[Mapping[str, Callable[[OnnxAxis, Coordinates], Coordinates]]] = {
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _half_pixel_symmetric,
     "pytorch_half_pixel": _pytorch_half_pixel,

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.dialects.onnx_coordinates import Flags, Line, Number
+from gradwire_server.dialects.onnx_coordinates import Flags, Number, OnnxAxis
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import (
     ComputedTaps,
@@ -42,7 +42,7 @@ Numbers = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class OnnxKeysFilter:
     """The cubic kernel of Keys (1981), equation (4), with slope a at distance 1."""
 
     a: Number
@@ -62,26 +62,26 @@ class Keys:
 RUNTIME_TIE: Final = 1e-6
 
 
-def _round_prefer_floor(x: Coordinates, line: Line) -> Coordinates:
+def _round_prefer_floor(x: Coordinates, line: OnnxAxis) -> Coordinates:
     whole: Coordinates = np.floor(x)
     return whole + ((x - whole) - 0.5 > _tie(line))
 
 
-def _round_prefer_ceil(x: Coordinates, line: Line) -> Coordinates:
+def _round_prefer_ceil(x: Coordinates, line: OnnxAxis) -> Coordinates:
     # Not floor(x + 0.5), whose sum rounds: the number below 0.5 would go to 1.
     whole: Coordinates = np.floor(x)
     return whole + ((x - whole) - 0.5 >= -_tie(line))
 
 
-def _tie(line: Line) -> Number:
+def _tie(line: OnnxAxis) -> Number:
     return line.kind(RUNTIME_TIE if line.in_float32 else 0)
 
 
-def _simple(x: Coordinates, line: Line) -> Coordinates:
+def _simple(x: Coordinates, line: OnnxAxis) -> Coordinates:
     return np.ceil(x) if line.scale < 1 else np.trunc(x)
 
 
-NEAREST_MODES: Final[Mapping[str, Callable[[Coordinates, Line], Coordinates]]] = {
+NEAREST_MODES: Final[Mapping[str, Callable[[Coordinates, OnnxAxis], Coordinates]]] = {
     "round_prefer_floor": _round_prefer_floor,
     "round_prefer_ceil": _round_prefer_ceil,
     "floor": lambda x, _: sampling.floor(x),
@@ -90,7 +90,7 @@ NEAREST_MODES: Final[Mapping[str, Callable[[Coordinates, Line], Coordinates]]] =
 }
 
 
-def nearest(line: Line, nearest_mode: str) -> Taps:
+def nearest(line: OnnxAxis, nearest_mode: str) -> Taps:
     """Read one element."""
     x, reads = line.coordinates(np.arange(line.outputs))
     whole = NEAREST_MODES[nearest_mode](x, line)
@@ -101,7 +101,7 @@ def nearest(line: Line, nearest_mode: str) -> Taps:
     return Taps(index[:, np.newaxis], weight, line.positions(np.arange(line.outputs)))
 
 
-def linear(line: Line) -> Taps:
+def linear(line: OnnxAxis) -> Taps:
     """Read two elements."""
     x, reads = line.coordinates(np.arange(line.outputs))
     whole = np.floor(x)
@@ -110,7 +110,7 @@ def linear(line: Line) -> Taps:
     return _held(index, np.array([1 - t, t]).T, line, reads)
 
 
-def cubic(line: Line, keys: Keys) -> Taps:
+def cubic(line: OnnxAxis, keys: OnnxKeysFilter) -> Taps:
     """Read four elements."""
     x, reads = line.coordinates(np.arange(line.outputs))
     whole = np.floor(x)
@@ -120,7 +120,7 @@ def cubic(line: Line, keys: Keys) -> Taps:
     return _held(index, np.array(weight).T, line, reads)
 
 
-def _held(index: Indices, weight: Numbers, line: Line, reads: Flags) -> Taps:
+def _held(index: Indices, weight: Numbers, line: OnnxAxis, reads: Flags) -> Taps:
     """Hold taps to the axis; outputs that read nothing get weights of 0."""
     if line.exclude_outside:
         weight = np.where((index >= 0) & (index < line.inputs), weight, line.kind(0))
@@ -157,17 +157,17 @@ class Window:
         return np.where(within, weight, weight.dtype.type(0))
 
 
-def most_taps(line: Line, radius: int) -> int:
+def most_taps(line: OnnxAxis, radius: int) -> int:
     """Return how many elements an output reads at most."""
     return min(_window_length(line, radius), line.inputs)
 
 
-def beyond_axis(line: Line, radius: int) -> int:
+def beyond_axis(line: OnnxAxis, radius: int) -> int:
     """Return how many times as many elements as it reads an output may weigh beyond the edges."""
     return math.ceil(_window_length(line, radius) / most_taps(line, radius))
 
 
-def antialiased(line: Line, keys: Keys | None) -> ComputedTaps:
+def antialiased(line: OnnxAxis, keys: OnnxKeysFilter | None) -> ComputedTaps:
     """Read a stretched filter: Keys's kernel, or a triangle without one."""
     radius = 1 if keys is None else 2
     taps = most_taps(line, radius)
@@ -182,13 +182,13 @@ def antialiased(line: Line, keys: Keys | None) -> ComputedTaps:
     return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
 
 
-def _window_length(line: Line, radius: int) -> int:
+def _window_length(line: OnnxAxis, radius: int) -> int:
     if line.in_float32:
         return 2 * math.ceil(_runtime_support(line, radius)) + 1
     return 2 * math.ceil(radius / line.scale)
 
 
-def _window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
+def _window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indices) -> Window:
     """Take the elements less than radius / scale from x, and weigh them by scale * distance."""
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
@@ -205,19 +205,19 @@ def _window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
     return Window(below + (1 - half), below + (1 + half), weigh, reads)
 
 
-def _runtime_support(line: Line, radius: int) -> np.floating[Any]:
+def _runtime_support(line: OnnxAxis, radius: int) -> np.floating[Any]:
     inverse = np.float32(1) / np.float32(line.scale)
     return np.float32(radius) * (inverse if inverse >= 1 else np.float32(1))
 
 
-def _runtime_center(line: Line, outputs: Indices) -> tuple[Numbers, Flags]:
+def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Numbers, Flags]:
     """Return x + 0.5, as ONNX Runtime rounds it, and which of the outputs read at all."""
     center = np.float32(0.5) + line.positions(outputs)
     reads = line.reads(center - np.float32(0.5))
     return np.where(reads, center, np.float32(0.5)), reads
 
 
-def _runtime_window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
+def _runtime_window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indices) -> Window:
     """Take elements floor(c - support + 0.5) up to floor(c + support + 0.5), c = x + 0.5."""
     center, reads = _runtime_center(line, outputs)
     support = np.float32(_runtime_support(line, 1 if keys is None else 2))
@@ -240,13 +240,13 @@ def _runtime_window(line: Line, keys: Keys | None, outputs: Indices) -> Window:
     return Window(first, np.minimum(stop, first + length), weigh, reads)
 
 
-def _kept(line: Line, outputs: Indices) -> Taps:
+def _kept(line: OnnxAxis, outputs: Indices) -> Taps:
     """Copy an axis whose length stays, save for what lies outside the roi, as ONNX Runtime does."""
     _, reads = _runtime_center(line, outputs)
     return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32))
 
 
-def _taps(window: Window, line: Line, taps: int) -> Taps:
+def _taps(window: Window, line: OnnxAxis, taps: int) -> Taps:
     """Add what lies beyond an edge to it, then divide by the sum of all.
 
     The edge's own weight comes first, then those beyond it in ascending order, as in ONNX Runtime.

@@ -33,9 +33,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from gradwire_server.dialects import onnx_filters
-from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
-from gradwire_server.dialects.onnx_coordinates import CROP, WHOLE, Line
-from gradwire_server.dialects.onnx_filters import Keys, antialiased, beyond_axis, most_taps
+from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall, Shape
+from gradwire_server.dialects.onnx_coordinates import CROP, WHOLE, OnnxAxis
+from gradwire_server.dialects.onnx_filters import (
+    OnnxKeysFilter,
+    antialiased,
+    beyond_axis,
+    most_taps,
+)
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans.sampling import ComputedTaps, Taps
 from gradwire_server.text import counted, shortest
@@ -46,7 +51,7 @@ LARGEST_INFERRED_SIZE: Final = 2**53
 _PICK: Final = {"not_larger": min, "not_smaller": max}
 
 
-class Sizing(Protocol):
+class OnnxSizing(Protocol):
     """Attributes that tell lengths; an array has one value per axis, or per element of axes."""
 
     @property
@@ -84,7 +89,7 @@ class Extent:
     width: np.floating[Any]
 
 
-def named_axes(attributes: Sizing, operator: str, *, rank: int) -> list[int]:
+def named_axes(attributes: OnnxSizing, operator: str, *, rank: int) -> list[int]:
     """Return the axes that are resized, in the order of the arrays; raise InvalidFieldError."""
     axes: list[int] = []
     for i, axis in enumerate(attributes.axes):
@@ -106,7 +111,7 @@ def named_axes(attributes: Sizing, operator: str, *, rank: int) -> list[int]:
 
 
 def extents(
-    attributes: Sizing,
+    attributes: OnnxSizing,
     operator: str,
     source: Shape,
     *,
@@ -207,7 +212,7 @@ ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
 }
 
 
-class Resize(Sizing, Protocol):
+class OnnxAttributes(OnnxSizing, Protocol):
     """Attributes of both operators."""
 
     @property
@@ -256,7 +261,7 @@ class Resize(Sizing, Protocol):
         ...
 
 
-def _axes(attributes: Resize, call: Call) -> Axes:
+def _axes(attributes: OnnxAttributes, call: OperatorCall) -> Axes:
     lines = _lines(attributes, call)
     copies = attributes.arithmetic == "float32" and call.source == call.result
     return tuple(
@@ -265,7 +270,7 @@ def _axes(attributes: Resize, call: Call) -> Axes:
     )
 
 
-def _stays(line: Line, attributes: Resize) -> bool:
+def _stays(line: OnnxAxis, attributes: OnnxAttributes) -> bool:
     """Tell whether an axis is left alone."""
     if line.inputs != line.outputs:
         return False
@@ -275,8 +280,10 @@ def _stays(line: Line, attributes: Resize) -> bool:
     return line.in_float32 and attributes.antialias and line.transformation != CROP
 
 
-def _axis(line: Line, attributes: Resize) -> Axis:
-    keys = Keys(line.kind(attributes.cubic_coeff_a)) if attributes.mode == "cubic" else None
+def _axis(line: OnnxAxis, attributes: OnnxAttributes) -> Axis:
+    keys = (
+        OnnxKeysFilter(line.kind(attributes.cubic_coeff_a)) if attributes.mode == "cubic" else None
+    )
     filter_: tuple[int, Callable[..., Taps | ComputedTaps], tuple[Hashable, ...]]
     effort = 1
     if attributes.antialias and (line.scale < 1 or line.in_float32):
@@ -301,7 +308,7 @@ def _axis(line: Line, attributes: Resize) -> Axis:
     )
 
 
-def _lines(attributes: Resize, call: Call) -> list[Line | None]:
+def _lines(attributes: OnnxAttributes, call: OperatorCall) -> list[OnnxAxis | None]:
     """Check the sizes and return one Line per axis, None for those that are not resized."""
     made = extents(
         attributes,
@@ -312,7 +319,7 @@ def _lines(attributes: Resize, call: Call) -> list[Line | None]:
         result=call.result if call.gradient else None,
     )
     rois = _rois(attributes, call)
-    lines: list[Line | None] = []
+    lines: list[OnnxAxis | None] = []
     for axis, (inputs, came) in enumerate(zip(call.source, call.result, strict=True)):
         extent = made.get(axis)
         expected = inputs if extent is None else extent.outputs
@@ -326,7 +333,7 @@ def _lines(attributes: Resize, call: Call) -> list[Line | None]:
         lines.append(
             None
             if extent is None
-            else Line(
+            else OnnxAxis(
                 inputs,
                 came,
                 extent.scale,
@@ -339,7 +346,7 @@ def _lines(attributes: Resize, call: Call) -> list[Line | None]:
     return lines
 
 
-def _rois(attributes: Resize, call: Call) -> dict[int, tuple[float, float]]:
+def _rois(attributes: OnnxAttributes, call: OperatorCall) -> dict[int, tuple[float, float]]:
     """Return start and end of each axis that is resized; all of it, but for tf_crop_and_resize."""
     axes = named_axes(attributes, call.operator, rank=len(call.source))
     if len(attributes.roi) not in {0, 2 * len(axes)}:
@@ -356,14 +363,14 @@ def _rois(attributes: Resize, call: Call) -> dict[int, tuple[float, float]]:
     return dict(zip(axes, pairs, strict=True))
 
 
-def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
+def _output_shape(attributes: OnnxAttributes, input_shape: Shape) -> Shape:
     made = extents(attributes, "onnx_resize", input_shape, kind=ARITHMETICS[attributes.arithmetic])
     return tuple(
         made[axis].outputs if axis in made else size for axis, size in enumerate(input_shape)
     )
 
 
-def _fill(attributes: Resize) -> float:
+def _fill(attributes: OnnxAttributes) -> float:
     crops = attributes.coordinate_transformation_mode == CROP
     return attributes.extrapolation_value if crops else 0.0
 

@@ -30,7 +30,7 @@ Numbers = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OpenvinoAxis:
     """The forward along one axis.
 
     inputs, outputs  lengths in its direction, the first without padding
@@ -109,7 +109,7 @@ ROUNDINGS: Final[dict[str, Rounding]] = {
 }
 
 
-def nearest(line: Line) -> Taps:
+def nearest(line: OpenvinoAxis) -> Taps:
     """Read the element at x, rounded; simple cuts toward 0, or rounds up where the axis shrinks."""
     simple = sampling.ceil if line.scale < 1 else np.trunc
     x = line.coordinates()
@@ -118,7 +118,7 @@ def nearest(line: Line) -> Taps:
     return line.placed(index, np.ones(index.shape, np.float32), x)
 
 
-def linear_onnx(line: Line) -> Taps:
+def linear_onnx(line: OpenvinoAxis) -> Taps:
     """Weight the two neighbors of x, which is held to the axis, by distance."""
     coordinates = line.coordinates()
     x = np.clip(coordinates, np.float32(0), np.float32(line.length - 1))
@@ -130,7 +130,7 @@ def linear_onnx(line: Line) -> Taps:
     return line.placed(np.array([low, high]).T, np.array([lower, upper]).T, coordinates)
 
 
-def cubic(line: Line) -> Taps:
+def cubic(line: OpenvinoAxis) -> Taps:
     """Weigh four elements by Keys' kernel; those outside move to the edge."""
     x, a = line.coordinates(), np.float32(line.cube_coeff)
     low = np.floor(x)
@@ -157,12 +157,12 @@ def _keys_outside(x: Numbers, a: np.float32) -> Numbers:
     return ((a * x - five * a) * x + eight * a) * x - four * a
 
 
-def linear_window(line: Line) -> int:
+def linear_window(line: OpenvinoAxis) -> int:
     """Return how many elements of the padded axis linear weighs at most."""
     return min(2 * math.ceil(2 / line.stretch) + 1 if line.scale <= 1 else 5, line.length)
 
 
-def linear(line: Line) -> ComputedTaps:
+def linear(line: OpenvinoAxis) -> ComputedTaps:
     """Weigh elements by a triangle, and divide by the sum of those on the padded axis."""
     coordinates, window = line.coordinates(), linear_window(line)
     reach = window // 2 if window < line.length else line.length
@@ -187,12 +187,12 @@ def linear(line: Line) -> ComputedTaps:
     return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=told)
 
 
-def pillow_window(line: Line, *, radius: int) -> int:
+def pillow_window(line: OpenvinoAxis, *, radius: int) -> int:
     """Return how many elements of the padded axis a pillow mode weighs at most."""
     return min(2 * math.ceil(radius * max(line.length / line.outputs, 1.0)) + 1, line.length)
 
 
-def pillow(line: Line, radius: int) -> ComputedTaps:
+def pillow(line: OpenvinoAxis, radius: int) -> ComputedTaps:
     """Weigh as Pillow does, in float64: a kernel stretched where the axis shrinks, cut at edges.
 
     The kernel of radius 1 is the triangle, that of radius 2 is Keys' with cube_coeff.
@@ -224,13 +224,13 @@ def _pillow_keys(x: Numbers, a: float) -> Numbers:
     return np.where(x < 1, _keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
 
 
-def extra_window(line: Line, window: int) -> int:
+def extra_window(line: OpenvinoAxis, window: int) -> int:
     """Return how many elements are weighed for the sum alone: none without padding."""
     return 0 if line.length == line.inputs else window
 
 
 def _divided(
-    line: Line,
+    line: OpenvinoAxis,
     weigh: Callable[[npt.NDArray[np.int64]], Numbers],
     low: npt.NDArray[np.int64],
     *,
@@ -258,14 +258,14 @@ def _divided(
     return line.placed(read.index, read.weight / divisor[:, np.newaxis])
 
 
-def padding(line: Line) -> Taps:
+def padding(line: OpenvinoAxis) -> Taps:
     """Read each element where padding put it, along an axis that is not resampled."""
     x = np.arange(line.outputs)
     index = x[:, np.newaxis]
     return line.placed(index, np.ones(index.shape, np.float32), x.astype(np.float64))
 
 
-SAMPLES: Final[dict[str, Callable[[Line], Taps | ComputedTaps]]] = {
+SAMPLES: Final[dict[str, Callable[[OpenvinoAxis], Taps | ComputedTaps]]] = {
     "nearest": nearest,
     "linear": linear,
     "linear_onnx": linear_onnx,

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from gradwire_server.dialects import openvino_filters as filters
-from gradwire_server.dialects.dialect import Axes, Axis, Call, Dialect, Shape
-from gradwire_server.dialects.openvino_filters import Line
+from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall, Shape
+from gradwire_server.dialects.openvino_filters import OpenvinoAxis
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.text import counted, shortest
 
@@ -31,7 +31,7 @@ ALL_AXES: Final = {2, 3}
 PILLOW_AXES: Final = 2
 
 
-class Interpolate(Protocol):
+class OpenvinoAttributes(Protocol):
     """Attributes of both operators; arrays are empty where nothing is given.
 
     mode                            a key of SAMPLES or of PILLOW in openvino_filters
@@ -58,14 +58,14 @@ class Interpolate(Protocol):
     cube_coeff: float
 
 
-def _axes(attributes: Interpolate, call: Call) -> Axes:
+def _axes(attributes: OpenvinoAttributes, call: OperatorCall) -> Axes:
     numbers = _numbers(attributes, call.operator, rank=len(call.source))
     _check_result(attributes, call, numbers)
     scales = _scales(attributes, call, numbers)
     shrinks = any(scale < 1 for scale in scales.values())
     pads = _pads(attributes, call.operator, rank=len(call.source))
     lines = [
-        Line(
+        OpenvinoAxis(
             inputs,
             outputs,
             pads=pads[axis],
@@ -82,7 +82,7 @@ def _axes(attributes: Interpolate, call: Call) -> Axes:
     )
 
 
-def _axis(mode: str, line: Line) -> Axis | None:
+def _axis(mode: str, line: OpenvinoAxis) -> Axis | None:
     """Return an axis of a mode, or one that is padded alone where there is no mode."""
     sides = line.inputs, line.outputs
     exact = mode == "cubic" or (mode == "linear" and line.stretch != 1)
@@ -107,7 +107,7 @@ def _axis(mode: str, line: Line) -> Axis | None:
     return Axis(*sides, taps, filters.SAMPLES[mode], (line,), padded=line.length, window=extra)
 
 
-def _numbers(attributes: Interpolate, operator: str, *, rank: int) -> tuple[int, ...]:
+def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tuple[int, ...]:
     """Return the axes that are resampled, in the order in which sizes and scales name them."""
     numbers = tuple(attributes.axes) or tuple(range(rank))
     for i, number in enumerate(numbers):
@@ -132,7 +132,7 @@ def _numbers(attributes: Interpolate, operator: str, *, rank: int) -> tuple[int,
     return numbers
 
 
-def _pads(attributes: Interpolate, operator: str, *, rank: int) -> list[tuple[int, int]]:
+def _pads(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> list[tuple[int, int]]:
     """Return the padding of every axis; what is not given is 0."""
     for field in ("pads_begin", "pads_end"):
         values = getattr(attributes, field)
@@ -148,7 +148,7 @@ def _pads(attributes: Interpolate, operator: str, *, rank: int) -> list[tuple[in
     return list(zip(begin[:rank], end, strict=False))
 
 
-def _inferred(attributes: Interpolate, operator: str, source: Shape) -> dict[int, int]:
+def _inferred(attributes: OpenvinoAttributes, operator: str, source: Shape) -> dict[int, int]:
     """Return the lengths of the result that attributes tell, by axis.
 
     Sizes are taken as they are; a scale gives int(length * (scale + 1e-6)) in float32. Axes that
@@ -190,7 +190,9 @@ def _inferred(attributes: Interpolate, operator: str, source: Shape) -> dict[int
     return told
 
 
-def _check_result(attributes: Interpolate, call: Call, numbers: Sequence[int]) -> None:
+def _check_result(
+    attributes: OpenvinoAttributes, call: OperatorCall, numbers: Sequence[int]
+) -> None:
     for axis, expected in _inferred(attributes, call.operator, call.source).items():
         if call.result[axis] != expected:
             told = attributes.shape_calculation_mode if axis in numbers else "the padded source"
@@ -202,7 +204,9 @@ def _check_result(attributes: Interpolate, call: Call, numbers: Sequence[int]) -
             )
 
 
-def _scales(attributes: Interpolate, call: Call, numbers: Sequence[int]) -> dict[int, float]:
+def _scales(
+    attributes: OpenvinoAttributes, call: OperatorCall, numbers: Sequence[int]
+) -> dict[int, float]:
     """Return the scale of each axis that is resampled: as given, or the lengths' in float32."""
     if attributes.shape_calculation_mode == "scales":
         return dict(zip(numbers, map(float, attributes.scales), strict=True))
@@ -213,7 +217,7 @@ def _scales(attributes: Interpolate, call: Call, numbers: Sequence[int]) -> dict
     }
 
 
-def _output_shape(attributes: Interpolate, input_shape: Shape) -> Shape:
+def _output_shape(attributes: OpenvinoAttributes, input_shape: Shape) -> Shape:
     operator = "openvino_interpolate"
     told = _inferred(attributes, operator, input_shape)
     if len(told) != len(input_shape):

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from gradwire_server.dialects.dialect import (
     Axes,
     Axis,
-    Call,
     Dialect,
+    OperatorCall,
     Shape,
     check_batch_and_channel,
 )
@@ -50,7 +50,7 @@ LEGACY_CUBIC_SLOPE: Final = -0.75
 LEAST_SUM: Final = np.float32(1000) * np.finfo(np.float32).tiny
 
 
-class Resize(Protocol):
+class TensorflowAttributes(Protocol):
     """Attributes of both operators."""
 
     @property
@@ -75,7 +75,7 @@ class Resize(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TensorflowAxis:
     """The forward along one axis: lengths in its direction, and the two flags."""
 
     inputs: int
@@ -96,7 +96,7 @@ class Line:
         return self.stretched() - np.float32(0.5 if self.half_pixel_centers else 0)
 
 
-def _nearest(line: Line) -> Taps:
+def _nearest(line: TensorflowAxis) -> Taps:
     """Read floor(x), or roundf(x) with align_corners.
 
     With half_pixel_centers the 0.5 is neither subtracted nor added again: floor((X + 0.5) * scale).
@@ -106,7 +106,7 @@ def _nearest(line: Line) -> Taps:
     return sampling.nearest_taps(whole, inputs=line.inputs, coordinates=line.coordinates())
 
 
-def _bilinear(line: Line) -> Taps:
+def _bilinear(line: TensorflowAxis) -> Taps:
     """Weight floor(x) and ceil(x), held to the axis, with 1 - l and l = x - floor(x)."""
     x = line.coordinates()
     low = np.floor(x)
@@ -114,7 +114,7 @@ def _bilinear(line: Line) -> Taps:
     return sampling.linear_taps(index, upper_weight=x - low, coordinates=x)
 
 
-def _bicubic(line: Line) -> Taps:
+def _bicubic(line: TensorflowAxis) -> Taps:
     """Weight four elements by Keys' kernel at x rounded to 1/1024, ties to even.
 
     With half_pixel_centers those outside are left out and the others divided by their sum;
@@ -158,14 +158,14 @@ def _renormalized(weight: Coordinates) -> Coordinates:
     return weight * (np.float32(1) / np.where(some, total, np.float32(1)))
 
 
-KINDS: Final[dict[str, tuple[Callable[[Line], Taps], int]]] = {
+KINDS: Final[dict[str, tuple[Callable[[TensorflowAxis], Taps], int]]] = {
     "bilinear": (_bilinear, 2),
     "nearest_neighbor": (_nearest, 1),
     "bicubic": (_bicubic, 4),
 }
 
 
-def _axes(attributes: Resize, call: Call) -> Axes:
+def _axes(attributes: TensorflowAttributes, call: OperatorCall) -> Axes:
     check_batch_and_channel(call, spatial=SPATIAL)
     sizes = [(call.source[axis], call.result[axis]) for axis in SPATIAL]
     # An empty size says nothing.
@@ -182,13 +182,13 @@ def _axes(attributes: Resize, call: Call) -> Axes:
     spatial = [
         None
         if inputs == outputs <= EXACT_HALF_PIXEL_AXIS
-        else Axis(inputs, outputs, most_taps, sample, (Line(inputs, outputs, *flags),))
+        else Axis(inputs, outputs, most_taps, sample, (TensorflowAxis(inputs, outputs, *flags),))
         for inputs, outputs in sizes
     ]
     return (None, *spatial, None)
 
 
-def _output_shape(attributes: Resize, input_shape: Shape) -> Shape:
+def _output_shape(attributes: TensorflowAttributes, input_shape: Shape) -> Shape:
     if not attributes.size:
         raise InvalidFieldError(
             "operator.tf_resize.size", "is empty; give height and width, or the output's sizes"

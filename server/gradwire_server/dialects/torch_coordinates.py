@@ -18,7 +18,7 @@ Numbers = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TorchAxis:
     """The forward along one axis.
 
     inputs, outputs  lengths in its direction
@@ -74,12 +74,12 @@ class Filter:
     sines      whether weights are made of sines
     """
 
-    sample: Callable[[Line], Taps | ComputedTaps]
-    most_taps: Callable[[Line], int]
+    sample: Callable[[TorchAxis], Taps | ComputedTaps]
+    most_taps: Callable[[TorchAxis], int]
     skips: bool = False
     sines: bool = False
 
-    def axis(self, line: Line) -> Axis:
+    def axis(self, line: TorchAxis) -> Axis:
         """Return an axis that is read in this way."""
         effort = EFFORT[line.compute] if self.sines else 1
         sides = line.inputs, line.outputs
@@ -91,7 +91,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class TorchKeysFilter:
     """The cubic kernel of Keys (1981) with a slope at 1, its roundings as some build has them.
 
     fused  whether the products before each sum are rounded

@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 
 from gradwire_server.dialects.dialect import FLOAT32
-from gradwire_server.dialects.torch_coordinates import Filter, Keys, Line, Numbers
+from gradwire_server.dialects.torch_coordinates import Filter, Numbers, TorchAxis, TorchKeysFilter
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import (
     ComputedTaps,
@@ -42,7 +42,7 @@ from gradwire_server.plans.sampling import (
 )
 from gradwire_server.plans.sines import Doubles, quick_sin, sin, sinf, unsettled
 
-__all__ = ["ANTIALIAS", "BACKWARD", "FORWARD", "Filter", "Line"]
+__all__ = ["ANTIALIAS", "BACKWARD", "FORWARD", "Filter", "TorchAxis"]
 
 # Without antialias, as OpenCV; Keys himself settles on -0.5.
 CUBIC_SLOPE: Final = -0.75
@@ -53,12 +53,12 @@ def _floorf(x: Coordinates) -> Coordinates:
     return sampling.floor(x.astype(np.float32))
 
 
-def _nearest(x: Coordinates, line: Line, *, center: float = 0) -> Taps:
+def _nearest(x: Coordinates, line: TorchAxis, *, center: float = 0) -> Taps:
     """Read floorf(x); the coordinate of an element is `center` below its x."""
     return sampling.nearest_taps(_floorf(x), inputs=line.inputs, coordinates=x - center)
 
 
-def _backward_nearest(line: Line) -> Taps:
+def _backward_nearest(line: TorchAxis) -> Taps:
     """Read floorf(X * scale), scale in float32; a doubled axis reads X >> 1, whatever its scale."""
     x = np.arange(line.outputs)
     if line.outputs == 2 * line.inputs:
@@ -66,30 +66,30 @@ def _backward_nearest(line: Line) -> Taps:
     return _nearest(x.astype(np.float32) * line.scale(FLOAT32), line)
 
 
-def _forward_nearest(line: Line) -> Taps:
+def _forward_nearest(line: TorchAxis) -> Taps:
     """Read floorf(X * scale)."""
     return _nearest(line.indices() * line.scale(), line)
 
 
-def _backward_nearest_exact(line: Line) -> Taps:
+def _backward_nearest_exact(line: TorchAxis) -> Taps:
     """Read floorf((X + 0.5) * scale), scale in float32, the product in float64."""
     x = np.arange(line.outputs) + 0.5
     return _nearest(x * np.float64(line.scale(FLOAT32)), line, center=0.5)
 
 
-def _forward_nearest_exact(line: Line) -> Taps:
+def _forward_nearest_exact(line: TorchAxis) -> Taps:
     """Read floorf(max(fma(scale, X + 0.5, -0.5), 0) + 0.5), the last sum in float64."""
     x = np.maximum(line.coordinates(fused=True), 0)
     return _nearest(x.astype(np.float64) + 0.5, line, center=0.5)
 
 
-def _below(x: Coordinates, line: Line) -> tuple[Indices, Coordinates]:
+def _below(x: Coordinates, line: TorchAxis) -> tuple[Indices, Coordinates]:
     """Return i = min(floorf(x), inputs - 1), which may be negative, and x - i held to 0 .. 1."""
     index = np.minimum(_floorf(x).astype(np.int64), line.inputs - 1)
     return index, np.minimum(np.maximum(x - index.astype(x.dtype), 0), 1)
 
 
-def _linear(line: Line) -> Taps:
+def _linear(line: TorchAxis) -> Taps:
     """Weight i with 1 - (x - i) and i + 1 with x - i, where x is at least 0."""
     x = line.coordinates(fused=True)
     index, upper = _below(np.maximum(x, 0), line)
@@ -98,7 +98,7 @@ def _linear(line: Line) -> Taps:
     )
 
 
-def _cubic(line: Line, kernel: Keys) -> Taps:
+def _cubic(line: TorchAxis, kernel: TorchKeysFilter) -> Taps:
     """Weight i - 1 .. i + 2 by their distances from x; those outside go to the edge."""
     x = line.coordinates(fused=kernel.fused)
     index, t = _below(x, line)
@@ -108,16 +108,16 @@ def _cubic(line: Line, kernel: Keys) -> Taps:
     return Taps(np.clip(taps, 0, line.inputs - 1), np.array(weight).T, x)
 
 
-def _backward_cubic(line: Line) -> Taps:
+def _backward_cubic(line: TorchAxis) -> Taps:
     # This file of the library is built without contraction.
-    return _cubic(line, Keys(CUBIC_SLOPE, fused=False, last=False))
+    return _cubic(line, TorchKeysFilter(CUBIC_SLOPE, fused=False, last=False))
 
 
-def _forward_cubic(line: Line) -> Taps:
-    return _cubic(line, Keys(CUBIC_SLOPE, fused=True, last=False))
+def _forward_cubic(line: TorchAxis) -> Taps:
+    return _cubic(line, TorchKeysFilter(CUBIC_SLOPE, fused=True, last=False))
 
 
-def _bin(line: Line) -> ComputedTaps:
+def _bin(line: TorchAxis) -> ComputedTaps:
     """Take floor(X * inputs / outputs) up to ceil((X + 1) * inputs / outputs), each with 1 / n."""
     tap = np.arange(taps := _most_in_bin(line))
 
@@ -130,7 +130,7 @@ def _bin(line: Line) -> ComputedTaps:
     return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
 
 
-def _most_in_bin(line: Line) -> int:
+def _most_in_bin(line: TorchAxis) -> int:
     """Return ceil(inputs / outputs), and one more where bins are not cut at whole elements."""
     whole = line.inputs % line.outputs == 0 or line.outputs % line.inputs == 0
     return -(-line.inputs // line.outputs) + (not whole)
@@ -158,7 +158,7 @@ BACKWARD: Final[Mapping[str, Filter]] = {
 
 
 # With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
-CUBIC: Final = Keys(-0.5, fused=True, last=True)
+CUBIC: Final = TorchKeysFilter(-0.5, fused=True, last=True)
 
 
 def _triangle(x: Numbers) -> Numbers:
@@ -193,16 +193,16 @@ def _sinc(x: Numbers, sine_of: Callable[[Doubles], Doubles] = sin) -> Numbers:
     return np.where(y == 0, one, sine / np.where(y == 0, one, y))
 
 
-def _support(line: Line, radius: int) -> float:
+def _support(line: TorchAxis, radius: int) -> float:
     scale = line.scale()
     return float(line.compute.type(radius * float(scale))) if scale >= 1 else radius
 
 
-def _most_taps(line: Line, *, radius: int) -> int:
+def _most_taps(line: TorchAxis, *, radius: int) -> int:
     return min(2 * math.ceil(_support(line, radius)) + 1, line.inputs)
 
 
-def _sample(line: Line, *, weigh: Callable[[Numbers], Numbers], radius: int) -> ComputedTaps:
+def _sample(line: TorchAxis, *, weigh: Callable[[Numbers], Numbers], radius: int) -> ComputedTaps:
     """Weigh blocks of outputs: what is computed on the way takes several times the taps' memory."""
     kind, taps = line.compute.type, _most_taps(line, radius=radius)
     scale, support = float(line.scale()), kind(_support(line, radius))

@@ -13,12 +13,12 @@ from typing import Final, Protocol, TypeVar
 
 from gradwire_server.dialects.dialect import (
     Axes,
-    Call,
     Dialect,
+    OperatorCall,
     Shape,
     check_batch_and_channel,
 )
-from gradwire_server.dialects.torch_filters import ANTIALIAS, BACKWARD, FORWARD, Filter, Line
+from gradwire_server.dialects.torch_filters import ANTIALIAS, BACKWARD, FORWARD, Filter, TorchAxis
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.text import counted
 
@@ -35,7 +35,7 @@ SMALL_OUTPUT: Final = 128
 SPATIAL_AXES: Final = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2, "lanczos": 2}
 
 
-class Interpolate(Protocol):
+class TorchAttributes(Protocol):
     """Attributes of both operators."""
 
     @property
@@ -69,7 +69,7 @@ class Interpolate(Protocol):
         ...
 
 
-class Followed(Interpolate, Protocol):
+class Followed(TorchAttributes, Protocol):
     """What torch_upsample_backward has besides."""
 
     @property
@@ -78,16 +78,16 @@ class Followed(Interpolate, Protocol):
         ...
 
 
-def _forward_axes(attributes: Interpolate, call: Call) -> Axes:
+def _forward_axes(attributes: TorchAttributes, call: OperatorCall) -> Axes:
     _require_size(attributes, call.operator)
     return _axes(attributes, call, by_backward=False)
 
 
-def _gradient_axes(attributes: Followed, call: Call) -> Axes:
+def _gradient_axes(attributes: Followed, call: OperatorCall) -> Axes:
     return _axes(attributes, call, by_backward=attributes.follow == "backward_op")
 
 
-def _axes(attributes: Interpolate, call: Call, *, by_backward: bool) -> Axes:
+def _axes(attributes: TorchAttributes, call: OperatorCall, *, by_backward: bool) -> Axes:
     """Tell the axes of the forward whose adjoint PyTorch's backward is, or of its own forward."""
     _check_rank(attributes, call)
     check_batch_and_channel(call, spatial=range(2, len(call.source)))
@@ -101,7 +101,7 @@ def _axes(attributes: Interpolate, call: Call, *, by_backward: bool) -> Axes:
     )
 
 
-def _filter(mode: str, lines: Sequence[Line], *, antialias: bool, by_backward: bool) -> Filter:
+def _filter(mode: str, lines: Sequence[TorchAxis], *, antialias: bool, by_backward: bool) -> Filter:
     if antialias:
         return ANTIALIAS[mode] if by_backward else ANTIALIAS[mode].skipping()
     rows_and_columns = sum(line.outputs for line in lines) if len(lines) == 2 else None  # noqa: PLR2004
@@ -110,8 +110,8 @@ def _filter(mode: str, lines: Sequence[Line], *, antialias: bool, by_backward: b
     return (BACKWARD if as_backward else FORWARD)[mode]
 
 
-def _lines(attributes: Interpolate, call: Call) -> list[Line]:
-    """Check the sizes and return one Line per spatial axis."""
+def _lines(attributes: TorchAttributes, call: OperatorCall) -> list[TorchAxis]:
+    """Check the sizes and return one TorchAxis per spatial axis."""
     source, result = call.source[2:], call.result[2:]
     size = _per_axis(attributes.size, "size", call.operator, spatial=len(source))
     scales = _per_axis(attributes.scale_factor, "scale_factor", call.operator, spatial=len(source))
@@ -127,7 +127,7 @@ def _lines(attributes: Interpolate, call: Call) -> list[Line]:
             )
     ignored = not scales or attributes.recompute_scale_factor or attributes.align_corners
     return [
-        Line(
+        TorchAxis(
             inputs,
             outputs,
             scale_factor=None if ignored else scales[i],
@@ -151,7 +151,7 @@ def _per_axis(values: Sequence[T], field: str, operator: str, *, spatial: int) -
     return list(values) * spatial if len(values) == 1 else values
 
 
-def _output_shape(attributes: Interpolate, input_shape: Shape) -> Shape:
+def _output_shape(attributes: TorchAttributes, input_shape: Shape) -> Shape:
     operator, source = "torch_interpolate", input_shape[2:]
     _require_size(attributes, operator)
     size = _per_axis(attributes.size, "size", operator, spatial=len(source))
@@ -159,14 +159,14 @@ def _output_shape(attributes: Interpolate, input_shape: Shape) -> Shape:
     return (*input_shape[:2], *(size or _scaled(source, scales, operator)))
 
 
-def _require_size(attributes: Interpolate, operator: str) -> None:
+def _require_size(attributes: TorchAttributes, operator: str) -> None:
     if not attributes.size and not attributes.scale_factor:
         raise InvalidFieldError(
             f"operator.{operator}.size", "is empty, and so is scale_factor; give one of the two"
         )
 
 
-def _check_rank(attributes: Interpolate, call: Call) -> None:
+def _check_rank(attributes: TorchAttributes, call: OperatorCall) -> None:
     spatial = len(call.source) - 2
     expected = SPATIAL_AXES.get(attributes.mode, spatial)
     if spatial != expected:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gradwire_server.backends import Backend, Repeats, compute_dtype
+from gradwire_server.backends import Backend, TellsHeldBytes, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.prepared import Array, Bytes, Prepared
 from gradwire_server.engine.tiling import Step, StepPlans, Walk, plan_on, touched
@@ -246,7 +246,11 @@ def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
     axis where that is written out for the backend.
     """
     walk = prepared.walk
-    if prepared.only_step is not None or not isinstance(backend, Repeats) or walk.layout.held:
+    if (
+        prepared.only_step is not None
+        or not isinstance(backend, TellsHeldBytes)
+        or walk.layout.held
+    ):
         return prepared
     large = prepared.with_slab(max(walk.slab, _LARGE_SLAB))
     plans = large.walk.step_plans

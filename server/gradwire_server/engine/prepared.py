@@ -146,7 +146,7 @@ class Preparation:
         return self.work <= _QUICK_WORK
 
 
-class Batch(NamedTuple):
+class BatchStep(NamedTuple):
     """Equal evaluations as one step: several of them where there is room for more.
 
     wire    shape of the inputs as they travel
@@ -319,7 +319,7 @@ class Prepared:
         cost = walk.outer * (walk.in_rows * walk.in_row + walk.out_rows * walk.out_row)
         return max((size for size in BATCHES if size * cost <= walk.slab), default=1)
 
-    def batch(self, count: int) -> Batch:
+    def batch(self, count: int) -> BatchStep:
         """Return the step of so many evaluations, at least one and at most `most_at_once`."""
         found = self._batches.get(count)
         if found is None:
@@ -327,14 +327,14 @@ class Prepared:
         return found
 
     @cached_property
-    def _batches(self) -> dict[int, Batch]:
+    def _batches(self) -> dict[int, BatchStep]:
         return {}
 
-    def _batch(self, count: int) -> Batch:
+    def _batch(self, count: int) -> BatchStep:
         walk = self.walk
         plan, axis = walk.plan, walk.axis
         outer = next(size for size in BATCHES if size >= count) * walk.outer
-        return Batch(
+        return BatchStep(
             Step(0, outer, 0, walk.in_rows, 0, walk.out_rows),
             (outer, *walk.layout.wire[axis:]),
             (outer, *plan.input_shape[axis:]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradwire_server.dialects import DEFAULT_MAX_FLOAT32_AXIS, DEFAULT_MAX_TABLE_ENTRIES
 from gradwire_server.engine.layout import TensorSpec
-from gradwire_server.errors import LimitExceededError
+from gradwire_server.errors import RequestLimitError
 from gradwire_server.plans import Plan
 from gradwire_server.text import counted
 
@@ -57,8 +57,8 @@ class Limits:
 
 
 def exceeded(
-    came: str, limit: str, allowed: int, kind: type[LimitExceededError] = LimitExceededError
-) -> LimitExceededError:
+    came: str, limit: str, allowed: int, kind: type[RequestLimitError] = RequestLimitError
+) -> RequestLimitError:
     """Say that a limit is exceeded, and which setting raises it."""
     setting = f"GRADWIRE_{limit.upper()}"
     return kind(

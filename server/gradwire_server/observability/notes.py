@@ -50,7 +50,7 @@ class NotedError:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredNotes:
     """An error's slot, when the first one came, by a clock that never jumps, and how many."""
 
     slot: int
@@ -63,7 +63,7 @@ class Notes:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._kept: dict[tuple[str, ...], _Kept] = {}
+        self._kept: dict[tuple[str, ...], _StoredNotes] = {}
         self._keys: list[tuple[str, ...] | None] = [None] * MOST
         self._number = 0
 
@@ -100,7 +100,7 @@ class Notes:
         old = self._keys[slot]
         if old is not None and self._kept[old].slot == slot:
             del self._kept[old]
-        self._keys[slot], self._kept[key] = key, _Kept(slot, now)
+        self._keys[slot], self._kept[key] = key, _StoredNotes(slot, now)
         names = {"method": method, "operator": operator, "status": status, "reason": reason}
         told = {**names, "message": message[:_LONGEST], "request_id": request_id}
         self._write(_place(slot), _SLOT_BYTES, self._number, told)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradwire_server.observability import Ledger, Running
-from gradwire_server.processes.worker_config import Job
+from gradwire_server.processes.worker_config import WorkerConfig
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS
 
@@ -51,7 +51,9 @@ class WorkerProcess:
         self.served_s = 0.0
 
     @classmethod
-    async def start(cls, job: Job, running: Running, *, device: str | None = None) -> WorkerProcess:
+    async def start(
+        cls, job: WorkerConfig, running: Running, *, device: str | None = None
+    ) -> WorkerProcess:
         """Start one; it prepares for its job and begins with it after go().
 
         device  the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None for all
@@ -174,7 +176,7 @@ class Standing:
     restarts: int
 
 
-class Place:
+class SupervisedWorker:
     """A place that one process after another takes.
 
     ready  set once a first process has served

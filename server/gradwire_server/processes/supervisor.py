@@ -24,8 +24,8 @@ from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Ledgers, Running, logs
 from gradwire_server.processes import startup
-from gradwire_server.processes.supervised import Place, Standing, WorkerProcess
-from gradwire_server.processes.worker_config import Job, divide, share
+from gradwire_server.processes.supervised import Standing, SupervisedWorker, WorkerProcess
+from gradwire_server.processes.worker_config import WorkerConfig, divide, share
 from gradwire_server.scheduling import tasks
 
 _log = logging.getLogger("gradwire_server")
@@ -67,7 +67,7 @@ class Crew:
         self._devices = devices
         cores = divide(sorted(os.sched_getaffinity(0)), settings.workers)
         self._places = [
-            Place(
+            SupervisedWorker(
                 number,
                 partial(self._start_worker, number, own if settings.pin_workers else ()),
                 stopping=self._stopping,
@@ -114,7 +114,7 @@ class Crew:
     async def _start_worker(
         self, number: int, cores: tuple[int, ...], running: Running
     ) -> WorkerProcess:
-        job = Job(number, os.getpid(), cores, self._shared, devices=backends.DEVICES)
+        job = WorkerConfig(number, os.getpid(), cores, self._shared, devices=backends.DEVICES)
         return await WorkerProcess.start(job, running, device=self._device(number).get("device"))
 
     def _device(self, number: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ import sys
 
 from gradwire_server import backends
 from gradwire_server.processes import serve
-from gradwire_server.processes.worker_config import Job
+from gradwire_server.processes.worker_config import WorkerConfig
 
 # prctl(2): the signal that this process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -23,7 +23,7 @@ def main() -> None:
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     told = sys.stdin.buffer.readline()
-    job = Job.load(told) if told else None
+    job = WorkerConfig.load(told) if told else None
     if job is not None:
         if job.cores:
             os.sched_setaffinity(0, job.cores)

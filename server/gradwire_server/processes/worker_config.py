@@ -12,7 +12,7 @@ from gradwire_server.config.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkerConfig:
     """What a worker is told when it starts, on its standard input.
 
     number   of the worker, from 0

@@ -39,7 +39,7 @@ from gradwire_server.rpc.status_map import failure
 
 
 @dataclass(frozen=True, slots=True)
-class AxisTable:
+class OperatorAxis:
     """The forward along one axis.
 
     map          output i reads the inputs of its band
@@ -52,7 +52,7 @@ class AxisTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class OperatorTables:
     """All axes of a call.
 
     output_shape  of the call's result
@@ -62,10 +62,10 @@ class Tables:
 
     output_shape: tuple[int, ...]
     fill: float
-    axes: tuple[AxisTable, ...]
+    axes: tuple[OperatorAxis, ...]
 
 
-def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> Tables:
+def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> OperatorTables:
     """Return the tables that an evaluation would use; raise EvaluationError as it would.
 
     limits  None means a server's defaults
@@ -81,17 +81,17 @@ def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> Tables:
         max_float32_axis=limits.max_float32_axis,
         max_table_entries=limits.max_table_entries,
     )
-    return Tables(result.sizes, told.fill, tuple(map(_table, told.axes, told.call.source)))
+    return OperatorTables(result.sizes, told.fill, tuple(map(_table, told.axes, told.call.source)))
 
 
-def _table(axis: Axis | None, length: int) -> AxisTable:
+def _table(axis: Axis | None, length: int) -> OperatorAxis:
     """Build one axis; None is the identity."""
     if axis is None:
         place = np.arange(length)
         identity = BandedMap(length, length, place, np.arange(length + 1), np.ones(length))
-        return AxisTable(identity, place.astype(np.float64))
+        return OperatorAxis(identity, place.astype(np.float64))
     taps = axis.sample(*axis.arguments)
-    return AxisTable(axis.map_of(taps), taps.coordinates)
+    return OperatorAxis(axis.map_of(taps), taps.coordinates)
 
 
 def main() -> None:
@@ -123,7 +123,7 @@ def _limits() -> Limits:
     return Limits(**given)
 
 
-def _arrays(answers: list[Tables]) -> dict[str, NDArray[Any]]:
+def _arrays(answers: list[OperatorTables]) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     facts: list[dict[str, Any]] = []
     for call, answer in enumerate(answers):

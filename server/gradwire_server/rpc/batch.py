@@ -29,15 +29,15 @@ from gradwire_server.engine import Prepared, in_memory, together
 from gradwire_server.errors import (
     DrainingError,
     InvalidDataError,
-    OverloadedError,
+    ServerFullError,
     StalledError,
     StartingError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import Call, Caller, Context, caller_of, claim_of_batch
+from gradwire_server.rpc.call_context import ActiveCall, Caller, Context, caller_of, claim_of_batch
 from gradwire_server.rpc.codec import Bytes, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
-from gradwire_server.rpc.status_map import Failure, failure
+from gradwire_server.rpc.status_map import ErrorStatus, failure
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.admission import AdmittedStream, Holdings
 
@@ -105,7 +105,7 @@ def compute_items(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
 
 
 async def compute_in_turn(
-    items: Sequence[BatchItem], service: ServiceContext, call: Call
+    items: Sequence[BatchItem], service: ServiceContext, call: ActiveCall
 ) -> codec.Bytes:
     """Do the same in a thread when it is their turn, whether an item is one step or not."""
     prepared, backend = items[0].prepared, service.backend
@@ -152,7 +152,7 @@ class ManyService:
 
     async def evaluate_many(self, _requests: object, context: Context) -> None:
         """Evaluate one operator on one small tensor, again and again."""
-        call = Call("EvaluateMany", context, self._service.active)
+        call = ActiveCall("EvaluateMany", context, self._service.active)
         stream = _BatchStream(call, self._service)
         try:
             await call.answer(stream.run, in_band=stream.send_error)
@@ -165,7 +165,7 @@ class _BatchStream:
 
     _admitted: AdmittedStream
 
-    def __init__(self, call: Call, service: ServiceContext) -> None:
+    def __init__(self, call: ActiveCall, service: ServiceContext) -> None:
         self._call = call
         self._context = call.context
         self._service = service
@@ -189,7 +189,7 @@ class _BatchStream:
         self._room = asyncio.Event()
         self._input_ended = self._stopped = False
         self._progress = time.monotonic()
-        self._refused: OverloadedError | None = None
+        self._refused: ServerFullError | None = None
         self._refusal = asyncio.Event()
         self._counts = {"items": 0, "items_failed": 0}
 
@@ -212,12 +212,12 @@ class _BatchStream:
                 watch.cancel()
                 self._call.facts |= self._counts
 
-    def _give_way(self, refused: OverloadedError) -> None:
+    def _give_way(self, refused: ServerFullError) -> None:
         """End for want of room."""
         self._refused = refused
         self._refusal.set()
 
-    async def send_error(self, failed: Failure) -> None:
+    async def send_error(self, failed: ErrorStatus) -> None:
         """Send an error as the last message, unless the caller does not read."""
         self._stopped = True
         self._news.set()

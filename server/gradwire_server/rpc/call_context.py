@@ -18,13 +18,13 @@ import numpy as np
 from gradwire_server.engine import EvaluationRequest, Preparation, Prepared
 from gradwire_server.errors import (
     EvaluationError,
-    OverloadedError,
-    PermissionDeniedError,
+    MissingScopeError,
+    ServerFullError,
     UnauthenticatedError,
 )
 from gradwire_server.observability import Observer, logs
 from gradwire_server.observability.phases import PHASES, Phase, Phases
-from gradwire_server.rpc.status_map import Failure, failure
+from gradwire_server.rpc.status_map import ErrorStatus, failure
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.scheduler import Claim
 
@@ -99,7 +99,7 @@ class ActiveCalls:
             self._at_work.discard(task)
 
 
-class Call:
+class ActiveCall:
     """One call in flight.
 
     request_id   the caller's name for it, or one made here
@@ -171,7 +171,7 @@ class Call:
         evaluated = request.operator, request.input.dtype
         self._active.observer.items(self, evaluated, status="OK", count=count)
 
-    def note_failed_item(self, failed: Failure) -> None:
+    def note_failed_item(self, failed: ErrorStatus) -> None:
         """Note the error of an item of EvaluateMany."""
         self._active.observer.items(self, None, status=failed.code.name, failed=failed)
 
@@ -179,7 +179,7 @@ class Call:
         self,
         work: Callable[[], Awaitable[Reply]],
         *,
-        in_band: Callable[[Failure], Awaitable[None]] | None = None,
+        in_band: Callable[[ErrorStatus], Awaitable[None]] | None = None,
     ) -> Reply:
         """Do the work; turn what it raises into a status, sent through in_band first if given."""
         with self._active:
@@ -202,15 +202,15 @@ class Call:
             return reply
 
     async def _fail(
-        self, error: Exception, in_band: Callable[[Failure], Awaitable[None]] | None
+        self, error: Exception, in_band: Callable[[ErrorStatus], Awaitable[None]] | None
     ) -> None:
         failed = failure(error).within(request_id=self.request_id, traceparent=self.traceparent)
         fault = failed.code is grpc.StatusCode.INTERNAL
         level = logging.ERROR if fault else logging.INFO
-        if isinstance(error, OverloadedError):
+        if isinstance(error, ServerFullError):
             level = logging.DEBUG
             self._active.refusals.note(failed.facts.get("limit", ""))
-        elif isinstance(error, UnauthenticatedError | PermissionDeniedError):
+        elif isinstance(error, UnauthenticatedError | MissingScopeError):
             level = logging.DEBUG
             self._active.refusals.note(failed.reason_name.lower(), peer=self.peer)
         self.facts |= {"reason": failed.reason_name, "error": failed.message}
@@ -237,7 +237,7 @@ class Call:
         status: str,
         error: Exception | None = None,
         *,
-        failed: Failure | None = None,
+        failed: ErrorStatus | None = None,
     ) -> None:
         duration_s = time.monotonic() - self._started
         self._active.observer.end(

@@ -13,7 +13,7 @@ from gradwire_server.rpc import codec
 from gradwire_server.rpc.batch import ManyService
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.health import HEALTH, Health
-from gradwire_server.rpc.interceptors import Guard
+from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.stream import StreamService
 from gradwire_server.rpc.unary import NAME, GradientService
@@ -95,4 +95,4 @@ def add_handlers(
     untyped.add_ServerReflectionServicer_to_server(
         reflection.aio.ReflectionServicer(names), as_server
     )
-    server.add_generic_rpc_handlers((Guard(finders.all, authorizer, active),))
+    server.add_generic_rpc_handlers((AuthorizingHandler(finders.all, authorizer, active),))

@@ -16,9 +16,9 @@ from typing import Any, Never, TypeAlias, cast
 import grpc
 
 from gradwire import v1
-from gradwire_server.errors import EvaluationError, PermissionDeniedError, UnauthenticatedError
-from gradwire_server.rpc.call_context import ActiveCalls, Call, Context, Metadata
-from gradwire_server.rpc.status_map import Failure
+from gradwire_server.errors import EvaluationError, MissingScopeError, UnauthenticatedError
+from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata
+from gradwire_server.rpc.status_map import ErrorStatus
 from gradwire_server.rpc.unary import NAME
 from gradwire_server.security.authorization import Authorizer, Refusal, Scope
 
@@ -37,7 +37,7 @@ _LAST_MESSAGES: dict[str, Callable[[v1.Error], object]] = {
 _LAST_WORD_S = 5.0
 
 
-class Guard(grpc.GenericRpcHandler):
+class AuthorizingHandler(grpc.GenericRpcHandler):
     """Stands before the handlers that find methods, and finds them for those who may call."""
 
     def __init__(
@@ -99,8 +99,8 @@ class Guard(grpc.GenericRpcHandler):
     async def _refuse(
         self, method: str, refusal: Refusal, _requests: object, context: Context
     ) -> None:
-        kind = PermissionDeniedError if refusal.authenticated else UnauthenticatedError
-        call = Call(method.rpartition("/")[2], context, self._active)
+        kind = MissingScopeError if refusal.authenticated else UnauthenticatedError
+        call = ActiveCall(method.rpartition("/")[2], context, self._active)
         last = _LAST_MESSAGES.get(method)
         in_band = None if last is None else partial(_send, last, context)
         await call.answer(lambda: _raise(kind(refusal.message)), in_band=in_band)
@@ -132,7 +132,7 @@ def _unread(answer: Callable[[Any, Context], Awaitable[None]], like: Handler | N
     return grpc.stream_stream_rpc_method_handler(untyped, *encoded)
 
 
-async def _send(last: Callable[[v1.Error], object], context: Context, failed: Failure) -> None:
+async def _send(last: Callable[[v1.Error], object], context: Context, failed: ErrorStatus) -> None:
     try:
         async with asyncio.timeout(_LAST_WORD_S):
             await context.write(last(failed.in_band()))

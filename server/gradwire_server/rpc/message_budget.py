@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from gradwire_server.config.settings import Settings
-from gradwire_server.errors import InvalidDataError, OverloadedError, StalledError
+from gradwire_server.errors import InvalidDataError, ServerFullError, StalledError
 from gradwire_server.rpc.call_context import Context, caller_of
 from gradwire_server.rpc.codec import Malformed
 from gradwire_server.scheduling.admission import Admission
@@ -53,7 +53,7 @@ class Transit:
     async def receive(self, context: Context) -> Any:
         """Return the request of a unary call as it was read, or a Malformed that says why not.
 
-        StalledError where it is not there in time, OverloadedError where it is slow and there is no
+        StalledError where it is not there in time, ServerFullError where it is slow and there is no
         room for it, InvalidDataError where none comes.
         """
         task: Any = asyncio.current_task()
@@ -81,7 +81,7 @@ class Transit:
         return message
 
     def check(self, context: Context, needed: int) -> None:
-        """Raise OverloadedError where a caller does not read the replies that he has already."""
+        """Raise ServerFullError where a caller does not read the replies that he has already."""
         held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
         if held and held + needed > self._own_leaving_bytes:
             raise self._admission.full(
@@ -94,7 +94,7 @@ class Transit:
     def _reserve(self, context: Context) -> Hashable:
         """Reserve memory for a request that is slow to come, and return its caller.
 
-        Raises OverloadedError where others have reserved too much, or there is no room.
+        Raises ServerFullError where others have reserved too much, or there is no room.
         """
         caller, needed = caller_of(context), self._message_bytes
         own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
@@ -148,7 +148,7 @@ class Transit:
         elif arrival.caller is None:
             try:
                 arrival.caller = self._reserve(arrival.context)
-            except OverloadedError as error:
+            except ServerFullError as error:
                 arrival.refused = error
 
     def _sent(self, caller: Hashable, size: int, _context: object) -> None:
@@ -175,4 +175,4 @@ class _Arrival:
         self.context = context
         self.seen_at: float | None = None
         self.caller: Hashable = None
-        self.refused: OverloadedError | StalledError | None = None
+        self.refused: ServerFullError | StalledError | None = None

@@ -20,9 +20,15 @@ from gradwire_server.engine import (
     Preparer,
     exceeded,
 )
-from gradwire_server.errors import StartingError, UseStreamError
+from gradwire_server.errors import MessageTooLargeError, StartingError
 from gradwire_server.observability.phases import Phases
-from gradwire_server.rpc.call_context import ActiveCalls, Call, Caller, claim_of, claim_of_tables
+from gradwire_server.rpc.call_context import (
+    ActiveCall,
+    ActiveCalls,
+    Caller,
+    claim_of,
+    claim_of_tables,
+)
 from gradwire_server.scheduling.admission import Admission
 from gradwire_server.scheduling.device_watch import DeviceWatch
 from gradwire_server.scheduling.inline import InlineWork
@@ -67,7 +73,7 @@ class ServiceContext:
 
         header  by which others like it are found
 
-        Raises StartingError before the server is ready, OverloadedError where it is full.
+        Raises StartingError before the server is ready, ServerFullError where it is full.
         """
         if not self.ready.is_set():
             after = self.settings.retry_after_s
@@ -98,12 +104,12 @@ class ServiceContext:
         return building.result()
 
     def refuse_bulk(self, request: EvaluationRequest, method: str) -> None:
-        """Raise UseStreamError where a tensor is too large for one message."""
+        """Raise MessageTooLargeError where a tensor is too large for one message."""
         allowed = self.settings.max_unary_bytes
         _, output = request.resolved()
         for name, spec in (("input", request.input), ("output", output)):
             if spec.wire_bytes > allowed:
-                raise UseStreamError(
+                raise MessageTooLargeError(
                     f"{name} is {spec.wire_bytes} bytes; {method} takes {allowed} (its setting "
                     "GRADWIRE_MAX_UNARY_BYTES), EvaluateStream any number",
                     limit="max_unary_bytes",
@@ -111,7 +117,7 @@ class ServiceContext:
                 )
 
     @contextmanager
-    def computing(self, prepared: Prepared, call: Call, *, left: float) -> Generator[Do]:
+    def computing(self, prepared: Prepared, call: ActiveCall, *, left: float) -> Generator[Do]:
         """Let a stream in, and give what does a step of it: here if it is small, else in turn.
 
         left  part of the evaluation that is not done yet
@@ -123,7 +129,7 @@ class ServiceContext:
             yield do
 
     @contextmanager
-    def turns(self, claim: Claim, call: Call) -> Generator[Do]:
+    def turns(self, claim: Claim, call: ActiveCall) -> Generator[Do]:
         """Let what claims slots in, and give what does a part of it in a thread, in turn."""
         with self.admission.turns(claim) as turns:
             yield partial(self._in_turn, call.phases, turns)

@@ -36,7 +36,10 @@ STATUS: Table = {
         StatusCode.UNIMPLEMENTED,
         v1.ErrorReason.ERROR_REASON_UNKNOWN_OPERATOR,
     ),
-    errors.UseStreamError: (StatusCode.FAILED_PRECONDITION, v1.ErrorReason.ERROR_REASON_USE_STREAM),
+    errors.MessageTooLargeError: (
+        StatusCode.FAILED_PRECONDITION,
+        v1.ErrorReason.ERROR_REASON_USE_STREAM,
+    ),
     errors.TableTooLargeError: (
         StatusCode.FAILED_PRECONDITION,
         v1.ErrorReason.ERROR_REASON_TABLE_TOO_LARGE,
@@ -45,16 +48,16 @@ STATUS: Table = {
         StatusCode.FAILED_PRECONDITION,
         v1.ErrorReason.ERROR_REASON_LAYOUT_NOT_STREAMABLE,
     ),
-    errors.LimitExceededError: (
+    errors.RequestLimitError: (
         StatusCode.FAILED_PRECONDITION,
         v1.ErrorReason.ERROR_REASON_LIMIT_EXCEEDED,
     ),
-    errors.OverloadedError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OVERLOADED),
+    errors.ServerFullError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OVERLOADED),
     errors.StartingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_STARTING),
     errors.DeviceLostError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DEVICE_LOST),
     errors.StalledError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_STALLED),
     errors.DrainingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DRAINING),
-    errors.EvaluationChangedError: (
+    errors.DigestMismatchError: (
         StatusCode.ABORTED,
         v1.ErrorReason.ERROR_REASON_EVALUATION_CHANGED,
     ),
@@ -62,7 +65,7 @@ STATUS: Table = {
         StatusCode.UNAUTHENTICATED,
         v1.ErrorReason.ERROR_REASON_UNAUTHENTICATED,
     ),
-    errors.PermissionDeniedError: (
+    errors.MissingScopeError: (
         StatusCode.PERMISSION_DENIED,
         v1.ErrorReason.ERROR_REASON_PERMISSION_DENIED,
     ),
@@ -73,7 +76,7 @@ _INTERNAL = (StatusCode.INTERNAL, v1.ErrorReason.ERROR_REASON_INTERNAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ErrorStatus:
     """An error as a caller sees it."""
 
     code: StatusCode
@@ -93,7 +96,7 @@ class Failure:
         """The reason without the prefix of its enum."""
         return v1.ErrorReason.Name(self.reason).removeprefix("ERROR_REASON_")
 
-    def within(self, **facts: str) -> Failure:
+    def within(self, **facts: str) -> ErrorStatus:
         """Add facts about the call."""
         return replace(self, facts={**self.facts, **facts})
 
@@ -133,20 +136,20 @@ class Failure:
         return status.SerializeToString()
 
 
-def failure(error: BaseException) -> Failure:
+def failure(error: BaseException) -> ErrorStatus:
     """Look an exception up; one not in the table is a fault of the server and tells nothing."""
     kind = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
     if kind is None:
-        return Failure(
+        return ErrorStatus(
             *_INTERNAL, "internal error; the server's log has more under this request_id"
         )
     code, reason = STATUS[kind]
     if not isinstance(error, errors.EvaluationError):
-        return Failure(code, reason, _OWN_WORDS[kind])
+        return ErrorStatus(code, reason, _OWN_WORDS[kind])
     violations: tuple[tuple[str, str], ...] = ()
     if isinstance(error, errors.InvalidFieldError):
         violations = ((error.field, _short(error.description, _MAX_MESSAGE)),)
-    return Failure(
+    return ErrorStatus(
         code,
         reason,
         _short(error.message, _MAX_MESSAGE),

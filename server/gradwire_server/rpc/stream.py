@@ -31,17 +31,17 @@ from gradwire_server.engine import (
     execute,
 )
 from gradwire_server.errors import (
+    DigestMismatchError,
     DrainingError,
-    EvaluationChangedError,
     InvalidDataError,
     InvalidFieldError,
-    OverloadedError,
+    ServerFullError,
     StalledError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import Call, Context, caller_of
+from gradwire_server.rpc.call_context import ActiveCall, Context, caller_of
 from gradwire_server.rpc.service_context import Do, ServiceContext
-from gradwire_server.rpc.status_map import Failure
+from gradwire_server.rpc.status_map import ErrorStatus
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.admission import AdmittedStream
 
@@ -49,7 +49,7 @@ from gradwire_server.scheduling.admission import AdmittedStream
 def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
     """Return the result bytes that a stream is to give.
 
-    Raises InvalidFieldError where the result has no such bytes, EvaluationChangedError where they
+    Raises InvalidFieldError where the result has no such bytes, DigestMismatchError where they
     would be those of another evaluation than the one named.
     """
     total = prepared.output.wire_bytes
@@ -70,7 +70,7 @@ def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
 
 def _same_evaluation(header: v1.Open, digest: str, wanted: range) -> range:
     if header.evaluation_digest not in {"", digest}:
-        raise EvaluationChangedError(
+        raise DigestMismatchError(
             f"open.evaluation_digest is {header.evaluation_digest:.64}; this server computes "
             f"{digest}: start again at byte 0 without a digest",
             digest=digest,
@@ -110,7 +110,7 @@ class StreamService:
 
     async def evaluate_stream(self, _requests: object, context: Context) -> None:
         """Evaluate one operator on one tensor in chunks."""
-        call = Call("EvaluateStream", context, self._service.active)
+        call = ActiveCall("EvaluateStream", context, self._service.active)
         stream = _EvaluationStream(call, self._service)
         try:
             await call.answer(stream.run, in_band=stream.send_error)
@@ -123,14 +123,14 @@ class _EvaluationStream:
 
     _admitted: AdmittedStream
 
-    def __init__(self, call: Call, service: ServiceContext) -> None:
+    def __init__(self, call: ActiveCall, service: ServiceContext) -> None:
         self._call = call
         self._context = call.context
         self._service = service
         self._progress = time.monotonic()
         self._busy = False
         self._done = asyncio.Event()
-        self._refused: OverloadedError | None = None
+        self._refused: ServerFullError | None = None
         self._refusal = asyncio.Event()
         self._failed = False
         self._reader: asyncio.Task[None] | None = None
@@ -151,7 +151,7 @@ class _EvaluationStream:
         self._writer = asyncio.ensure_future(self._write())
         await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
 
-    async def send_error(self, failed: Failure) -> None:
+    async def send_error(self, failed: ErrorStatus) -> None:
         """Send an error as the last message, unless the caller does not read."""
         self._failed = True
         for queue in (self._steps, self._responses):
@@ -198,7 +198,7 @@ class _EvaluationStream:
         finally:
             self._done.set()
 
-    def _give_way(self, refused: OverloadedError) -> None:
+    def _give_way(self, refused: ServerFullError) -> None:
         """End for want of room."""
         self._refused = refused
         self._refusal.set()

@@ -19,7 +19,7 @@ from gradwire_server.engine import (
     in_memory,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import Call, Context, Metadata, claim_of
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, claim_of
 from gradwire_server.rpc.message_budget import LEAST_BYTES, Transit
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
 
@@ -40,13 +40,13 @@ class GradientService:
     async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
         """Evaluate one operator on one small tensor; metadata is what came with the call."""
         message = await self._transit.receive(context)
-        call = Call("Evaluate", context, self._service.active, sent=metadata)
+        call = ActiveCall("Evaluate", context, self._service.active, sent=metadata)
         return await call.answer(partial(self._evaluate, message, call))
 
-    def _call(self, method: str, context: Context) -> Call:
-        return Call(method, context, self._service.active)
+    def _call(self, method: str, context: Context) -> ActiveCall:
+        return ActiveCall(method, context, self._service.active)
 
-    async def _evaluate(self, message: bytes | codec.Malformed, call: Call) -> bytes:
+    async def _evaluate(self, message: bytes | codec.Malformed, call: ActiveCall) -> bytes:
         service = self._service
         request_id, header, data = self._requests.read(codec.sound(message))
         call.request_id = codec.read_request_id(request_id.decode())
@@ -85,7 +85,7 @@ class GradientService:
             await asyncio.sleep(0)
         return False
 
-    async def _prepare(self, header: bytes, length: int, call: Call) -> Prepared:
+    async def _prepare(self, header: bytes, length: int, call: ActiveCall) -> Prepared:
         with call.phases.spending("receive"):
             decoded = codec.read_request(codec.request_header(header))
             call.note_request(decoded, received=length)
@@ -94,7 +94,7 @@ class GradientService:
         with call.phases.spending("queue"):
             return await self._service.prepare(decoded, call.context, header=header)
 
-    async def _compute(self, prepared: Prepared, data: memoryview, call: Call) -> codec.Bytes:
+    async def _compute(self, prepared: Prepared, data: memoryview, call: ActiveCall) -> codec.Bytes:
         """Compute in turns, in a thread."""
         result = np.empty(prepared.output.wire_bytes, np.uint8)
         steps = in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
@@ -127,7 +127,7 @@ class GradientService:
         return server_info(service.settings, service.backend.name, service.backend_reason)
 
 
-def _reply(prepared: Prepared, result: codec.Bytes, call: Call) -> bytes:
+def _reply(prepared: Prepared, result: codec.Bytes, call: ActiveCall) -> bytes:
     began = time.perf_counter()
     reply = codec.response(call.request_id, prepared.response_header, result.data)
     call.phases.note("send", began, time.perf_counter())

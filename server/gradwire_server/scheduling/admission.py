@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
 
-from gradwire_server.errors import OverloadedError
+from gradwire_server.errors import ServerFullError
 from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
 from gradwire_server.scheduling.scheduler import TURN_S, Backlog, Claim, Slots, Turns
 
@@ -51,11 +51,11 @@ class AdmittedStream:
     def __init__(
         self,
         caller: Hashable,
-        give_way: Callable[[OverloadedError], object],
+        give_way: Callable[[ServerFullError], object],
         clock: Callable[[], float],
     ) -> None:
         self.caller = caller
-        self.give_way: Callable[[OverloadedError], object] = give_way
+        self.give_way: Callable[[ServerFullError], object] = give_way
         self._clock = clock
         self._waits_since: float | None = clock()
         self._has_data = False
@@ -75,7 +75,7 @@ class AdmittedStream:
         self._has_data, self._waits_since = True, None
 
 
-def _ended(_refused: OverloadedError) -> None:
+def _ended(_refused: ServerFullError) -> None:
     """Do nothing: the stream has ended."""
 
 
@@ -202,7 +202,7 @@ class Admission:
 
         measured  whether retry delays count it: tables give theirs back long before requests do
 
-        A request larger than all of it is let in alone. Entering raises OverloadedError where there
+        A request larger than all of it is let in alone. Entering raises ServerFullError where there
         is no room.
         """
         return _Memory(self, needed, measured=measured)
@@ -212,7 +212,7 @@ class Admission:
         return not self.memory_bytes or self.memory_bytes + needed <= self.max_memory_bytes
 
     def enter(self, needed: int) -> None:
-        """Count a call, or raise OverloadedError where the budget lacks so many bytes."""
+        """Count a call, or raise ServerFullError where the budget lacks so many bytes."""
         if not self.has_room(needed):
             raise self.full(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
@@ -222,7 +222,7 @@ class Admission:
         self.entered += 1
 
     def take_memory(self, needed: int) -> None:
-        """Count a call and take bytes of the budget, or raise OverloadedError."""
+        """Count a call and take bytes of the budget, or raise ServerFullError."""
         self.enter(needed)
         self._memory_drain.enter(self._clock())
         self.memory_bytes += needed
@@ -235,7 +235,7 @@ class Admission:
         elif not self.memory_bytes:
             self._memory_drain.stop()
 
-    def full(self, came: str, *, missing: int, amount: int) -> OverloadedError:
+    def full(self, came: str, *, missing: int, amount: int) -> ServerFullError:
         """Return the error for who needs an amount of memory of which so many bytes are missing."""
         limit, drain = "max_memory_bytes", self._memory_drain
         return self._full(
@@ -249,14 +249,14 @@ class Admission:
 
     @contextmanager
     def stream(
-        self, caller: Hashable, give_way: Callable[[OverloadedError], object]
+        self, caller: Hashable, give_way: Callable[[ServerFullError], object]
     ) -> Generator[AdmittedStream]:
         """Count a stream of a caller as open.
 
         give_way  called with the error that the stream is to end with, where another one needs its
                   room before data has come; it counts no more then
 
-        Raises OverloadedError where there is no room and none gives way.
+        Raises ServerFullError where there is no room and none gives way.
         """
         came = self._streams.full_for(caller)
         if came:
@@ -280,12 +280,12 @@ class Admission:
         if self._streams.discard(stream):
             self._stream_drain.leave(self._clock(), empty=not self._streams)
 
-    def _full_of_streams(self, came: str) -> OverloadedError:
+    def _full_of_streams(self, came: str) -> ServerFullError:
         allowed, drain = self._streams.most, self._stream_drain
         return self._full(came, "max_streams", allowed, drain=drain, missing=1, amount=1)
 
     def turns(self, claim: Claim) -> Turns:
-        """Let an evaluation in to compute, or raise OverloadedError."""
+        """Let an evaluation in to compute, or raise ServerFullError."""
         pace = self._table_pace if claim.tables else self._pace
         turns = Turns(claim, self._slots, self._numbers, self._backlog, pace)
         if not self._slots:
@@ -299,7 +299,7 @@ class Admission:
         """Whether a newcomer has to wait for a slot."""
         return bool(self._slots) or self._slots.taken >= self._slots.count
 
-    def refusal(self, claim: Claim) -> OverloadedError | None:
+    def refusal(self, claim: Claim) -> ServerFullError | None:
         """Return the error that turns() would raise because of time; None where it would not."""
         seconds = self._pace.estimate_s(claim.work)
         if claim.paced or not self.has_waiting:
@@ -323,7 +323,7 @@ class Admission:
 
     def _too_late(
         self, claim: Claim, seconds: float, *, large: bool
-    ) -> tuple[OverloadedError | None, float]:
+    ) -> tuple[ServerFullError | None, float]:
         """Return the error for who would be done too late, and the seconds to wait for a slot."""
         now = self._clock()
         wait_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=large) / self._threads
@@ -342,7 +342,7 @@ class Admission:
         came = _beyond(came, limit, f"{allowed_s:.3g} s")
         return self._refuse(came, limit, wait_s, seconds), wait_s
 
-    def _displace(self, peer: Hashable, seconds: float, refused: OverloadedError) -> bool:
+    def _displace(self, peer: Hashable, seconds: float, refused: ServerFullError) -> bool:
         """Refuse the last of the caller with most work instead, if that is not this caller."""
         heaviest = self._backlog.heaviest()
         if self._backlog.of(heaviest) <= self._backlog.of(peer) + seconds:
@@ -351,7 +351,7 @@ class Admission:
 
     def _full(
         self, came: str, limit: str, allowed: int, *, drain: Drain, missing: int, amount: int
-    ) -> OverloadedError:
+    ) -> ServerFullError:
         """Refuse what does not fit: so much is missing of the amount it needs."""
         wait_s = drain.seconds_for(missing, now=self._clock())
         spacing_s = drain.seconds_for(amount)
@@ -361,11 +361,11 @@ class Admission:
 
     def _refuse(
         self, came: str, limit: str, wait_s: float, spacing_s: float, **facts: object
-    ) -> OverloadedError:
+    ) -> ServerFullError:
         self.refusals[limit] += 1
         spacing_s /= self._threads
         after_s = self._appointments.give_s(self._clock(), wait_s=wait_s, spacing_s=spacing_s)
-        return OverloadedError(
+        return ServerFullError(
             f"{came}; retry after {after_s} s", retry_after_s=after_s, limit=limit, **facts
         )
 
@@ -422,7 +422,7 @@ class Holdings:
         return not (due and self._admission.has_room(needed))
 
     def take(self, needed: int) -> None:
-        """Take bytes of the budget for a request; raises OverloadedError as Admission does."""
+        """Take bytes of the budget for a request; raises ServerFullError as Admission does."""
         self._admission.take_memory(needed)
         self.requests += 1
         self.nbytes += needed

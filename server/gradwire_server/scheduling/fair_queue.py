@@ -25,7 +25,7 @@ _MOST_REMEMBERED = 128
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place(Generic[T]):
+class QueueEntry(Generic[T]):
     """A place in the queue; those of one flow stand in the order of the first two fields.
 
     due       when it had best be done
@@ -81,9 +81,9 @@ class FairQueue(Generic[T]):
         firm: bool = False,
         due: float = math.inf,
         deadline: float = math.inf,
-    ) -> Place[T]:
+    ) -> QueueEntry[T]:
         """Queue a piece; pieces of one call have one number, and no two wait at once."""
-        place = Place(
+        place = QueueEntry(
             due,
             number,
             deadline,
@@ -100,7 +100,7 @@ class FairQueue(Generic[T]):
         self.cost_s += cost_s
         return place
 
-    def pop(self) -> Place[T]:
+    def pop(self) -> QueueEntry[T]:
         """Take the piece that is next; raise IndexError where there is none."""
         if not self._length:
             raise IndexError("the queue is empty")
@@ -110,7 +110,7 @@ class FairQueue(Generic[T]):
         self._forget(place)
         return place
 
-    def remove(self, place: Place[T]) -> bool:
+    def remove(self, place: QueueEntry[T]) -> bool:
         """Take a piece out, at no cost to its flow; return whether it was still there."""
         peer = self._peers.get(place.peer)
         if peer is None or not peer.remove(place):
@@ -118,7 +118,7 @@ class FairQueue(Generic[T]):
         self._forget(place)
         return True
 
-    def expire(self, now: float) -> list[Place[T]]:
+    def expire(self, now: float) -> list[QueueEntry[T]]:
         """Take out, and return, what will not be done by its deadline even if it is next."""
         if now <= self._first_late:
             return []
@@ -131,12 +131,12 @@ class FairQueue(Generic[T]):
         )
         return late
 
-    def last_of(self, peer: Hashable) -> Place[T] | None:
+    def last_of(self, peer: Hashable) -> QueueEntry[T] | None:
         """Return the last of a caller's places that are not firm, if there is one."""
         waiting = self._peers.get(peer, ())
         return max((place for place in waiting if not place.firm), default=None)
 
-    def _forget(self, place: Place[T]) -> None:
+    def _forget(self, place: QueueEntry[T]) -> None:
         self._length -= 1
         self.cost_s -= place.cost_s
         if not self._peers[place.peer]:
@@ -151,29 +151,29 @@ class _Peer(Generic[T]):
     """What waits for one caller: small and large pieces apart."""
 
     def __init__(self) -> None:
-        self._flows: dict[bool, list[Place[T]]] = {}
+        self._flows: dict[bool, list[QueueEntry[T]]] = {}
         self._shares: _Shares[bool] = _Shares()
         self.cost_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._flows)
 
-    def __iter__(self) -> Iterator[Place[T]]:
+    def __iter__(self) -> Iterator[QueueEntry[T]]:
         for flow in self._flows.values():
             yield from flow
 
-    def push(self, place: Place[T]) -> None:
+    def push(self, place: QueueEntry[T]) -> None:
         insort(self._flows.setdefault(place.large, []), place)
         self.cost_s += place.cost_s
 
-    def pop(self) -> Place[T]:
+    def pop(self) -> QueueEntry[T]:
         large = self._shares.earliest(self._flows)
         place = self._flows[large].pop(0)
         self._shares.charge(large, place.cost_s)
         self._forget(place)
         return place
 
-    def remove(self, place: Place[T]) -> bool:
+    def remove(self, place: QueueEntry[T]) -> bool:
         flow = self._flows.get(place.large, [])
         index = bisect_left(flow, place)
         if index == len(flow) or flow[index] is not place:
@@ -182,7 +182,7 @@ class _Peer(Generic[T]):
         self._forget(place)
         return True
 
-    def _forget(self, place: Place[T]) -> None:
+    def _forget(self, place: QueueEntry[T]) -> None:
         self.cost_s -= place.cost_s
         if not self._flows[place.large]:
             del self._flows[place.large]

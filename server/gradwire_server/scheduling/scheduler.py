@@ -270,7 +270,7 @@ class Turns:
     async def slot(self) -> Slot:
         """Wait for a slot, and return it to be held.
 
-        Raises TimeoutError where the deadline cannot be met any more, OverloadedError where the
+        Raises TimeoutError where the deadline cannot be met any more, ServerFullError where the
         first turn has to go to a caller with less.
         """
         if self.claim.paced:

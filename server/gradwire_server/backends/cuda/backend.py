@@ -28,7 +28,7 @@ import numpy as np
 from gradwire_server.backends import Backend, instead_of_compiled
 from gradwire_server.backends.call_deadline import wait_s
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.device import Array, Device, DeviceError, Memory
+from gradwire_server.backends.cuda.device import Array, Device, DeviceBlock, DeviceError
 from gradwire_server.backends.cuda.programs import Buffer, Program, X, Y, every_kernel, packed
 from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
 from gradwire_server.backends.numpy_cpu import NumpyCpu
@@ -50,7 +50,7 @@ _WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _DeviceCall:
     """Arrays x[outer, ...] and y[outer, ...], and what is done to each outer slice.
 
     program  makes the program of so many slices, or finds it
@@ -90,7 +90,7 @@ class _Held:
     program: Program
     slices: int
     addresses: Mapping[Buffer, int]
-    memory: list[Memory]
+    memory: list[DeviceBlock]
     uploads: int
 
     def release(self) -> None:
@@ -208,17 +208,17 @@ class Cuda:
                 multiprocessors=self._device.multiprocessors,
             )
 
-        self._compute(_Call(x, y, program, recurs=False, carried=carried > 0))
+        self._compute(_DeviceCall(x, y, program, recurs=False, carried=carried > 0))
 
-    def _call(self, plan: Plan, x: Array, y: Array) -> _Call:
+    def _call(self, plan: Plan, x: Array, y: Array) -> _DeviceCall:
         """Return the call that applies a plan."""
         first = dispatch.outer_axes(plan)
         # In each call too: not all programs are light enough for the other cache.
         program = cache(partial(self._program, plan, x.dtype, y.dtype))
         x, y = (one.reshape(math.prod(one.shape[:first]), *one.shape[first:]) for one in (x, y))
-        return _Call(x, y, program)
+        return _DeviceCall(x, y, program)
 
-    def _compute(self, call: _Call) -> None:
+    def _compute(self, call: _DeviceCall) -> None:
         self.warm_up()
         self.computed_by[self.name] += 1
         slices = call.slices(self._buffer_bytes)
@@ -238,7 +238,7 @@ class Cuda:
         for staged in self._streams:
             _run(staged, call, self._hold(call, 1))
 
-    def _hold(self, call: _Call, slices: int) -> _Held:
+    def _hold(self, call: _DeviceCall, slices: int) -> _Held:
         """Allocate all that a call needs. Parts are smaller where there is not enough for them."""
         is_short = False
         while True:
@@ -254,7 +254,7 @@ class Cuda:
             self._forget_tables()
             is_short, slices = True, -(-slices // 2)
 
-    def _held(self, call: _Call, slices: int) -> _Held:
+    def _held(self, call: _DeviceCall, slices: int) -> _Held:
         program = call.program(slices)
         sizes = [*(slices * one for one in call.slice_bytes), *program.scratch]
         offsets, work_bytes = packed(sizes)
@@ -287,7 +287,7 @@ class Cuda:
     def _forget_tables(self) -> None:
         """Release the tables on the device that no call uses."""
         most = self._limit // _TABLES_SHARE
-        self._tables = Recent[Memory](most=_MOST_PROGRAMS, max_weight=most)
+        self._tables = Recent[DeviceBlock](most=_MOST_PROGRAMS, max_weight=most)
 
     def _check(self) -> None:
         if self._lost:
@@ -303,7 +303,7 @@ class Cuda:
             raise
 
 
-def _run(staged: StagedStream, call: _Call, held: _Held) -> None:
+def _run(staged: StagedStream, call: _DeviceCall, held: _Held) -> None:
     """Compute a call part by part; the device is done with it afterwards."""
     program, at = held.program, held.addresses
     try:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gradwire_server.backends.cache_files import forget_others, user_folder
 from gradwire_server.backends.cuda import build
-from gradwire_server.backends.cuda.device import Bytes, DeviceError, Memory
+from gradwire_server.backends.cuda.device import Bytes, DeviceBlock, DeviceError
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
 from gradwire_server.errors import DeviceLostError
 
@@ -158,10 +158,10 @@ class CupyDevice:
         with self.translating():
             self._pool.set_limit(size=nbytes)
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int) -> DeviceBlock:
         """Return a block of CuPy's pool."""
         with self.translating():
-            found: Memory = self._pool.malloc(nbytes)
+            found: DeviceBlock = self._pool.malloc(nbytes)
         return found
 
     def pinned(self, nbytes: int) -> Bytes:

@@ -18,7 +18,7 @@ class DeviceError(RuntimeError):
     """The device has refused one call; others are not affected."""
 
 
-class Memory(Protocol):
+class DeviceBlock(Protocol):
     """A block of device memory, returned to the pool when nothing refers to it."""
 
     @property
@@ -79,7 +79,7 @@ class Device(Protocol):
         """Set the most device memory that the pool may have."""
         ...
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int) -> DeviceBlock:
         """Return a block of the pool; MemoryError where the limit or the device has no more.
 
         The pool may lend a block again as soon as nothing refers to it, whether or not the device

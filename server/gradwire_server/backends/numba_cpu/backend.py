@@ -22,7 +22,7 @@ from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan, fill_empty
 
 if TYPE_CHECKING:
-    from gradwire_server.backends.numba_cpu.jobs import Job
+    from gradwire_server.backends.numba_cpu.jobs import CompiledPass
     from gradwire_server.backends.numba_cpu.tables import Table
 
 Array = npt.NDArray[Any]
@@ -78,7 +78,7 @@ class NumbaCpu:
         self._lock = threading.Lock()
         self._team: Team | None = None
         # By identity; the plan that is kept with its jobs keeps its identity its own.
-        self._jobs: Recent[tuple[Plan, list[Job], Indices]] = Recent(
+        self._jobs: Recent[tuple[Plan, list[CompiledPass], Indices]] = Recent(
             most=_RECENT, max_weight=_RECENT_ENTRIES
         )
 
@@ -134,7 +134,7 @@ class NumbaCpu:
         record = self._kernels.jobs.accumulation(table, source.shape, axis=axis, carried=carried)
         self._kernels.blocks.accumulate(record, _address(source), _address(y))
 
-    def _run(self, job: Job, x: Array, y: Array) -> None:
+    def _run(self, job: CompiledPass, x: Array, y: Array) -> None:
         if job.work < _WORK_OF_A_THREAD:
             scratch = self._scratch.address(job.scratch)
             self._run_here(job.address, _address(x), _address(y), scratch, 0, job.units)
@@ -158,7 +158,9 @@ class NumbaCpu:
                 self._team = Team(self._most_threads, code)
             return self._team
 
-    def _jobs_of(self, plan: Plan, x: Array, y: np.dtype[Any]) -> tuple[list[Job], Indices]:
+    def _jobs_of(
+        self, plan: Plan, x: Array, y: np.dtype[Any]
+    ) -> tuple[list[CompiledPass], Indices]:
         """Return the jobs, and what of x the first one reads: the rest repeats it."""
         repeated = () if x.flags.c_contiguous else tuple(not step for step in x.strides)
         key = (id(plan), x.dtype, y, repeated)
@@ -166,7 +168,7 @@ class NumbaCpu:
         if found is not None:
             return found[1:]
         compute = compute_dtype(x.dtype)
-        made: list[Job] = self._kernels.jobs.jobs_of(
+        made: list[CompiledPass] = self._kernels.jobs.jobs_of(
             plan.input_shape,
             plan.passes,
             (x.dtype, y),
@@ -190,7 +192,7 @@ class NumbaCpu:
         return found
 
 
-def _shares(job: Job) -> tuple[int, tuple[int, int, int, int, int, int]]:
+def _shares(job: CompiledPass) -> tuple[int, tuple[int, int, int, int, int, int]]:
     """Return how many threads are wanted, and what `share` is told last."""
     wanted = job.work // _WORK_OF_A_THREAD + 1
     least = -(-job.units * _WORK_OF_A_THREAD // (_PARTS * job.work))

@@ -62,7 +62,7 @@ def load(folder: str) -> Kernels:
             before = {name: config[name] for name in (*_PLAIN, "CACHE_DIR")}
             config |= dict.fromkeys(_PLAIN, 0) | {"CACHE_DIR": str(part)}
             try:
-                progress = kept.Progress(_functions())
+                progress = kept.CompileProgress(_functions())
                 with kept.checked(progress):
                     _loaded.append(_import_or_clean(part))
                 progress.note_end()

@@ -38,7 +38,7 @@ class Form(NamedTuple):
         """Numbers of the input."""
         return math.prod(self[:5])
 
-    def steps(self, size: int, repeats: Repeats) -> tuple[int, int, int, int]:
+    def steps(self, size: int, repeats: RepeatedAxes) -> tuple[int, int, int, int]:
         """Return the bytes of the input, of numbers of this size, without what repeats.
 
         Those from one outer index to the next, from plane to plane, from row to row, and of all.
@@ -53,7 +53,7 @@ class Form(NamedTuple):
         return outer, depth, height, whole
 
 
-class Repeats(NamedTuple):
+class RepeatedAxes(NamedTuple):
     """Whether all of outer, of depth and of height is one index again and again."""
 
     outer: bool
@@ -61,12 +61,14 @@ class Repeats(NamedTuple):
     height: bool
 
 
-NOTHING_REPEATS = Repeats(outer=False, depth=False, height=False)
+NOTHING_REPEATS = RepeatedAxes(outer=False, depth=False, height=False)
 
 
-def repeats_of(shape: Sequence[int], passes: Sequence[Pass], repeated: Sequence[bool]) -> Repeats:
+def repeats_of(
+    shape: Sequence[int], passes: Sequence[Pass], repeated: Sequence[bool]
+) -> RepeatedAxes:
     """Tell what repeats in the form of a tensor, by which of its axes do."""
-    return Repeats(
+    return RepeatedAxes(
         *(
             any(repeated[axis] and shape[axis] > 1 for axis in axes)
             and all(repeated[axis] or shape[axis] == 1 for axis in axes)
@@ -75,7 +77,9 @@ def repeats_of(shape: Sequence[int], passes: Sequence[Pass], repeated: Sequence[
     )
 
 
-def taken_of(shape: Sequence[int], passes: Sequence[Pass], repeats: Repeats) -> tuple[slice, ...]:
+def taken_of(
+    shape: Sequence[int], passes: Sequence[Pass], repeats: RepeatedAxes
+) -> tuple[slice, ...]:
     """Return the indices of a tensor that are all of it but for what repeats in its form."""
     slices = [slice(None)] * len(shape)
     for axes, is_repeated in zip(_axes_of(shape, passes), repeats, strict=True):

@@ -29,7 +29,7 @@ from gradwire_server.backends.numba_cpu.blocking import block
 from gradwire_server.backends.numba_cpu.forms import (
     NOTHING_REPEATS,
     Form,
-    Repeats,
+    RepeatedAxes,
     form_of,
     repeats_of,
 )
@@ -44,7 +44,7 @@ Tables = Callable[[BandedMap], Table]
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class CompiledPass:
     """One call of the kernel.
 
     record   array of one records.JOB
@@ -62,7 +62,7 @@ class Job:
     outputs: int
     work: int
     tables: tuple[Table, ...]
-    repeats: Repeats
+    repeats: RepeatedAxes
 
     @cached_property
     def address(self) -> int:
@@ -80,7 +80,7 @@ def jobs_of(
     *,
     streamed_bytes: int,
     repeated: Sequence[bool] = (),
-) -> list[Job]:
+) -> list[CompiledPass]:
     """Return the jobs that apply passes one after the other.
 
     formats         of input and result; between jobs it is the compute type
@@ -125,8 +125,8 @@ def _job(
     compute: np.dtype[Any],
     tables: Tables,
     streamed_bytes: int,
-    repeats: Repeats,
-) -> Job | None:
+    repeats: RepeatedAxes,
+) -> CompiledPass | None:
     """Settle how the kernel goes about one form; None where its buffers would be too large."""
     axes = tuple(None if one is None else tables(one) for one in form.maps)
     blocking = block(form, axes, formats, compute, can_pick=CAN_PICK, streamed_bytes=streamed_bytes)
@@ -134,7 +134,7 @@ def _job(
         return None
     if blocking.method >= records.WINDOW_CHANNELS:
         # Its loops end by addresses.
-        repeats = Repeats(repeats.outer, depth=False, height=False)
+        repeats = RepeatedAxes(repeats.outer, depth=False, height=False)
     outer_step, depth_step, row_step, input_bytes = form.steps(formats[0].itemsize, repeats)
     stream, stream_zeros = streaming.functions() if blocking.streamed else (0, 0)
     depth, height, width = (table is None or table.is_plain for table in axes)
@@ -163,7 +163,7 @@ def _job(
     outputs = blocking.outputs
     kept = tuple(table for table in axes if table is not None)
     work = form.inputs + outputs
-    return Job(record, blocking.units, blocking.scratch, outputs, work, kept, repeats)
+    return CompiledPass(record, blocking.units, blocking.scratch, outputs, work, kept, repeats)
 
 
 def _record(kind: np.dtype[Any], values: dict[str, Any]) -> npt.NDArray[Any]:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _EVERY_S = 5.0
 
 
-class Progress:
+class CompileProgress:
     """Log lines about a compilation that takes long.
 
     functions  how many there are to compile or load; some have several signatures
@@ -67,7 +67,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def checked(progress: Progress) -> Generator[None]:
+def checked(progress: CompileProgress) -> Generator[None]:
     """Have the functions that are declared in the meantime keep their code in such files."""
     # The class has been numba's for ten years, and there is no other way to give a function one.
     before = vars(_caching)["IndexDataCacheFile"]
@@ -100,7 +100,7 @@ else:
 class _CheckedFiles(_Files):
     """The files of one function: an index, and code for each signature."""
 
-    def __init__(self, progress: Progress, *given: object, **named: object) -> None:
+    def __init__(self, progress: CompileProgress, *given: object, **named: object) -> None:
         super().__init__(*given, **named)
         self._progress = progress
 

@@ -31,7 +31,7 @@ _INTEGERS: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int
 _LEAST_STEADY = 8
 
 
-class Phase(NamedTuple):
+class TablePhase(NamedTuple):
     """Bands of results that share their weights: first input, taps, address of the weights."""
 
     start: int
@@ -49,7 +49,7 @@ class Steady(NamedTuple):
     step: int
     first: int
     stop: int
-    phases: tuple[Phase, ...]
+    phases: tuple[TablePhase, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,10 +176,10 @@ class Table:
         phases = tuple(self._phase(j) for j in range(first, first + period))
         return Steady(period, step, first, stop, phases)
 
-    def _phase(self, j: int) -> Phase:
+    def _phase(self, j: int) -> TablePhase:
         offset, stop = self.offset.item(j), self.offset.item(j + 1)
         weight = self.facts.weight + offset * self.weight.itemsize
-        return Phase(self.start.item(j), stop - offset, weight)
+        return TablePhase(self.start.item(j), stop - offset, weight)
 
 
 def _grouped(table: Table, channels: int) -> Groups | None:

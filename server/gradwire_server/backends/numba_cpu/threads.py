@@ -18,7 +18,7 @@ _teams: WeakSet[Team] = WeakSet()
 _serving: set[threading.Thread] = set()
 
 
-class Memory:
+class ScratchMemory:
     """Zeros that begin at a multiple of a cache line's and a vector's 64 bytes."""
 
     def __init__(self, size: int) -> None:
@@ -37,13 +37,13 @@ class Scratch(threading.local):
     """Memory of each thread for what stages hand on."""
 
     def __init__(self) -> None:
-        self._memory = Memory(0)
+        self._memory = ScratchMemory(0)
 
     def address(self, size: int) -> int:
         """Return where at least so many bytes begin, at a multiple of a vector's 64."""
         if self._memory.size < size:
             # Zeros: what lies beyond a row is read, and arithmetic on denormal numbers is slow.
-            self._memory = Memory(size)
+            self._memory = ScratchMemory(size)
         return self._memory.address
 
 
@@ -59,7 +59,7 @@ class Team:
     def __init__(self, most: int, code: ModuleType) -> None:
         self._most = most
         self._code = code
-        self._memory = Memory(at.TEAM_BYTES + (most - 1) * at.MAILBOX_BYTES)
+        self._memory = ScratchMemory(at.TEAM_BYTES + (most - 1) * at.MAILBOX_BYTES)
         self._memory.put(at.FREE_THREADS, most)
         self._helpers = 0
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class Team:
             memory.put(at.HELPERS, self._helpers)
 
 
-def _serve(code: ModuleType, _memory: Memory, mailbox: int) -> None:
+def _serve(code: ModuleType, _memory: ScratchMemory, mailbox: int) -> None:
     """Be a helper, and keep the memory alive that it uses."""
     thread = threading.current_thread()
     _serving.add(thread)
@@ -107,7 +107,7 @@ def _serve(code: ModuleType, _memory: Memory, mailbox: int) -> None:
     _serving.discard(thread)
 
 
-def _end(code: ModuleType, memory: Memory) -> None:
+def _end(code: ModuleType, memory: ScratchMemory) -> None:
     code.end(memory.address)
 
 
