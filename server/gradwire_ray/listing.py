@@ -10,8 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from gradwire_server.admin_http.listener import Listener
-from gradwire_server.admin_http.requests import Answer, Request
+from gradwire_server.admin_http.listener import Answer, Listener, Request
 from gradwire_server.config.settings import Settings
 from gradwire_server.security.certificates import Certificates, contexts
 

@@ -22,6 +22,8 @@ EvaluationError
 
 from __future__ import annotations
 
+import numpy as np
+
 
 class EvaluationError(Exception):
     """Base of every error a request can be answered with.
@@ -118,3 +120,16 @@ class UnauthenticatedError(EvaluationError):
 
 class MissingScopeError(EvaluationError):
     """Who calls may not do this."""
+
+
+_MANY = {"axis": "axes"}
+
+
+def counted(amount: int, noun: str) -> str:
+    """Tell how many there are: "1 axis", "2 axes", "0 values"."""
+    return f"{amount} {noun if amount == 1 else _MANY.get(noun, f'{noun}s')}"
+
+
+def shortest(value: float) -> str:
+    """Write a float32 with as few digits as tell it from all others."""
+    return str(np.float32(value))

@@ -20,7 +20,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import Preparer, TableCache
 from gradwire_server.exporters import Instruments
-from gradwire_server.rpc import codec, transport
+from gradwire_server.rpc import codec, handlers
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
@@ -87,7 +87,7 @@ class Server:
         return self._service
 
     def _build(self) -> grpc.aio.Server:
-        options = transport.options(self.settings, shares_port=self._shares_port)
+        options = handlers.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
         self._handlers = Handlers(self._service)
         active = self._service.active
@@ -112,7 +112,7 @@ class Server:
             check_free(settings.address)
         if settings.tls_certificate:
             self.port = self._server.add_secure_port(
-                settings.address, transport.credentials(settings)
+                settings.address, handlers.credentials(settings)
             )
         else:
             self.port = self._server.add_insecure_port(settings.address)

@@ -266,7 +266,9 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(
 
 
 def test_what_is_compiled_is_told_with_how_many_there_are(packages: Path, tmp_path: Path) -> None:
-    program = f"from gradwire_server import logs; logs.configure('text', 'debug')\n{LOAD}"
+    program = (
+        f"from gradwire_server.observability import logs; logs.configure('text', 'debug')\n{LOAD}"
+    )
     first, second = (run_program(program, packages, tmp_path).stderr for _ in range(2))
     events = [line.partition(" ")[2] for line in first.splitlines()]
     assert events == [
@@ -280,7 +282,7 @@ def test_what_is_compiled_is_told_with_how_many_there_are(packages: Path, tmp_pa
 def test_every_kernel_is_counted() -> None:
     compiled(1)
     program = """
-from gradwire_server import logs
+from gradwire_server.observability import logs
 logs.configure("text", "debug")
 from numba_here import compiled
 compiled(1)

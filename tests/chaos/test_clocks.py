@@ -26,8 +26,8 @@ SOURCES = [
 # Moments that are told, or compared with those of files and the last days of tokens and
 # certificates: never what lasts.
 MAY_ASK = {
-    *("authorization.py", "certificates.py", "kept_files.py", "logs.py", "notes.py"),
-    *("otlp.py", "spans.py", "status.py", "token_command.py"),
+    *("authorization.py", "certificates.py", "cache_files.py", "cells.py", "logs.py"),
+    *("otlp.py", "status.py", "token_command.py"),
 }
 CLOCK = Path(__file__).parents[1] / "clock.c"
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.observability.cells import Cells
+from gradwire_server.observability.cells import MOST, NOTES_BYTES, Cells, NotedError, Notes, newest
 from gradwire_server.observability.ledger import Ledger
-from gradwire_server.observability.notes import MOST, NOTES_BYTES, NotedError, Notes, newest
 
 HOSTILE = '<script>alert("1")</script> \\ " \x00\ud800 é'
 

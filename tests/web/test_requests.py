@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire_server.admin_http.requests import (
+from gradwire_server.admin_http.listener import (
     MOST_HEAD_BYTES,
     Answer,
     BadRequestError,

@@ -26,7 +26,7 @@ from gradwire.ops import OPERATORS, Operator, to_message
 from gradwire.tensors import data_type_of
 
 PACKAGE = "gradwire_server"
-MODULE = f"{PACKAGE}.tables"
+MODULE = f"{PACKAGE}.rpc.axis_tables"
 
 Indices = NDArray[np.int64]
 Weights = NDArray[np.float64]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from http import HTTPStatus
 
-from gradwire_server.admin_http.requests import Answer, Request
+from gradwire_server.admin_http.listener import Answer, Request
 from gradwire_server.observability.logs import Refusals
 from gradwire_server.security.authorization import Authorizer, Scope
 

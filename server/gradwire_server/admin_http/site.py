@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 from gradwire_server.admin_http import page
 from gradwire_server.admin_http.access import AccessCheck
 from gradwire_server.admin_http.history import History, totals
-from gradwire_server.admin_http.listener import Listener
-from gradwire_server.admin_http.requests import Answer, Request
+from gradwire_server.admin_http.listener import Answer, Listener, Request
 from gradwire_server.admin_http.status import Subject, is_alive, is_ready, status
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings

@@ -24,7 +24,7 @@ from gradwire_server.admin_http.history import EVERY_S, Floats, History, Totals,
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability.cells import span
+from gradwire_server.observability.cells import NotedError, newest, span
 from gradwire_server.observability.definitions import (
     DEVICE_MEMORY,
     IN_FLIGHT,
@@ -43,7 +43,6 @@ from gradwire_server.observability.definitions import (
 )
 from gradwire_server.observability.exposition import Processes
 from gradwire_server.observability.ledger import Ledgers, Worker
-from gradwire_server.observability.notes import NotedError, newest
 from gradwire_server.observability.phases import PHASES
 
 _QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))

@@ -27,9 +27,9 @@ from gradwire_server.errors import (
     RequestLimitError,
     TableTooLargeError,
     UnknownOperatorError,
+    counted,
 )
 from gradwire_server.plans import BandedMap, Plan
-from gradwire_server.text import counted
 
 __all__ = ["DIALECTS", "Dialect", "Forward", "forward", "lower", "output_shape", "table_type"]
 

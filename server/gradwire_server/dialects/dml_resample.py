@@ -21,10 +21,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall
-from gradwire_server.errors import InvalidFieldError
+from gradwire_server.errors import InvalidFieldError, counted
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
-from gradwire_server.text import counted
 
 # X + 0.5 is exact in float32 for every index X of an axis up to this long.
 EXACT_HALF_PIXEL_AXIS: Final = 2**23

@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Dialect, OperatorCall, Shape
-from gradwire_server.errors import InvalidFieldError
+from gradwire_server.errors import InvalidFieldError, counted
 from gradwire_server.plans import sampling, sines
 from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Taps
-from gradwire_server.text import counted
 
 # Sums of weights up to it leave an output without any: `1000. * float(np.finfo(np.float32).eps)`.
 LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)

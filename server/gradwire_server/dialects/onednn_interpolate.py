@@ -34,10 +34,9 @@ from gradwire_server.dialects.dialect import (
     Shape,
     check_batch_and_channel,
 )
-from gradwire_server.errors import InvalidFieldError
+from gradwire_server.errors import InvalidFieldError, counted, shortest
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Coordinates, Taps
-from gradwire_server.text import counted, shortest
 
 # Beyond it int64(float) and float(int64) no longer name the same number.
 LARGEST_INFERRED_SIZE: Final = 2**53

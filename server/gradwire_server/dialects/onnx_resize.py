@@ -34,16 +34,17 @@ import numpy as np
 
 from gradwire_server.dialects import onnx_filters
 from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall, Shape
-from gradwire_server.dialects.onnx_coordinates import CROP, WHOLE, OnnxAxis
 from gradwire_server.dialects.onnx_filters import (
+    CROP,
+    WHOLE,
+    OnnxAxis,
     OnnxKeysFilter,
     antialiased,
     beyond_axis,
     most_taps,
 )
-from gradwire_server.errors import InvalidFieldError
+from gradwire_server.errors import InvalidFieldError, counted, shortest
 from gradwire_server.plans.sampling import ComputedTaps, Taps
-from gradwire_server.text import counted, shortest
 
 # Beyond it int64(float) and float(int64) no longer name the same number.
 LARGEST_INFERRED_SIZE: Final = 2**53

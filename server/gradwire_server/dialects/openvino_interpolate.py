@@ -17,8 +17,7 @@ import numpy as np
 from gradwire_server.dialects import openvino_filters as filters
 from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall, Shape
 from gradwire_server.dialects.openvino_filters import OpenvinoAxis
-from gradwire_server.errors import InvalidFieldError
-from gradwire_server.text import counted, shortest
+from gradwire_server.errors import InvalidFieldError, counted, shortest
 
 # Added to a scale before a length is multiplied by it and cut: `ov::util::dim::scale`.
 SCALE_EPSILON: Final = np.float32(1e-6)

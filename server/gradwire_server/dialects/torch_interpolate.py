@@ -19,8 +19,7 @@ from gradwire_server.dialects.dialect import (
     check_batch_and_channel,
 )
 from gradwire_server.dialects.torch_filters import ANTIALIAS, BACKWARD, FORWARD, Filter, TorchAxis
-from gradwire_server.errors import InvalidFieldError
-from gradwire_server.text import counted
+from gradwire_server.errors import InvalidFieldError, counted
 
 T = TypeVar("T")
 

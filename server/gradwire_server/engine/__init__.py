@@ -16,7 +16,7 @@ from gradwire_server.engine.execute import (
     rows_of,
     together,
 )
-from gradwire_server.engine.layout import FILLED, TensorSpec
+from gradwire_server.engine.layout import FILLED, Limits, TensorSpec, exceeded
 from gradwire_server.engine.prepared import (
     NUMERICS_VERSION,
     EvaluationRequest,
@@ -25,7 +25,6 @@ from gradwire_server.engine.prepared import (
     Preparer,
     TableCache,
 )
-from gradwire_server.engine.request import Limits, exceeded
 from gradwire_server.engine.tiling import Step
 
 __all__ = [

@@ -17,8 +17,7 @@ from gradwire_server import dialects
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.dialects.dialect import Axis
-from gradwire_server.engine.layout import FILLED, TensorSpec, lay_out
-from gradwire_server.engine.request import Limits, exceeded
+from gradwire_server.engine.layout import FILLED, Limits, TensorSpec, exceeded, lay_out
 from gradwire_server.engine.tiling import Step, Walk, walk_over
 from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
 from gradwire_server.lru import Recent

@@ -12,7 +12,15 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire_server.observability.cells import COUNTED, TOTAL, Cells, span, width
+from gradwire_server.observability.cells import (
+    COUNTED,
+    TOTAL,
+    Cells,
+    NotedError,
+    newest,
+    span,
+    width,
+)
 from gradwire_server.observability.definitions import (
     BUILD,
     CERTIFICATE_EXPIRES,
@@ -24,7 +32,6 @@ from gradwire_server.observability.definitions import (
     WORKER_REQUESTS,
     Metric,
 )
-from gradwire_server.observability.notes import NotedError, newest
 
 # How the process that only watches the workers is labeled.
 SUPERVISOR = "supervisor"

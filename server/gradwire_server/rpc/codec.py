@@ -38,8 +38,8 @@ from gradwire_server.errors import (
     InvalidFieldError,
     UnknownFieldError,
     UnknownOperatorError,
+    counted,
 )
-from gradwire_server.text import counted
 
 MAX_BYTES = 2**63 - 1
 MAX_REQUEST_ID = 128

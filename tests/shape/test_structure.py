@@ -1,0 +1,41 @@
+"""Bounds on the structure of the product's source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shape import source
+
+ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "server" / "gradwire_server"
+PRODUCT = (ROOT / "client" / "gradwire", SERVER, ROOT / "server" / "gradwire_ray")
+MOST_AT_THE_ROOT = 8
+MOST_LAYERS = 9
+MOST_LINES = 700
+
+
+def texts() -> dict[str, str]:
+    """Return the source of every module that is not generated, by its path."""
+    files = (file for folder in PRODUCT for file in sorted(folder.rglob("*.py")))
+    return {
+        str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
+        for file in files
+        if "v1" not in file.parts
+    }
+
+
+def test_a_class_name_is_that_of_one_class() -> None:
+    assert source.repeated_classes(texts().values()) == {}
+
+
+def test_the_root_of_the_server_has_few_modules() -> None:
+    assert len(list(SERVER.glob("*.py"))) <= MOST_AT_THE_ROOT
+
+
+def test_the_server_has_few_layers() -> None:
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert source.layers(contract, "the server is layered") <= MOST_LAYERS
+
+
+def test_no_module_is_too_long_to_read() -> None:
+    assert source.longer_than(MOST_LINES, texts()) == {}
