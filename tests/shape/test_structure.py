@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 from shape import source
@@ -39,3 +41,19 @@ def test_the_server_has_few_layers() -> None:
 
 def test_no_module_is_too_long_to_read() -> None:
     assert source.longer_than(MOST_LINES, texts()) == {}
+
+
+def test_the_architecture_page_names_modules_and_layers_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\((\.\./[^)#]+)\)", page)
+    assert len(links) > MOST_LAYERS
+    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = next(
+        contract["layers"]
+        for contract in contracts["tool"]["importlinter"]["contracts"]
+        if contract["name"] == "the server is layered"
+    )
+    picture = [re.split(r"  +", line.strip())[0] for line in page.split("\n    ")[1:]]
+    told = [re.split(r", | \| ", names) for names in picture[:MOST_LAYERS]]
+    assert told == [re.split(r" [:|] ", names) for names in layers]
