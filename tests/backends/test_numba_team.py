@@ -75,7 +75,7 @@ def test_calls_at_once_share_the_helpers(most: int) -> None:
 
 
 def test_what_a_helper_has_not_begun_is_taken_back() -> None:
-    memory = _threads().Memory(4096)
+    memory = _threads().ScratchMemory(4096)
     at = import_module("gradwire_server.backends.numba_cpu.mailboxes")
     memory.put(at.FREE_THREADS, 2)
     memory.put(at.HELPERS, 1)
