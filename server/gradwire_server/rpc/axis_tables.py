@@ -1,16 +1,16 @@
-"""What an operator's axes are made of, for people: coordinates, taps and weights of its forward.
+"""Coordinates, taps and weights of an operator's forward, for inspection.
 
-`python -m gradwire_server.rpc.axis_tables` reads headers of calls on standard input and writes
-their tables on standard output, so that a program can ask without importing the server:
+`python -m gradwire_server.rpc.axis_tables` reads request headers from standard input and writes
+their tables to standard output, so that a program can use it without importing the server:
 
     input   JSON, a list of EvaluateRequests without data, each serialized and in base64
-    output  an .npz file: "facts", the bytes of a JSON list with an object for each call, of the
-            fields of Tables; for axis a of call c "c.a.start", "c.a.offset", "c.a.weight" as in
-            BandedMap and, where the dialect tells, "c.a.coordinates". Where a call is refused there
-            is only "error", the bytes of an Error
+    output  an .npz file: "facts", the bytes of a JSON list with one object per request, of the
+            fields of OperatorTables; for axis a of request c "c.a.start", "c.a.offset" and
+            "c.a.weight" as in BandedMap and, where the dialect provides them, "c.a.coordinates".
+            If a request is refused, the file holds only "error", the bytes of an Error
 
-The limits of tables are a server's, with the same variables: GRADWIRE_MAX_FLOAT32_AXIS and
-GRADWIRE_MAX_TABLE_ENTRIES.
+The table limits are the server's, read from the same environment variables:
+GRADWIRE_MAX_FLOAT32_AXIS and GRADWIRE_MAX_TABLE_ENTRIES.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class OperatorAxis:
     """The forward along one axis.
 
     map          output i reads the inputs of its band
-    coordinates  floating[outputs], where each output reads, in the dialect's arithmetic; None where
-                 the dialect does not tell
+    coordinates  floating[outputs], the position that each output reads, in the dialect's
+                 arithmetic; None if the dialect does not provide it
     """
 
     map: BandedMap
@@ -53,10 +53,10 @@ class OperatorAxis:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTables:
-    """All axes of a call.
+    """The tables of all axes of a request.
 
-    output_shape  of the call's result
-    fill          what an element of a forward is that reads nothing along some axis
+    output_shape  shape of the result
+    fill          value of a forward's element that reads no input along some axis
     axes          one table per axis
     """
 
@@ -66,9 +66,9 @@ class OperatorTables:
 
 
 def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> OperatorTables:
-    """Return the tables that an evaluation would use; raise EvaluationError as it would.
+    """Return the tables that an evaluation uses; raise EvaluationError as the evaluation does.
 
-    limits  None means a server's defaults
+    limits  None means the server's defaults
     """
     limits = limits or Limits()
     request, result = codec.read_request(header).resolved()
@@ -85,7 +85,7 @@ def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> Operator
 
 
 def _table(axis: Axis | None, length: int) -> OperatorAxis:
-    """Build one axis; None is the identity."""
+    """Build the table of one axis; None is the identity."""
     if axis is None:
         place = np.arange(length)
         identity = BandedMap(length, length, place, np.arange(length + 1), np.ones(length))
@@ -95,7 +95,7 @@ def _table(axis: Axis | None, length: int) -> OperatorAxis:
 
 
 def main() -> None:
-    """Answer the calls on standard input."""
+    """Write the tables of the requests on standard input."""
     headers = [
         v1.EvaluateRequest.FromString(base64.b64decode(text)) for text in json.load(sys.stdin)
     ]
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _limits() -> Limits:
-    """Read the limits of tables as a server does that is started here; SystemExit where wrong."""
+    """Read the table limits from the environment, as a server does; SystemExit if invalid."""
     given: dict[str, int] = {}
     for name in ("max_float32_axis", "max_table_entries"):
         variable = f"GRADWIRE_{name.upper()}"

@@ -1,11 +1,13 @@
-"""EvaluateMany: one task reads, one computes and writes, and large requests are left to threads.
+"""The EvaluateMany RPC: many small evaluations on one stream.
 
-A message costs many times what the few numbers in it do, so little is done for each: requests that
-are alike in all but their data are decoded once, and those that have come by the time the answers
-before them are written are computed together. Nothing waits for what has not come.
+One task reads, one computes and writes; large requests run in threads.
 
-A request is in flight until its answer is written. The server reads a bounded number of them, which
-hold what they need of its memory; the others wait in the transport, and in the end at the caller.
+Handling a message costs many times what computing its few numbers does. So requests that differ
+only in their data are decoded once, and requests that arrive while earlier results are written are
+computed together. No request waits for one that has not arrived.
+
+A request is in flight until its result is written. The server reads a bounded number of requests,
+each of which holds the memory it needs; the others wait in the transport, then at the caller.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ from gradwire_server.scheduling.admission import AdmittedStream, Holdings
 class BatchItem:
     """A request in flight.
 
-    name  its request_id
-    data  the bytes of its input
+    name  request_id
+    data  bytes of the input
     """
 
     name: bytes
@@ -56,10 +58,10 @@ class BatchItem:
 
 
 async def find_prepared(header: bytes, service: ServiceContext, context: Caller) -> Prepared:
-    """Return what is prepared for a request's header, the fields but its request_id and data.
+    """Return the Prepared of a request's header: all fields except request_id and data.
 
-    Raises EvaluationError where the request cannot be evaluated here, NoMessageError where it is
-    none.
+    Raises EvaluationError if the request cannot be evaluated here, NoMessageError if the header
+    is not an EvaluateRequest.
     """
     prepared = service.preparer.find(header)
     if prepared is not None:
@@ -72,8 +74,8 @@ async def find_prepared(header: bytes, service: ServiceContext, context: Caller)
 def read_item(message: bytes) -> Parts:
     """Return the request_id, the header and the data of a message.
 
-    Raises InvalidDataError or UnknownFieldError where it holds no request, or one that no answer
-    would find.
+    Raises InvalidDataError or UnknownFieldError if the message holds no request, or a request
+    without a valid request_id, to which no result could be matched.
     """
     name, header, data = read_many_request(message) or _parse(message)
     if not name:
@@ -89,7 +91,7 @@ def read_item(message: bytes) -> Parts:
 
 
 def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
-    """Group what can be computed at once; the groups are in the order of their first items."""
+    """Group the items that can be computed together, in the order of their first items."""
     groups: dict[Prepared, list[BatchItem]] = {}
     for item in items:
         groups.setdefault(item.prepared, []).append(item)
@@ -100,21 +102,21 @@ def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
 
 
 def compute_items(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
-    """Return the results of such a group, [item, byte]; each item is one step."""
+    """Return the results of one such group, [item, byte]; each item is one step."""
     return together(items[0].prepared, [each.data for each in items], backend)
 
 
 async def compute_in_turn(
     items: Sequence[BatchItem], service: ServiceContext, call: ActiveCall
 ) -> codec.Bytes:
-    """Do the same in a thread when it is their turn, whether an item is one step or not."""
+    """Compute a group in a thread, in its turn; an item may have several steps."""
     prepared, backend = items[0].prepared, service.backend
     at_once = prepared.most_at_once > 0
     claim = claim_of_batch(prepared, call.context, count=len(items), at_once=at_once)
     with service.turns(claim, call) as do:
         if at_once:
             return await do(partial(compute_items, items, backend))
-        # Kernels want numbers aligned, wherever they lie in the message.
+        # Kernels need aligned data; in the message it may lie at any offset.
         data = np.frombuffer(bytes(items[0].data), np.uint8)
         result = np.empty((1, prepared.output.wire_bytes), np.uint8)
         steps = in_memory(prepared, result[0], data, backend)
@@ -124,7 +126,7 @@ async def compute_in_turn(
 
 
 def _parse(message: bytes) -> Parts:
-    """Read a message that protobuf wrote in another way than most."""
+    """Parse a message whose encoding differs from the usual one."""
     inside = v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER
     request = codec.parse(v1.EvaluateManyRequest, message, inside=inside)
     codec.refuse_unknown_fields(request, "")
@@ -135,17 +137,17 @@ def _parse(message: bytes) -> Parts:
 
 _log = logging.getLogger("gradwire_server")
 
-# A turn takes some microseconds; with three the server was measured to compute some eight times as
-# many requests at once as without any, and to answer a third more in a second.
+# Event loop iterations left to the reader, some microseconds each. Measured: with three, the server
+# computes about eight times as many requests at once and answers a third more per second.
 _TURNS = 3
-# How long a caller that does not read may hold up the error that ends its stream.
+# Time to write the error that ends a stream to a caller that does not read.
 _LAST_WORD_S = 5.0
-# How long a caller is heard that may not have read yet that the server stops.
+# Time to keep reading from a caller that may not have read yet that the server stops.
 _LISTEN_ON_S = 0.2
 
 
 class ManyService:
-    """Answers EvaluateMany."""
+    """Handler of EvaluateMany."""
 
     def __init__(self, service: ServiceContext) -> None:
         self._service = service
@@ -161,7 +163,7 @@ class ManyService:
 
 
 class _BatchStream:
-    """One stream from its first request to its last answer."""
+    """One stream, from its first request to its last result."""
 
     _admitted: AdmittedStream
 
@@ -171,20 +173,20 @@ class _BatchStream:
         self._service = service
         self._reader: asyncio.Task[None] | None = None
         self._answerer: asyncio.Task[None] | None = None
-        # Requests that wait for a thread, how many threads there are at work, and for what.
+        # Requests that wait for a thread, the number of busy threads, and their tasks.
         self._large: list[BatchItem] = []
         self._busy = 0
         self._threads: set[asyncio.Task[None]] = set()
-        # Names that no other request may have, until their answers are written.
+        # request_ids in use until their results are written.
         self._names: set[bytes] = set()
         self._in_flight = 0
-        # So many threads compute, and what is next for them is to be there.
+        # One request per computing thread, and the next one for each.
         few = 2 * service.settings.threads
         self._holdings = Holdings(service.admission, few=few)
         self._arrived: list[BatchItem] = []
-        # Names, messages, and what the requests hold of the budget.
+        # request_ids, messages, and bytes of the memory budget that the requests hold.
         self._answers: deque[tuple[bytes, bytes, int]] = deque()
-        # Set when there is something to compute or to write, and when something was written.
+        # _news is set when a request or a result arrives, _room when a result was written.
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._input_ended = self._stopped = False
@@ -194,7 +196,7 @@ class _BatchStream:
         self._counts = {"items": 0, "items_failed": 0}
 
     async def run(self) -> None:
-        """Answer the stream under watch."""
+        """Serve the stream, and end it if it stalls."""
         caller = caller_of(self._context)
         with self._service.admission.stream(caller, self._give_way) as self._admitted:
             self._reader = asyncio.ensure_future(self._read())
@@ -213,7 +215,7 @@ class _BatchStream:
                 self._call.facts |= self._counts
 
     def _give_way(self, refused: ServerFullError) -> None:
-        """End for want of room."""
+        """End the stream to make room for another one."""
         self._refused = refused
         self._refusal.set()
 
@@ -225,23 +227,23 @@ class _BatchStream:
         try:
             async with asyncio.timeout(_LAST_WORD_S):
                 if self._answerer is not None:
-                    # A write is not cut off: no other could follow it.
+                    # A write must not be cancelled: no other could follow it.
                     await asyncio.wait({self._answerer})
                 response = v1.EvaluateManyResponse(error=failed.in_band())
                 await self._context.write(response.SerializeToString())
         except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
         if self._service.draining.is_set() and self._reader is not None:
-            # A connection that is closed while bytes wait to be read is reset, and a reset takes
-            # back what the caller has not read yet: the error.
+            # Closing a connection with unread bytes resets it, and a reset discards data that the
+            # caller has not read yet: the error.
             await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
 
     async def close(self) -> None:
-        """End what is left and give back what it held."""
+        """Cancel the remaining tasks and free the memory they hold."""
         left = [task for task in (self._reader, self._answerer, *self._threads) if task]
         tasks.cancel(left)
         try:
-            # Where the caller goes only now, grpc cancels this too.
+            # If the caller disconnects only now, grpc cancels this too.
             await asyncio.gather(*left, return_exceptions=True)
         finally:
             self._holdings.free_all()
@@ -284,7 +286,7 @@ class _BatchStream:
             self._news.set()
 
     async def _admit(self, needed: int) -> None:
-        """Take memory from the budget; where others of this stream hold it, wait for theirs."""
+        """Take memory from the budget; wait if other requests of this stream hold it."""
         while self._holdings.must_wait(needed) and not self._stopped:
             await self._wait_for_room()
         self._holdings.take(needed)
@@ -308,13 +310,13 @@ class _BatchStream:
                 await self._news.wait()
 
     async def _read_on(self) -> None:
-        """Let the reader take what has come already: it reads one message in a turn of the loop."""
+        """Let the reader take messages that have arrived: one per event loop iteration."""
         if self._arrived:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
 
     def _start_threads(self) -> None:
-        """Give free threads work: all that waits and is like what has waited longest."""
+        """Start free threads, each on all requests equal to the longest waiting one."""
         while self._large and self._busy < self._service.settings.threads:
             items = next(equal_requests(self._large))
             started = set(items)
@@ -335,7 +337,7 @@ class _BatchStream:
             self._finish(items, results)
 
     async def _compute_here(self, items: Sequence[BatchItem]) -> None:
-        """Compute equal items if they are short, some in each turn of the event loop."""
+        """Compute equal items if they are short, some in each event loop iteration."""
         inline, prepared = self._service.inline, items[0].prepared
         while items and not self._stopped:
             if not prepared.most_at_once or not inline.is_short(prepared):
@@ -345,7 +347,7 @@ class _BatchStream:
             now, items = items[:most], items[most:]
             if now:
                 self._compute(now)
-            # Others have the event loop before the next ones.
+            # Yield to other tasks before the next items.
             await (self._write_answers() if now else asyncio.sleep(0))
 
     def _compute(self, items: Sequence[BatchItem]) -> None:
@@ -389,7 +391,7 @@ class _BatchStream:
         with self._call.phases.spending("send"):
             while self._answers and not self._stopped:
                 name, frame, held = self._answers.popleft()
-                # Whoever has the answer may use its name again, maybe before the write is over.
+                # A caller that has the result may reuse its id, perhaps before the write is over.
                 self._names.discard(name)
                 await self._context.write(frame)
                 self._progress = time.monotonic()

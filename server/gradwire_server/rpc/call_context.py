@@ -29,7 +29,7 @@ from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.scheduler import Claim
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-# What came with a call.
+# The invocation metadata of a call.
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 Reply = TypeVar("Reply")
 
@@ -40,12 +40,12 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 class ActiveCalls:
-    """The calls in flight: a server that stops knows when none is left, and can end them all.
+    """The calls in flight, for a server that stops: waits until none is left, or ends them all.
 
-    observer       told of each call's begin and end
-    success_level  of the log line of a call that succeeds
-    in_phase       how many calls are in each phase
-    refusals       by a server that is full
+    observer       notified when each call begins and ends
+    success_level  log level of calls that succeed
+    in_phase       number of calls in each phase
+    refusals       counts refusals by a full server, and refused callers
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class ActiveCalls:
             self.none_left.set()
 
     def end_all(self, error: EvaluationError) -> None:
-        """End every call in flight, and those that come, with an error."""
+        """End every call in flight, and every later one, with an error."""
         self._error = error
         tasks.cancel(self._at_work)
 
     async def work(self, work: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Do the work of a call, unless all calls are ended before or meanwhile."""
+        """Run the work of a call; raise the error of end_all() if that was or is called."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is a coroutine
         if self._error is not None:
@@ -102,12 +102,12 @@ class ActiveCalls:
 class ActiveCall:
     """One call in flight.
 
-    request_id   the caller's name for it, or one made here
+    request_id   chosen by the caller, or generated
     traceparent  the caller's trace, or a new one
-    facts        what its log line says besides
-    phases       where its time goes
-    operator     its name, and dtype that of the tensors, once they are known
-    received_bytes, sent_bytes  of tensors so far
+    facts        further fields of the log line
+    phases       time spent in each phase
+    operator     name of the operator, and dtype of the tensors, once they are known
+    received_bytes, sent_bytes  bytes of tensors so far
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ActiveCall:
         *,
         sent: Metadata | None = None,
     ) -> None:
-        """Take what came with it, if that is known."""
+        """Begin a call; sent is its metadata, None to read them from the context."""
         self.method = method
         self.context = context
         self._request_id = ""
@@ -137,7 +137,7 @@ class ActiveCall:
 
     @property
     def request_id(self) -> str:
-        """The caller's name for it, or one made here."""
+        """The request_id chosen by the caller, or a generated one."""
         if not self._request_id:
             self._request_id = _random_hex(128)
         return self._request_id
@@ -148,17 +148,17 @@ class ActiveCall:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What came with the call, as far as it is text."""
+        """The text entries of the invocation metadata."""
         sent = self.context.invocation_metadata() or ()
         return {key: value for key, value in sent if isinstance(value, str)}
 
     @property
     def peer(self) -> str:
-        """Address of the caller, as grpc has it."""
+        """The address of the caller, in grpc's form."""
         return self.context.peer()
 
     def note_request(self, request: EvaluationRequest, *, received: int) -> None:
-        """Note what was asked for, and how many bytes of its tensor came."""
+        """Note the request, and how many bytes of its tensor were received."""
         self.operator, self.dtype = request.operator, request.input.dtype
         self._sizes, self.received_bytes = request.input.sizes, received
 
@@ -167,7 +167,7 @@ class ActiveCall:
         self._active.observer.step(nbytes)
 
     def note_items(self, request: EvaluationRequest, count: int) -> None:
-        """Note results of items alike of EvaluateMany."""
+        """Note the results of equal items of EvaluateMany."""
         evaluated = request.operator, request.input.dtype
         self._active.observer.items(self, evaluated, status="OK", count=count)
 
@@ -181,7 +181,7 @@ class ActiveCall:
         *,
         in_band: Callable[[ErrorStatus], Awaitable[None]] | None = None,
     ) -> Reply:
-        """Do the work; turn what it raises into a status, sent through in_band first if given."""
+        """Run the work; turn its exception into a status, sent through in_band first if given."""
         with self._active:
             try:
                 reply = await self._active.work(work)
@@ -219,7 +219,7 @@ class ActiveCall:
             await in_band(failed)
         details: tuple[str, str | bytes] = ("grpc-status-details-bin", failed.details())
         # Not abort(): its exception would tie grpc's call to this error and to every buffer in the
-        # frames of its traceback, and keep them until the garbage collector comes by.
+        # frames of its traceback, and keep them alive until a garbage collection.
         self.context.set_code(failed.code)
         self.context.set_details(failed.message)
         self.context.set_trailing_metadata((*self._trailers(), details))
@@ -262,7 +262,7 @@ class ActiveCall:
 
 
 def traceparent_of(metadata: Metadata) -> str:
-    """Return the place of a call in its caller's trace, or in a new one."""
+    """Return the traceparent in a call's metadata, or a new one."""
     for key, value in metadata:
         if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
             return value
@@ -271,7 +271,7 @@ def traceparent_of(metadata: Metadata) -> str:
 
 
 def _random_hex(bits: int) -> str:
-    """Make a name. It is no secret: the system's randomness would take longer than a small call."""
+    """Return a random id. It is no secret: os.urandom would take longer than a small call."""
     return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"
 
 
@@ -292,9 +292,9 @@ class Caller(Protocol):
 
 
 def caller_of(context: Caller) -> Hashable:
-    """Return who shares with whom: a client's certificate, or the machine that calls.
+    """Return the key of a caller's fair share: the client certificate, or the calling machine.
 
-    Not the connection: whoever opens several would get several shares.
+    Not the connection: a caller that opens several would get several shares.
     """
     identities = context.peer_identities()
     if identities:
@@ -309,7 +309,7 @@ def deadline_of(context: Caller) -> float:
 
 
 def claim_of_tables(preparation: Preparation, context: Caller) -> Claim:
-    """Return what preparing a request claims."""
+    """Return the claim for preparing a request."""
     return Claim(
         work=preparation.work,
         peer=caller_of(context),
@@ -319,10 +319,11 @@ def claim_of_tables(preparation: Preparation, context: Caller) -> Claim:
 
 
 def claim_of_batch(prepared: Prepared, context: Caller, *, count: int, at_once: bool) -> Claim:
-    """Return what so many equal requests of an EvaluateMany stream claim.
+    """Return the claim for `count` equal requests of an EvaluateMany stream.
 
-    at_once  whether they are computed in one turn. The caller sends no more than the server lets
-             it: they wait, and are never refused
+    at_once  whether they are computed in one turn
+
+    The server limits how many a caller sends: they wait, and are never refused.
     """
     return Claim(
         work=count * prepared.work,
@@ -336,9 +337,9 @@ def claim_of_batch(prepared: Prepared, context: Caller, *, count: int, at_once: 
 def claim_of(
     prepared: Prepared, context: Caller, *, left: float = 1.0, paced: bool = False
 ) -> Claim:
-    """Return what an evaluation claims; paced as engine.Claim says.
+    """Return the claim for an evaluation; for `paced` see Claim.
 
-    left  part of it that is not done yet
+    left  part of the evaluation that is not done yet
     """
     return Claim(
         work=math.ceil(prepared.work * left),

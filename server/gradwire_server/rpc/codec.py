@@ -1,11 +1,12 @@
-"""Conversion between bytes, messages and the engine's values; the serializers that grpc gets.
+"""Conversion between bytes, messages and engine values; serializers for grpc.
 
-Messages with bulk data are framed by hand, so that protobuf never copies the data; a message in any
-other form is left to protobuf.
+Messages with bulk data are framed by hand, so that protobuf never copies the data; protobuf parses
+messages in any other form.
 
-The size of a header, all of a message but the tensor's bytes, is checked before it is parsed, since
-parsing holds the event loop: 16 MB of empty fields took protobuf 0.12 s, as many unknown fields 4 s
-until the first could be reported. 16 KiB take 13 ms at worst; real headers have some hundred bytes.
+A header is a message without the tensor's bytes. Its size is checked before it is parsed, since
+parsing blocks the event loop: 16 MB of empty fields took protobuf 0.12 s, as many unknown fields
+4 s until the first could be reported. 16 KiB take at most 13 ms; real headers have some hundred
+bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Header = v1.EvaluateRequest | v1.Open
 
 
 def read_request(header: Header) -> EvaluationRequest:
-    """Decode the header of an evaluation, refusing what this server does not know."""
+    """Decode the header of an evaluation; raise EvaluationError for unknown or invalid fields."""
     refuse_unknown_fields(header, "")
     refuse_unknown_fields(header.options, "options")
     operator = _read_operator(header.operator)
@@ -67,7 +68,7 @@ def read_request(header: Header) -> EvaluationRequest:
 
 
 def refuse_unknown_fields(message: Message, path: str) -> None:
-    """Refuse a message that carries fields this server does not know."""
+    """Raise UnknownFieldError if a message carries fields this server does not know."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         name, number = message.DESCRIPTOR.full_name, unknown[0].field_number
@@ -103,7 +104,7 @@ def _read_operator(message: v1.Operator) -> ops.Operator:
 
 
 def read_request_id(text: str) -> str:
-    """Check a request's name; it goes into logs and metadata as it is."""
+    """Check a request_id; it is written to logs and metadata unchanged."""
     if len(text) > MAX_REQUEST_ID or not (text.isascii() and (text.isprintable() or not text)):
         raise InvalidFieldError(
             "request_id",
@@ -131,7 +132,7 @@ def read_descriptor(message: v1.TensorDescriptor, path: str) -> TensorSpec:
         )
     strides = tuple(message.strides)
     if strides and not packed.elements:
-        # No element has an address: they only have to be strides.
+        # No element has an address: the strides only have to be valid numbers.
         _read_strides(strides, (1,) * len(sizes), path)
         return packed
     return TensorSpec(dtype, sizes, _read_strides(strides, sizes, path)) if strides else packed
@@ -158,7 +159,7 @@ def _read_strides(strides: tuple[int, ...], sizes: tuple[int, ...], path: str) -
     for axis, stride in enumerate(strides):
         if stride < 0:
             raise InvalidFieldError(f"{path}.strides[{axis}]", f"{stride}; at least 0 is needed")
-    # Axes from the fastest on: each one must step over everything the faster ones reach.
+    # From the fastest axis on, each must step over all elements that faster axes reach.
     reach = 0
     spans = sorted(
         (stride, size, axis) for axis, (stride, size) in enumerate(zip(strides, sizes, strict=True))
@@ -201,7 +202,7 @@ _VARINT_BYTES = 10
 
 
 def check_header_bytes(header_bytes: int) -> None:
-    """Raise InvalidDataError where a header of so many bytes, or more, is too long."""
+    """Raise InvalidDataError if a header of at least `header_bytes` bytes is too long."""
     if header_bytes > MAX_HEADER_BYTES:
         raise InvalidDataError(
             "message",
@@ -213,11 +214,11 @@ def check_header_bytes(header_bytes: int) -> None:
 
 
 def beside_data(message: bytes, *, inside: int = 0) -> int:
-    """Count the bytes of a message but those of field 15, up to the first too many.
+    """Count the bytes of a message outside field 15; stop above MAX_HEADER_BYTES.
 
-    inside  number of the field whose field 15 it is; 0 for the message's own
+    inside  number of the field that contains field 15; 0 for the message itself
 
-    What is no message is counted up to where that shows, which is where protobuf stops too.
+    Malformed bytes are counted up to the error, where protobuf stops too.
     """
     at = beside = 0
     data_until = 0 if inside else len(message)
@@ -231,13 +232,13 @@ def beside_data(message: bytes, *, inside: int = 0) -> int:
             elif kind == _LENGTH_DELIMITED:
                 length, at = read_varint(message, at, _VARINT_BYTES)
                 if number == inside and start >= data_until:
-                    # Its fields are next, since it is not stepped over.
+                    # Do not skip the field: its own fields are read next.
                     data_until, length = at + length, 0
                 elif number == _DATA and start < data_until:
                     apart = length
                 at += length
             elif kind in {_GROUP, _GROUP_END}:
-                # Of an older protobuf, and in no message of ours: nothing behind one is data.
+                # Groups are deprecated and in no message of ours: no data follows one.
                 inside = data_until = 0
             else:
                 at += {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}[kind]
@@ -250,7 +251,7 @@ def beside_data(message: bytes, *, inside: int = 0) -> int:
 
 
 def _read_tag(message: bytes, at: int) -> tuple[int, int, int]:
-    """Return the number and the kind of the field that starts here, and where its value does."""
+    """Return the number and the wire type of the field at an offset, and its value's offset."""
     tag, at = read_varint(message, at, _VARINT_BYTES)
     return tag >> 3, tag & 7, at
 
@@ -263,9 +264,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Bytes that are no message of the type that was due, or none that is read, or did not come.
+    """A missing or refused message, or bytes that are not a message of the expected type.
 
-    error  says why
+    error  the reason
     """
 
     error: EvaluationError | MemoryError
@@ -273,9 +274,9 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes from an offset on.
+    """Bytes of a tensor from an offset on.
 
-    frame  the message they came in, which is as good for a response; None where there is none
+    frame  the message that carried them, which also serves as a response; None if there is none
     """
 
     offset: int
@@ -283,7 +284,7 @@ class Chunk:
     frame: bytes | None = None
 
     def parts(self, size: int) -> Iterator[Chunk]:
-        """Cut it into chunks of at most so many bytes."""
+        """Split the chunk into chunks of at most `size` bytes."""
         if len(self.data) <= size:
             yield self
             return
@@ -295,7 +296,7 @@ StreamRequest = Chunk | v1.EvaluateStreamRequest
 
 
 class NoMessageError(InvalidDataError):
-    """Bytes came that are no message of the type that was due."""
+    """The bytes are not a message of the expected type."""
 
     def __init__(self, message: bytes, kind: type[Message]) -> None:
         super().__init__(
@@ -304,11 +305,11 @@ class NoMessageError(InvalidDataError):
 
 
 def parse(kind: type[M], message: bytes, *, inside: int = 0) -> M:
-    """Leave a message to protobuf, unless it has too much beside its data.
+    """Parse a message with protobuf, unless its header is too long.
 
-    inside  number of the field that the data are in; 0 for the message itself
+    inside  number of the field that contains the data; 0 for the message itself
 
-    Raises InvalidDataError, and NoMessageError where it is none.
+    Raises InvalidDataError, and NoMessageError if the bytes are not a message of that kind.
     """
     check_header_bytes(beside_data(message, inside=inside))
     try:
@@ -318,7 +319,7 @@ def parse(kind: type[M], message: bytes, *, inside: int = 0) -> M:
 
 
 def _reader(kind: type[M], *, inside: int = 0) -> Callable[[bytes], M | Malformed]:
-    """Make a deserializer that leaves the error to the handler: grpc itself would say INTERNAL."""
+    """Return a deserializer that leaves errors to the handler: grpc would report INTERNAL."""
 
     def read(message: bytes) -> M | Malformed:
         try:
@@ -347,18 +348,18 @@ def _write_stream_response(response: bytes | v1.EvaluateStreamResponse) -> bytes
 
 
 def sound(message: T | Malformed) -> T:
-    """Return the message, or raise the error that says why there is none."""
+    """Return the message, or raise the error of a Malformed one."""
     if isinstance(message, Malformed):
         raise message.error
     return message
 
 
-# Headers that a RequestReader knows, the longest, and a request_id with its tag and length.
+# Headers that a RequestReader caches, the longest one, and a request_id with its tag and length.
 _MOST_KNOWN = 256
 _LONGEST_HEADER = 1 << 10
 _LONGEST_NAME = 2 + 0x80
 
-# RequestReader and response() do it.
+# RequestReader and response() convert these.
 EVALUATE = (None, None)
 EVALUATE_STREAM = (_read_stream_request, _write_stream_response)
 # batch.py reads and writes these messages by hand.
@@ -368,10 +369,10 @@ GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.Se
 
 
 class RequestReader:
-    """Takes EvaluateRequests apart; one with the header and the length of another is not parsed."""
+    """Splits EvaluateRequests; a known header with the same message length is not parsed again."""
 
     def __init__(self) -> None:
-        # Of messages by their length without request_id: the header, and all before the data.
+        # By message length without request_id: the header, and all bytes before the data.
         self._known: dict[int, tuple[bytes, bytes]] = {}
 
     def __len__(self) -> int:
@@ -380,7 +381,7 @@ class RequestReader:
     def read(self, message: bytes) -> Parts:
         """Return the request_id, the header and the data of an EvaluateRequest.
 
-        Raises InvalidDataError where it is none.
+        Raises InvalidDataError if the message is not an EvaluateRequest.
         """
         # The request_id comes first, and has a length of one byte.
         start = 2 + message[1] if message[:1] == b"\x0a" and len(message) > 1 else 0
@@ -403,7 +404,7 @@ class RequestReader:
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
-    """Take a request apart that protobuf has read."""
+    """Split a parsed request into request_id, header and data."""
     request_id, data = request.request_id.encode(), memoryview(request.data)
     request.ClearField("request_id")
     request.ClearField("data")
@@ -413,7 +414,7 @@ def parts_of(request: v1.EvaluateRequest) -> Parts:
 def request_header(header: bytes) -> v1.EvaluateRequest:
     """Decode the header of a request.
 
-    Raises InvalidDataError where it is too long, and NoMessageError where it is none.
+    Raises InvalidDataError if it is too long, NoMessageError if it is not an EvaluateRequest.
     """
     return parse(v1.EvaluateRequest, header)
 
@@ -424,17 +425,17 @@ def response_header(output: v1.TensorDescriptor) -> bytes:
 
 
 def response(request_id: str, header: bytes, data: memoryview) -> bytes:
-    """Make the message that carries a result; request_id is ASCII."""
+    """Return the message that carries a result; request_id is ASCII."""
     return evaluation_frame(request_id.encode("ascii"), header, data)
 
 
 def chunk_response(chunk: Chunk) -> bytes:
-    """Make the message that carries a part of a result."""
+    """Return the message that carries a part of a result."""
     return chunk_frame(chunk.offset, chunk.data.data) if chunk.frame is None else chunk.frame
 
 
 def check_data_length(length: int, request: EvaluationRequest) -> None:
-    """Raise InvalidDataError where so many bytes are not what the input's descriptor takes."""
+    """Raise InvalidDataError if the data's length is not that of the input's descriptor."""
     needed = request.input.wire_bytes
     if length != needed:
         raise InvalidDataError("data", f"{length} bytes; input's descriptor takes {needed}")

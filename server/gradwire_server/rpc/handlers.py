@@ -1,7 +1,4 @@
-"""Who answers which RPC: this service, health and reflection.
-
-What grpc's core is told of connections, and the certificates that it shows.
-"""
+"""RPC handlers of this service, health and reflection; grpc options and certificates."""
 
 from __future__ import annotations
 
@@ -30,16 +27,17 @@ _EVALUATE = f"/{NAME}/Evaluate"
 
 
 class Handlers(grpc.GenericRpcHandler):
-    """Finds the handler of each RPC of gradwire.v1.GradientService, with its serializers.
+    """Finds the handler and serializers of each RPC of gradwire.v1.GradientService.
 
-    Unary ones are the same bytes on the wire, but read the request themselves.
+    Unary RPCs are registered as stream-unary: the same bytes on the wire, but the handlers read
+    the request themselves.
     """
 
     def __init__(self, service: ServiceContext) -> None:
         self.serve(service)
 
     def serve(self, service: ServiceContext) -> None:
-        """Answer the calls that come from now on with the parts of a service."""
+        """Serve all later calls with another service context."""
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         plain, streams, many = (
             GradientService(service),
@@ -61,30 +59,30 @@ class Handlers(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a call, if there is one."""
+        """Return the handler of a call, or None."""
         if handler_call_details.method == _EVALUATE:
-            # What grpc has read of the call: its context would read it anew each time.
+            # Metadata that grpc has already read: the context would read them again each time.
             evaluate = partial(self._evaluate, handler_call_details.invocation_metadata or ())
             return grpc.stream_unary_rpc_method_handler(evaluate, *codec.EVALUATE)
         return self._others.get(handler_call_details.method)
 
 
 class _Finders:
-    """Takes handlers in the place of a server: those that find methods, not single methods.
+    """Stands in for a server when handlers are added; collects generic handlers only.
 
-    For each call of whatever method, grpc.aio waits anew for one of every method that was added by
-    itself; with that of reflection, that is two instead of one.
+    After each call of any method, grpc.aio waits again for a call of each method that was
+    registered individually; reflection's method would make that two waits instead of one.
     """
 
     def __init__(self, *finders: grpc.GenericRpcHandler) -> None:
         self.all = list(finders)
 
     def add_generic_rpc_handlers(self, finders: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Take them."""
+        """Collect the generic handlers."""
         self.all.extend(finders)
 
     def add_registered_method_handlers(self, *_given: object) -> None:
-        """Leave them to the handlers that find them."""
+        """Ignore single methods: the generic handlers find them."""
 
 
 def add_handlers(
@@ -94,7 +92,7 @@ def add_handlers(
     authorizer: Authorizer,
     active: ActiveCalls,
 ) -> None:
-    """Have a server answer gradwire.v1.GradientService, health and reflection, to who may call."""
+    """Serve gradwire.v1.GradientService, health and reflection to authorized callers."""
     finders = _Finders(handlers, health)
     as_server = cast("grpc.aio.Server", finders)
     names = (NAME, HEALTH, reflection.SERVICE_NAME)
@@ -107,15 +105,15 @@ def add_handlers(
 
 _log = logging.getLogger("gradwire_server")
 
-# A peer that is gone, or a connection that a network has forgotten, is noticed after so long.
+# Time until a lost peer, or a connection dropped by the network, is detected.
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
-# Clients may ask so often whether the server is there while they wait for it.
+# Clients that wait for a call may send keepalive pings this often.
 _LEAST_PING_INTERVAL_MS = 10_000
 
 
 def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
-    """Return what grpc's core is told.
+    """Return the options of grpc's core.
 
     shares_port  whether other processes listen on the address too
     """
@@ -123,10 +121,10 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
     told: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", limit),
-        # Two servers on one port share its calls; not without anyone having asked for it.
+        # Two servers on one port share its calls; they must do so only on request.
         ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_concurrent_streams", settings.max_connection_calls),
-        # Or streams that have ended count for a while, and calls are refused, not held back.
+        # Otherwise ended streams count for a while, and calls are refused instead of delayed.
         ("grpc.http.overload_protection", 0),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
@@ -134,7 +132,7 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
     ]
     if max_age_s:
-        # Without a grace, what a caller never reads is kept for as long as he keeps the connection.
+        # Without a grace period, unread replies are kept as long as the caller stays connected.
         told += [
             ("grpc.max_connection_age_ms", _milliseconds(max_age_s)),
             (
@@ -150,9 +148,9 @@ def _milliseconds(seconds: float) -> int:
 
 
 def credentials(settings: Settings) -> grpc.ServerCredentials:
-    """Read the certificates of a server with TLS; raise ValueError where they cannot be used.
+    """Read the certificates of a server with TLS; raise ValueError if they cannot be used.
 
-    For each connection grpc asks whether there are others by now.
+    grpc asks for changed certificates at each connection.
     """
     certificates = Certificates(settings)
     shown = certificates.get()
@@ -169,7 +167,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
         return _configuration(papers)
 
     fetcher: Any = changed  # its None, for no change, is documented and not in the types
-    # By itself grpc takes TLS 1.2 and newer.
+    # grpc's default is TLS 1.2 and newer.
     return grpc.dynamic_ssl_server_credentials(
         _configuration(shown), fetcher, shown.authorities is not None
     )

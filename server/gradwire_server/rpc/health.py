@@ -1,8 +1,9 @@
-"""grpc.health.v1.Health, which everybody may ask: what its callers hold of memory is bounded.
+"""The health service, grpc.health.v1.Health, with bounded memory per request.
 
-A request has a few bytes and is there with its call. Those that are not are awaited for some
-seconds, and one more than a few of them ends the oldest: whoever announces much and sends little
-of it has no more than that. Nothing of a request is kept, however long its caller watches.
+Every caller may use it. A request has a few bytes and normally arrives with its call. Incomplete
+requests are awaited for some seconds, and only a few at a time: one more ends the oldest. This
+bounds the memory of callers that announce long messages and send little. A watching call keeps no
+part of its request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEALTH = "grpc.health.v1.Health"
 
 _KNOWN = ("", NAME)
 _TOLD = health_pb2.HealthCheckResponse
-# Of an unfinished request grpc holds what has come, up to --max-message-bytes.
+# grpc buffers the received part of an unfinished request, up to --max-message-bytes.
 _MOST_AWAITED = 16
 _PATIENCE_S = 5.0
 # The name of a service has some dozen bytes.
@@ -35,7 +36,7 @@ def has_list() -> bool:
 
 
 class Health(grpc.GenericRpcHandler):
-    """Tells whether the server and its service serve: not so until it is told that they do.
+    """Reports whether the server and its service serve; NOT_SERVING until tell() says otherwise.
 
     Used from one event loop only.
     """
@@ -46,7 +47,7 @@ class Health(grpc.GenericRpcHandler):
         self._awaited: dict[asyncio.Timeout, None] = {}
         one: Any = grpc.stream_unary_rpc_method_handler
         many: Any = grpc.stream_stream_rpc_method_handler
-        # On the wire they are what the schema says; their requests are read here.
+        # The wire format is the schema's; the handlers read the requests themselves.
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             f"/{HEALTH}/Check": one(self._check),
             f"/{HEALTH}/Watch": many(self._watch),
@@ -57,18 +58,18 @@ class Health(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a call, if there is one."""
+        """Return the handler of a call, or None."""
         return self._handlers.get(handler_call_details.method)
 
     def tell(self, *, serving: bool) -> None:
-        """Say from now on that the server serves, or that it does not."""
+        """Report from now on that the server serves, or that it does not."""
         if not self._left:
             self._serving = serving
             self._changed.set()
             self._changed = asyncio.Event()
 
     def leave(self) -> None:
-        """Say from now on, whatever is told later, that the server does not serve."""
+        """Report from now on that the server does not serve; later tell() calls are ignored."""
         self.tell(serving=False)
         self._left = True
 
@@ -109,7 +110,7 @@ class Health(grpc.GenericRpcHandler):
             await _refuse(context, "the request is no HealthCheckRequest")
 
     async def _read(self, context: Context) -> bytes:
-        """Return a request; end the call where it does not come, or is too long."""
+        """Return the request; abort the call if it does not arrive in time or is too long."""
         try:
             async with asyncio.timeout(_PATIENCE_S) as patience:
                 if len(self._awaited) >= _MOST_AWAITED:

@@ -1,9 +1,9 @@
-"""Lets calls in, or refuses them before anything of them is read; nobody else here asks who calls.
+"""Authorization of calls before their body is read.
 
-What is decided by a token is decided where grpc looks for a call's handler: its metadata are there,
-and nothing of its body was asked for. Where there are no tokens, what counts is where a call comes
-from, which grpc tells a handler only; handlers that need to know read the body themselves then,
-once they do.
+This is the only module of the package that checks callers. Tokens are checked when grpc looks up
+the handler of a call: the metadata is available, and no part of the body has been requested.
+Without tokens, authorization depends on the peer's address, which grpc gives to handlers only; such
+handlers read the body themselves after the check.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gradwire_server.security.authorization import Authorizer, Refusal, Scope
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-# Where a method is in neither, its scope is INSPECT.
+# A method in neither of them has the scope INSPECT.
 _FREE = "/grpc.health.v1.Health/"
 _EVALUATE = ("Evaluate", "EvaluateStream", "EvaluateMany", "ListOperators")
 SCOPES = {f"/{NAME}/{method}": Scope.EVALUATE for method in _EVALUATE}
-# A status may be lost to a caller that is still writing: streams end with the error in a message.
+# A caller that is still writing may lose the status, so streams end with the error in a message.
 _LAST_MESSAGES: dict[str, Callable[[v1.Error], object]] = {
     f"/{NAME}/EvaluateStream": lambda error: v1.EvaluateStreamResponse(error=error),
     f"/{NAME}/EvaluateMany": lambda error: v1.EvaluateManyResponse(error=error).SerializeToString(),
 }
-# How long a caller that does not read may hold up the error that ends its stream.
+# Time to write the error that ends a stream to a caller that does not read.
 _LAST_WORD_S = 5.0
 
 
 class AuthorizingHandler(grpc.GenericRpcHandler):
-    """Stands before the handlers that find methods, and finds them for those who may call."""
+    """Generic handler that checks authorization before it delegates to other generic handlers."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         self._finders = finders
         self._authorizer = authorizer
         self._active = active
-        # Of the methods that everybody may call, the busiest is looked for first.
+        # Methods open to every caller; checked first, since they are the most frequent.
         self._open = {name for name, scope in SCOPES.items() if authorizer.is_open(scope)}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the handler of a call: the method's own, or one that refuses."""
+        """Return the handler of a call: the method's own, or one that refuses the call."""
         method = handler_call_details.method
         handler = self._find(handler_call_details)
         if method in self._open or (handler is not None and method.startswith(_FREE)):
             return handler
-        # What is not known is answered with just that, to whoever may call at all.
+        # Unknown methods return UNIMPLEMENTED to authorized callers.
         scope = Scope.EVALUATE if handler is None else SCOPES.get(method, Scope.INSPECT)
         if not self._authorizer.wants_tokens:
             return None if handler is None else self._asking_whence(handler, method, scope)
@@ -77,7 +77,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         return None
 
     def _asking_whence(self, handler: Handler, method: str, scope: Scope) -> Handler:
-        """Return a handler that asks first where the call comes from."""
+        """Return a handler that first checks the peer's address and certificate."""
 
         async def answer(requests: Any, context: Context) -> None:
             refusal = self._authorizer.refusal(
@@ -113,7 +113,7 @@ async def _reply(answering: Any, context: Context) -> None:
 
 
 async def _answer_stream(answer: Any, requests: Any, context: Context) -> None:
-    """Have a stream answered, by a coroutine that writes or a generator that yields."""
+    """Run a stream handler: a coroutine that writes, or a generator that yields."""
     answered = answer(requests, context)
     if isinstance(answered, Awaitable):
         await cast("Awaitable[None]", answered)
@@ -123,9 +123,9 @@ async def _answer_stream(answer: Any, requests: Any, context: Context) -> None:
 
 
 def _unread(answer: Callable[[Any, Context], Awaitable[None]], like: Handler | None) -> Handler:
-    """Return a handler with the messages of another one; grpc reads nothing of its calls by itself.
+    """Return a handler with the serializers of another one, for whose calls grpc reads no message.
 
-    To grpc its method is a stream both ways, which on the wire is no other than the rest.
+    grpc takes the method for a bidirectional stream, which is the same on the wire.
     """
     encoded = () if like is None else (like.request_deserializer, like.response_serializer)
     untyped: Any = answer  # grpc's types know no handlers of asyncio that write themselves
@@ -145,7 +145,10 @@ async def _raise(error: EvaluationError) -> Never:
 
 
 def _authorization(metadata: Metadata | None) -> str | bytes | None:
-    """Return the header of that name; of several, something that is no token."""
+    """Return the authorization header; an empty string, which is no token, if there are several.
+
+    None if there is no such header.
+    """
     found: str | bytes | None = None
     for key, value in metadata or ():
         if key == "authorization":

@@ -1,10 +1,10 @@
-"""Messages of unary calls on their way: what grpc holds for callers, however slow they are.
+"""Memory budget of unary messages that grpc buffers for slow callers.
 
-By itself grpc waits for the end of a request as long as its connection lasts, and keeps a reply
-that nobody reads as long. Here a request has the time that a stream may be without progress. One
-that is not there in a moment reserves as much of the memory budget as it may come to: of one caller
-at most a quarter of the budget, of all callers a half, so that requests that come whole find room.
-A reply holds its bytes until grpc has sent them, of one caller at most a quarter of the budget.
+By itself grpc waits for the end of a request as long as its connection lasts, and keeps an unread
+reply as long. Here a request must arrive within the stall timeout of streams. A slow request
+reserves the largest size it may reach: at most a quarter of the memory budget per caller, half of
+it for all callers, so that requests that arrive at once find room. A reply holds its bytes until
+grpc has sent them, at most a quarter of the budget per caller.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gradwire_server.rpc.call_context import Context, caller_of
 from gradwire_server.rpc.codec import Malformed
 from gradwire_server.scheduling.admission import Admission
 
-# A request that takes longer to come, or up to twice as long, counts as slow.
+# A request that is incomplete after this time, or up to twice this time, counts as slow.
 _MOMENT_S = 0.5
-# Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
+# grpc first reports the end of a cancelled call's input, and only then cancels the handler.
 CANCELLATION_S = 0.1
-# A reply of fewer bytes goes where the socket's own buffers are.
+# A reply of fewer bytes fits into the socket's own buffers.
 LEAST_BYTES = 1 << 16
-# Of the budget, for requests that are slow to come and for replies that are slow to go.
+# Parts of the budget, for slow requests and for unsent replies.
 _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 
 
 class Transit:
-    """What messages on their way hold, by caller. Used from one event loop only."""
+    """Memory of slow requests and unsent replies, by caller. Used from one event loop only."""
 
     def __init__(self, admission: Admission, settings: Settings) -> None:
         self._admission = admission
@@ -51,10 +51,11 @@ class Transit:
         self._looks = False
 
     async def receive(self, context: Context) -> Any:
-        """Return the request of a unary call as it was read, or a Malformed that says why not.
+        """Return the request of a unary call as it was read, or a Malformed with the error.
 
-        StalledError where it is not there in time, ServerFullError where it is slow and there is no
-        room for it, InvalidDataError where none comes.
+        The error is StalledError if the request does not arrive in time, ServerFullError if it is
+        slow and there is no room for it, InvalidDataError if the call has no request, MemoryError
+        if grpc cannot allocate the message.
         """
         task: Any = asyncio.current_task()
         arrival = self._arriving[task] = _Arrival(context)
@@ -64,12 +65,12 @@ class Transit:
         try:
             message = await context.read()
         except asyncio.CancelledError:
-            # A timer for each call would take longer than all the rest here.
+            # Cancelled by _look(): a timer for each call would take longer than the rest of this.
             if arrival.refused is None or task.uncancel():
                 raise
             return Malformed(arrival.refused)
         except MemoryError as error:
-            # Of grpc, for the message: outside of answer() it would be UNKNOWN.
+            # grpc could not allocate the message; raised outside answer(), it would be UNKNOWN.
             return Malformed(error)
         finally:
             del self._arriving[task]
@@ -81,7 +82,7 @@ class Transit:
         return message
 
     def check(self, context: Context, needed: int) -> None:
-        """Raise ServerFullError where a caller does not read the replies that he has already."""
+        """Raise ServerFullError if the caller's unread replies leave no room for another one."""
         held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
         if held and held + needed > self._own_leaving_bytes:
             raise self._admission.full(
@@ -92,9 +93,9 @@ class Transit:
             )
 
     def _reserve(self, context: Context) -> Hashable:
-        """Reserve memory for a request that is slow to come, and return its caller.
+        """Reserve memory for a slow request, and return its caller.
 
-        Raises ServerFullError where others have reserved too much, or there is no room.
+        Raises ServerFullError if other requests have reserved too much, or there is no room.
         """
         caller, needed = caller_of(context), self._message_bytes
         own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
@@ -114,7 +115,7 @@ class Transit:
         return caller
 
     def send(self, context: Context, reply: bytes, *, held: int) -> None:
-        """Give back what a call holds of the budget: what its reply needs when that is sent."""
+        """Free the memory of a call, except the reply's bytes, which are freed once it is sent."""
         size = len(reply)
         if LEAST_BYTES <= size <= held:
             caller = caller_of(context)
@@ -125,7 +126,7 @@ class Transit:
         self._admission.free_memory(held)
 
     def _look(self) -> None:
-        """Look after the requests that are awaited, and come again as long as there are any."""
+        """Check the awaited requests; repeat as long as there are any."""
         self._looks = bool(self._arriving)
         if not self._looks:
             return
@@ -162,11 +163,11 @@ class Transit:
 
 
 class _Arrival:
-    """A request that is awaited.
+    """An awaited request.
 
-    seen_at  when it was first found to be
-    caller   whose share it has a part of; None as long as it is not slow
-    refused  set where it is awaited no more
+    seen_at  time of the first check that found it incomplete
+    caller   caller in whose share memory is reserved; None as long as the request is not slow
+    refused  error that ends the wait, or None
     """
 
     __slots__ = ("caller", "context", "refused", "seen_at")

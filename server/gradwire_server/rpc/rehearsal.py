@@ -1,9 +1,9 @@
-"""What the first callers would wait for, done before they come.
+"""Warm-up evaluations and calls before the server serves.
 
-Python, gRPC and a backend do much only once: they import, specialize, start threads and ask the
-system for memory. Before a server serves, it evaluates tiny tensors of every data type and compares
-with NumPy, and then answers calls of its own, all the way through gRPC, on a socket in a folder
-that is private to its user.
+Python, gRPC and a backend do much only once: they import, specialize, start threads and allocate
+memory. Before a server serves, it evaluates tiny tensors of every data type and compares the
+results with NumPy's, and then answers its own calls through gRPC, on a socket in a folder that is
+private to its user.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _RUNS = 5
 
 # Python specializes code that has run some ten times.
 _CALLS = 12
-# Several steps, of which the second stream finds the memory that the first has asked for.
+# Several steps; the second stream reuses the memory that the first one allocated.
 _LARGE = (4, 4, 256, 256)
 _STREAMS = 2
 _CHUNK_BYTES = 1 << 20
-# Far more than all of it takes on a machine that is not busy.
+# Far more than the warm-up takes on an idle machine.
 _TIMEOUT_S = 2.0
 _GRACE_S = 0.5
 
@@ -53,12 +53,12 @@ _is_rehearsal = ContextVar("_is_rehearsal", default=False)
 
 
 def rehearse(backend: Backend) -> float:
-    """Evaluate every data type and compare with NumPy; return multiplications done in a second.
+    """Evaluate every data type and compare with NumPy; return the multiplications per second.
 
-    Raises RuntimeError where the backend's bits are others.
+    Raises RuntimeError if the backend's bits differ.
     """
     preparer = Preparer(Limits(), TableCache(max_entries=1 << 16))
-    # Tensors as small as these would all be left to the CPU.
+    # Such a backend leaves tensors this small to the CPU, so its device is tested separately.
     all_of_it = [backend, backend.on_device()] if isinstance(backend, LeavesToCpu) else [backend]
     for data_type, dtype in tensors.DTYPES.items():
         data = np.linspace(-1, 1, math.prod(_SMALL)).astype(dtype).view(np.uint8)
@@ -75,7 +75,7 @@ def rehearse(backend: Backend) -> float:
 
 
 def _rate(preparer: Preparer, backend: Backend) -> float:
-    """Measure a backend on a tensor of which one run takes some ten microseconds."""
+    """Measure a backend on a tensor whose evaluation takes some ten microseconds."""
     prepared = preparer.prepare(codec.read_request(_header(_LINEAR, _FLOAT32, _MEASURED)))
     data = np.ones(prepared.input.wire_bytes, np.uint8)
     seconds = math.inf
@@ -87,9 +87,10 @@ def _rate(preparer: Preparer, backend: Backend) -> float:
 
 
 async def rehearse_calls(handlers: grpc.GenericRpcHandler) -> None:
-    """Have handlers answer calls of every kind through gRPC, unheard by the log.
+    """Call each kind of handler through gRPC, without log lines.
 
-    What cannot be rehearsed, for want of a folder, a socket or time, is left to the first callers.
+    Without a folder, a socket or enough time, the warm-up is incomplete and the first calls are
+    slower.
     """
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((handlers,))
@@ -105,7 +106,7 @@ async def rehearse_calls(handlers: grpc.GenericRpcHandler) -> None:
                 ):
                     await _call(channel)
             finally:
-                # Not at once: grpc's client, whose channel closes meanwhile, would write of that.
+                # With a grace period: otherwise grpc's client, which is closing, logs the end.
                 await server.stop(_GRACE_S)
     except Exception as error:  # noqa: BLE001 - whatever it is, a server that is slow at first is fine
         told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
@@ -114,7 +115,7 @@ async def rehearse_calls(handlers: grpc.GenericRpcHandler) -> None:
 
 @contextmanager
 def _unheard() -> Generator[None]:
-    """Keep the calls of a server that starts meanwhile out of the log."""
+    """Keep the calls of a server that is started in this context out of the log."""
     token = _is_rehearsal.set(True)  # handlers run in the context in which their server started
     _log.addFilter(_is_of_callers)
     try:
@@ -142,7 +143,7 @@ async def _call(channel: grpc.aio.Channel) -> None:
 
 
 def _request(number: int) -> v1.EvaluateRequest:
-    """Each of another size, so that all build tables."""
+    """Return a request whose size depends on number, so that each one builds tables."""
     header = _header(_LINEAR, _FLOAT32, (*_SMALL[:3], _SMALL[3] + 2 * number))
     return v1.EvaluateRequest(
         request_id=str(number),
@@ -155,8 +156,8 @@ def _request(number: int) -> v1.EvaluateRequest:
 
 def _messages() -> Iterator[v1.EvaluateStreamRequest]:
     yield v1.EvaluateStreamRequest(open=_header(_LINEAR, _FLOAT32, _LARGE))
-    # Once a block as large is freed, glibc keeps memory for all smaller ones, a few such blocks of
-    # it, where before it asked the system anew each time.
+    # Once a block this large is freed, glibc keeps a few times its size for all smaller blocks;
+    # before that it asks the system for memory each time.
     data = bytes(4 * math.prod(_LARGE))
     for offset in range(0, len(data), _CHUNK_BYTES):
         chunk = v1.Chunk(offset=offset, data=data[offset : offset + _CHUNK_BYTES])
@@ -166,7 +167,7 @@ def _messages() -> Iterator[v1.EvaluateStreamRequest]:
 def _header(
     operator: ops.Operator, data_type: v1.DataType.ValueType, sizes: tuple[int, ...]
 ) -> v1.Open:
-    """Halve the last two axes."""
+    """Return a header whose output halves the last two axes."""
     halved = (*sizes[:2], sizes[2] // 2, sizes[3] // 2)
     return v1.Open(
         operator=ops.to_message(operator),

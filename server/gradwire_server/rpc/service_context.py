@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Do(Protocol):
-    """Does a part of an evaluation when it is its turn."""
+    """Callable that runs a part of an evaluation in its turn."""
 
     async def __call__(self, work: Callable[[], T], /) -> T:
         """Return what the work returns."""
@@ -48,7 +48,7 @@ class Do(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """What handlers share: the parts that compute and the rules that bound them."""
+    """The parts that compute and the limits on them, shared by all handlers."""
 
     settings: Settings
     backend: Backend
@@ -69,11 +69,11 @@ class ServiceContext:
         *,
         header: bytes | None = None,
     ) -> Prepared:
-        """Prepare a request: here where that is quick, else in a thread, in turn.
+        """Prepare a request: on the event loop if that is quick, otherwise in a thread, in turns.
 
-        header  by which others like it are found
+        header  key under which the result is cached for equal requests
 
-        Raises StartingError before the server is ready, ServerFullError where it is full.
+        Raises StartingError before the server is ready, ServerFullError if it is full.
         """
         if not self.ready.is_set():
             after = self.settings.retry_after_s
@@ -98,7 +98,7 @@ class ServiceContext:
         admission = self.admission
         memory = admission.memory(needs.memory_bytes, measured=False)
         with memory, admission.turns(claim) as turns, building:
-            # The whole of it is a wait of the call that needs the tables.
+            # The call that needs the tables counts all of this time as waiting.
             while await self._in_turn(Phases(), turns, building.turn):
                 pass
         return building.result()
@@ -118,7 +118,7 @@ class ServiceContext:
 
     @contextmanager
     def computing(self, prepared: Prepared, call: ActiveCall, *, left: float) -> Generator[Do]:
-        """Let a stream in, and give what does a step of it: here if it is small, else in turn.
+        """Admit a stream; yield a Do that runs a step on the event loop if small, else in turn.
 
         left  part of the evaluation that is not done yet
         """
@@ -130,7 +130,7 @@ class ServiceContext:
 
     @contextmanager
     def turns(self, claim: Claim, call: ActiveCall) -> Generator[Do]:
-        """Let what claims slots in, and give what does a part of it in a thread, in turn."""
+        """Admit a claim; yield a Do that runs a part of the work in a thread, in turn."""
         with self.admission.turns(claim) as turns:
             yield partial(self._in_turn, call.phases, turns)
 
@@ -148,7 +148,7 @@ class ServiceContext:
         return result
 
     def compute_here(self, phases: Phases, work: Callable[[], T]) -> T:
-        """Do what InlineWork admits, on the event loop."""
+        """Run work that InlineWork admits, on the event loop."""
         began = time.perf_counter()
         result = work()
         ended = time.perf_counter()
@@ -160,15 +160,15 @@ class ServiceContext:
         return self.compute_here(phases, work)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Do work in the thread pool."""
+        """Run work in the thread pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Do work of the backend in the thread pool, out of turn."""
+        """Run work of the backend in the thread pool, out of turn."""
         return await self._result(*submit(self.pool, work))
 
     def _result(self, done: Future[None], outcome: asyncio.Future[T]) -> Awaitable[T]:
-        """Return the outcome of work in a thread, watched where a device does it."""
+        """Return the outcome of work in a thread, watched if the backend may wait for a device."""
         return self.device.result(done, outcome) if self.backend.may_wait else outcome
 
 
@@ -179,6 +179,6 @@ def _timed(work: Callable[[], T], deadline: float) -> tuple[T, float]:
 
 
 def take_turn(steps: Iterator[object]) -> bool:
-    """Do as many steps as make a turn, at least one; return whether there may be more."""
+    """Run steps for one turn, at least one step; return whether there may be more."""
     until = time.perf_counter() + TURN_S
     return any(time.perf_counter() >= until for _ in steps)

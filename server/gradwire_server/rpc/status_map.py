@@ -1,4 +1,4 @@
-"""The one table that turns exceptions into statuses; nobody else chooses a status code."""
+"""The table of gRPC statuses by exception, the only place that chooses them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _INTERNAL = (StatusCode.INTERNAL, v1.ErrorReason.ERROR_REASON_INTERNAL)
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """An error as a caller sees it."""
+    """An error in the form that is sent to a caller."""
 
     code: StatusCode
     reason: v1.ErrorReason.ValueType
@@ -137,7 +137,7 @@ class ErrorStatus:
 
 
 def failure(error: BaseException) -> ErrorStatus:
-    """Look an exception up; one not in the table is a fault of the server and tells nothing."""
+    """Return the status of an exception; others than the table's are INTERNAL, without details."""
     kind = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
     if kind is None:
         return ErrorStatus(
@@ -167,7 +167,7 @@ _OWN_WORDS: dict[type[BaseException], str] = {
 
 def _short(text: str, length: int) -> str:
     if not (text.isascii() and text.isprintable()):
-        # Callers' own words: on the way as a status each odd byte takes three.
+        # The text may quote the caller: in a status each non-ASCII byte is encoded as three.
         text = ascii(text[: length + 1])[1:-1]
     return text if len(text) <= length else text[: length - 3] + "..."
 

@@ -1,10 +1,11 @@
-"""EvaluateStream: one task reads, one computes, one writes, joined by queues of one step each.
+"""The EvaluateStream RPC: evaluation of one large tensor in chunks.
 
-A full queue stops the task before it, and in the end grpc stops reading from the sender: memory is
-bounded by what three steps need, whatever the tensor's size and whoever is slow.
+One task reads, one computes, one writes, joined by queues of one step each. A full queue blocks the
+task before it, until grpc stops reading from the sender: memory is bounded by three steps' needs,
+whatever the tensor's size and whichever side is slow.
 
-The tasks that read and write live as long as the call: a read or a write that is cancelled would
-leave grpc with one under way. Once the stream has failed they discard what comes to them.
+The tasks that read and write run as long as the call: cancelling a read or a write would leave it
+pending in grpc. After the stream has failed they discard their input.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from gradwire_server.scheduling.admission import AdmittedStream
 
 
 def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
-    """Return the result bytes that a stream is to give.
+    """Return the range of result bytes that a stream requests.
 
-    Raises InvalidFieldError where the result has no such bytes, DigestMismatchError where they
-    would be those of another evaluation than the one named.
+    Raises InvalidFieldError if the result has no such bytes, DigestMismatchError if the evaluation
+    differs from the one named.
     """
     total = prepared.output.wire_bytes
     first, stop = header.resume_from, header.stop_before or total
@@ -81,7 +82,7 @@ def _same_evaluation(header: v1.Open, digest: str, wanted: range) -> range:
 def opened(
     output: v1.TensorDescriptor, wants: range, *, digest: str, max_chunk_bytes: int
 ) -> v1.EvaluateStreamResponse:
-    """Answer open; wants are the input bytes to send."""
+    """Return the answer to open; wants are the input bytes to send."""
     return v1.EvaluateStreamResponse(
         opened=v1.Opened(
             output=output,
@@ -93,17 +94,17 @@ def opened(
     )
 
 
-# How long a caller that does not read may hold up the error that ends its stream.
+# Time to write the error that ends a stream to a caller that does not read.
 _LAST_WORD_S = 5.0
 _LISTEN_ON_S = 0.2
-# Between two stages: one waits and one is in work.
+# Steps between two tasks: one waits, one is being processed.
 _STEPS = 2
-# Of a cancelled call grpc first says that its input ends, and only then cancels the handler.
+# grpc first reports the end of a cancelled call's input, and only then cancels the handler.
 _CANCELLATION_S = 0.1
 
 
 class StreamService:
-    """Answers EvaluateStream."""
+    """Handler of EvaluateStream."""
 
     def __init__(self, service: ServiceContext) -> None:
         self._service = service
@@ -146,7 +147,7 @@ class _EvaluationStream:
         self._chunk_bytes = service.settings.max_chunk_bytes
 
     async def run(self) -> None:
-        """Answer the stream under watch."""
+        """Serve the stream, and end it if it stalls."""
         self._reader = asyncio.ensure_future(self._read())
         self._writer = asyncio.ensure_future(self._write())
         await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
@@ -164,15 +165,15 @@ class _EvaluationStream:
         except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
         if self._service.draining.is_set() and self._reader is not None:
-            # A connection that is closed while bytes wait to be read is reset, and a reset takes
-            # back what the caller has not read yet: the error.
+            # Closing a connection with unread bytes resets it, and a reset discards data that the
+            # caller has not read yet: the error.
             self._input_wanted.set()
             await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
 
     async def close(self) -> None:
         """End the tasks that read and write."""
         left = [task for task in (self._reader, self._writer) if task is not None]
-        # Or the traceback of a task that failed would refer to itself, and keep all buffers.
+        # Otherwise the traceback of a failed task refers to itself and keeps all buffers alive.
         self._reader = self._writer = None
         tasks.cancel(left)
         await asyncio.gather(*left, return_exceptions=True)
@@ -189,7 +190,7 @@ class _EvaluationStream:
                 self._admitted.note_wait(for_caller=False)
                 with self._call.phases.spending("queue"):
                     prepared = await service.prepare(request, self._context)
-                # Beside what steps hold, a chunk each way is on its way through grpc, twice.
+                # Besides the steps' memory, grpc holds one chunk each way, twice.
                 most = service.settings.max_chunk_bytes
                 ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
                 in_transit = sum(2 * min(most, each) for each in ways)
@@ -199,12 +200,12 @@ class _EvaluationStream:
             self._done.set()
 
     def _give_way(self, refused: ServerFullError) -> None:
-        """End for want of room."""
+        """End the stream to make room for another one."""
         self._refused = refused
         self._refusal.set()
 
     def _note(self, header: v1.Open) -> EvaluationRequest:
-        """Return the request; its log line and metrics tell of it, also where it is refused."""
+        """Return the request, and note it for the log line and metrics, even if it is refused."""
         request = codec.read_request(header)
         self._call.note_request(request, received=0)
         self._call.facts["resume_from"] = header.resume_from
@@ -243,7 +244,7 @@ class _EvaluationStream:
         needed = wanted if through else range(assembler.position, assembler.stop)
         output = codec.write_descriptor(prepared.output)
         if needed:
-            # From here on: a caller may be slow to take the answer, too.
+            # From here on, since a caller may also be slow to read the answer.
             self._admitted.note_wait(for_caller=True)
         else:
             self._admitted.note_data()
@@ -258,7 +259,7 @@ class _EvaluationStream:
             await asyncio.wait({self._writer})
 
     async def _pass_on(self, position: int, total: int) -> None:
-        """Hand the input's bytes from a position on to the writer as they come."""
+        """Pass the input's bytes from a position on to the writer as they arrive."""
         while (message := await self._next()) is not None:
             chunk = self._check_chunk(message, position, total)
             self._call.received_bytes += len(chunk.data)
@@ -393,7 +394,7 @@ def _future() -> asyncio.Future[Any]:
 
 
 def _read_chunk(message: v1.EvaluateStreamRequest) -> codec.Chunk:
-    """Take a chunk out of a message that is not written as most are."""
+    """Return the chunk of a message whose encoding differs from the usual one."""
     codec.refuse_unknown_fields(message, "")
     came = message.WhichOneof("message") or "an empty message"
     if came != "chunk":

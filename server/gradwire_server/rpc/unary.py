@@ -38,7 +38,7 @@ class GradientService:
         )
 
     async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
-        """Evaluate one operator on one small tensor; metadata is what came with the call."""
+        """Evaluate one operator on one small tensor; metadata is the call's."""
         message = await self._transit.receive(context)
         call = ActiveCall("Evaluate", context, self._service.active, sent=metadata)
         return await call.answer(partial(self._evaluate, message, call))
@@ -61,7 +61,7 @@ class GradientService:
         compute = partial(at_once, prepared, data, service.backend)
         is_short = service.inline.admits(prepared)
         if is_short and prepared.output.wire_bytes < LEAST_BYTES:
-            # Nobody else could take the memory before it is free again.
+            # No other call can take the memory before it is free again.
             service.admission.enter(needed)
             return _reply(prepared, service.compute_here(call.phases, compute), call)
         service.admission.take_memory(needed)
@@ -77,7 +77,7 @@ class GradientService:
         return reply
 
     async def _has_turn(self, prepared: Prepared) -> bool:
-        """Wait for a turn of the event loop with time for a short evaluation; False for others."""
+        """Wait for a loop iteration with time for a short evaluation; False for long ones."""
         inline = self._service.inline
         while inline.is_short(prepared):
             if inline.admits(prepared):
@@ -116,7 +116,7 @@ class GradientService:
     async def get_server_info(
         self, _requests: object, context: Context
     ) -> v1.GetServerInfoResponse:
-        """Give version, backend and limits."""
+        """Return version, backend and limits."""
         request = await self._transit.receive(context)
         call = self._call("GetServerInfo", context)
         return await call.answer(lambda: self._get_server_info(request))
@@ -136,7 +136,7 @@ def _reply(prepared: Prepared, result: codec.Bytes, call: ActiveCall) -> bytes:
 
 
 def server_info(settings: Settings, backend: str, backend_reason: str) -> v1.GetServerInfoResponse:
-    """Return its version, backend and limits."""
+    """Return a server's version, backend and limits."""
     return v1.GetServerInfoResponse(
         version=VERSION,
         numerics_version=NUMERICS_VERSION,

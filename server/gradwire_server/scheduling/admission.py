@@ -1,24 +1,25 @@
-"""Admission of evaluations while there is room for them; the rest is refused at once.
+"""Admission control of evaluations: memory budget, slots, queue, deadlines and streams.
 
-- Memory, of all evaluations in flight, waiting ones included: what does not fit is refused.
-- Slots: as many as threads that compute, and one for the next evaluation, so that no thread waits
-  for the event loop. An evaluation takes a slot for a turn at a time and waits for the next one in
-  a fair queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets
+- Memory is budgeted over all evaluations in flight, including waiting ones. An evaluation that does
+  not fit is refused.
+- There are as many slots as computing threads, and one for the next evaluation, so that no thread
+  waits for the event loop. An evaluation holds a slot for one turn and waits for the next turn in a
+  fair queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets
   short work pass.
 - The queue is bounded in time: a burst is admitted as far as it is done `max_queue_s` after it
-  began. Under a lasting load a long queue serves no more calls than a short one and each of them
-  later: it refuses newcomers that would wait longer than `max_standing_queue_s` and longer than a
-  quarter of their own time. Nichols and Jacobson (2012, CoDel) tell good queues from bad ones so.
-- Rejects requests whose estimated completion exceeds the deadline, and drops them where that turns
-  out while they wait. Cancelled requests leave at once.
-- Streams: opening one costs a caller a few bytes, so one caller has three quarters of all streams
-  at most. Where there is no room, a stream gives way whose data has not begun to come for a moment:
-  it has computed nothing yet, and its caller may try again.
-- Requests of one stream: each holds the memory it needs from its arrival on. A few are enough to
-  keep every thread at work; of more than those a stream holds its share of the budget at most.
+  began. Under a lasting load a long queue serves no more calls than a short one and delays each of
+  them: newcomers are refused if they would wait longer than `max_standing_queue_s` and longer than
+  a quarter of their own time. The distinction follows Nichols and Jacobson (2012, CoDel).
+- Requests whose estimated completion exceeds the deadline are rejected, or dropped if that becomes
+  clear while they wait. Cancelled requests leave at once.
+- Opening a stream costs a caller a few bytes, so one caller has at most three quarters of all
+  streams. If there is no room, a stream whose data is late gives way: it has computed nothing yet,
+  and its caller may retry.
+- Each request of one stream holds the memory it needs from its arrival on. A few requests keep
+  every thread at work; beyond those, a stream holds at most its share of the budget.
 
-An evaluation that has had a turn is never refused. Every refusal carries a retry delay, by the rate
-at which the queue drains (estimator.py).
+An evaluation that has had a turn is never refused. Every refusal carries a retry delay derived from
+the rate at which the queue drains (estimator.py).
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from gradwire_server.errors import ServerFullError
 from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
 from gradwire_server.scheduling.scheduler import TURN_S, Backlog, Claim, Slots, Turns
 
-# What others always find room in: this part of all streams.
+# One caller leaves 1 / _OTHERS_PART of all streams to the others.
 _OTHERS_PART = 4
-# Data that has not begun to come after this time is slow.
+# Time after which data whose first byte has not arrived counts as slow.
 _MOMENT_S = 0.5
 
 
 class AdmittedStream:
-    """One stream that is open.
+    """One open stream.
 
-    caller    whose share it is in
-    give_way  called with the error that ends it
+    caller    the caller in whose share it counts
+    give_way  called with the error that ends the stream
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class AdmittedStream:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the server has waited for the first byte of its data."""
+        """Seconds that the server has waited for the first byte of the stream's data."""
         return 0.0 if self._waits_since is None else self._clock() - self._waits_since
 
     def note_wait(self, *, for_caller: bool) -> None:
-        """Note whether it waits for its caller now, or for the server."""
+        """Note whether the stream now waits for its caller or for the server."""
         if not self._has_data:
             self._waits_since = self._clock() if for_caller else None
 
     def note_data(self) -> None:
-        """Note that data has come, or that none is needed."""
+        """Note that data has arrived, or that none is needed."""
         self._has_data, self._waits_since = True, None
 
 
@@ -80,9 +81,9 @@ def _ended(_refused: ServerFullError) -> None:
 
 
 class AdmittedStreams:
-    """All streams that are open.
+    """All open streams.
 
-    most  of all callers together
+    most  maximum number of streams of all callers
     """
 
     def __init__(self, most: int) -> None:
@@ -95,7 +96,7 @@ class AdmittedStreams:
         return len(self._all)
 
     def full_for(self, caller: Hashable) -> str:
-        """Return what leaves a caller no room for one more; nothing where there is room."""
+        """Return why a caller cannot open one more stream; an empty string if it can."""
         own = self._by_caller[caller]
         if len(self) >= self.most:
             return f"{len(self)} streams are open"
@@ -104,9 +105,9 @@ class AdmittedStreams:
         return ""
 
     def least(self, caller: Hashable) -> AdmittedStream | None:
-        """Return the stream that gives way to one of a caller, if there is one.
+        """Return the stream that gives way to a new one of a caller, or None.
 
-        Where the caller has its share already, that is one of its own.
+        If the caller already has its share of streams, it is one of its own.
         """
         among = list(self._all)
         if self._by_caller[caller] >= self._share:
@@ -115,16 +116,16 @@ class AdmittedStreams:
         return None if found is None or found.waited_s < _MOMENT_S else found
 
     def add(self, stream: AdmittedStream) -> None:
-        """Take one in."""
+        """Add a stream."""
         self._all[stream] = None
         self._by_caller[stream.caller] += 1
 
     def discard(self, stream: AdmittedStream) -> bool:
-        """Let one go; return whether it was there."""
+        """Remove a stream; return whether it was there."""
         if stream not in self._all:
             return False
         del self._all[stream]
-        # What it calls holds the stream's buffers, and often the stream: a cycle keeps both.
+        # The callback refers to the stream's buffers, and often to the stream: a reference cycle.
         stream.give_way = _ended
         self._by_caller[stream.caller] -= 1
         if not self._by_caller[stream.caller]:
@@ -132,22 +133,22 @@ class AdmittedStreams:
         return True
 
 
-# The slot for what is next.
+# Slots for the next evaluation.
 _NEXT = 1
-# Plain taps of a table, and seconds that they take on a slow machine.
+# Plain taps of a table, and the seconds to build them on a slow machine.
 _TABLE_WORK = 1 << 16, 0.001
-# What takes long may wait this part of that, however short the queue is kept.
+# Work may wait this part of its own time, however short the queue is kept.
 _WAIT_SHARE = 0.25
 
 
 class Admission:
-    """What all evaluations in flight hold. Used from one event loop only.
+    """Memory, slots and streams of all evaluations in flight. Used from one event loop only.
 
-    entered           evaluations that were let in so far
-    max_memory_bytes  of all evaluations in flight
-    memory_bytes      that they hold, those that wait included
-    refusals          so far, by what stood in the way: a setting; "deadline", which could not be
-                      met; "late", which turned out while waiting
+    entered           evaluations admitted so far
+    max_memory_bytes  limit for all evaluations in flight
+    memory_bytes      bytes they hold, including waiting ones
+    refusals          so far, by cause: a setting; "deadline" if it could not be met; "late" if that
+                      became clear while waiting
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Admission:
         self._backlog = Backlog()
         self._pace = WorkPace()
         self._table_pace = WorkPace()
-        # Long tables are few: the first are not to count as nothing.
+        # Long tables are rare: the estimate for the first ones must not be zero.
         self._table_pace.note(*_TABLE_WORK)
         self._memory_drain, self._stream_drain = Drain(), Drain()
         self._appointments = Appointments()
@@ -184,35 +185,35 @@ class Admission:
 
     @property
     def queue_depth(self) -> int:
-        """Evaluations that wait for a slot."""
+        """Number of evaluations that wait for a slot."""
         return len(self._slots)
 
     @property
     def computing(self) -> int:
-        """Slots in which something computes."""
+        """Number of slots in use."""
         return self._slots.taken
 
     @property
     def backlog_s(self) -> float:
-        """Estimated seconds until all that was let in is done."""
+        """Estimated seconds until all admitted work is done."""
         return self._backlog.seconds / self._threads
 
     def memory(self, needed: int, *, measured: bool = True) -> _Memory:
-        """Return the context that holds `needed` bytes of the budget.
+        """Return a context manager that holds `needed` bytes of the budget.
 
-        measured  whether retry delays count it: tables give theirs back long before requests do
+        measured  whether retry delays count it: tables are freed long before requests are
 
-        A request larger than all of it is let in alone. Entering raises ServerFullError where there
-        is no room.
+        A request larger than the whole budget is admitted alone. Entering raises ServerFullError if
+        there is no room.
         """
         return _Memory(self, needed, measured=measured)
 
     def has_room(self, needed: int) -> bool:
-        """Whether so many bytes of the budget are there to be taken."""
+        """Whether the budget has `needed` bytes left."""
         return not self.memory_bytes or self.memory_bytes + needed <= self.max_memory_bytes
 
     def enter(self, needed: int) -> None:
-        """Count a call, or raise ServerFullError where the budget lacks so many bytes."""
+        """Count a call, or raise ServerFullError if the budget lacks `needed` bytes."""
         if not self.has_room(needed):
             raise self.full(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
@@ -222,13 +223,13 @@ class Admission:
         self.entered += 1
 
     def take_memory(self, needed: int) -> None:
-        """Count a call and take bytes of the budget, or raise ServerFullError."""
+        """Count a call and take `needed` bytes of the budget, or raise ServerFullError."""
         self.enter(needed)
         self._memory_drain.enter(self._clock())
         self.memory_bytes += needed
 
     def free_memory(self, held: int, *, measured: bool = True) -> None:
-        """Give them back."""
+        """Return bytes to the budget."""
         self.memory_bytes -= held
         if measured:
             self._memory_drain.leave(self._clock(), amount=held, empty=not self.memory_bytes)
@@ -236,7 +237,7 @@ class Admission:
             self._memory_drain.stop()
 
     def full(self, came: str, *, missing: int, amount: int) -> ServerFullError:
-        """Return the error for who needs an amount of memory of which so many bytes are missing."""
+        """Return the error for a request of `amount` bytes, of which `missing` are not available."""
         limit, drain = "max_memory_bytes", self._memory_drain
         return self._full(
             came, limit, self.max_memory_bytes, drain=drain, missing=missing, amount=amount
@@ -244,7 +245,7 @@ class Admission:
 
     @property
     def streams(self) -> int:
-        """Streams open now."""
+        """Number of open streams."""
         return len(self._streams)
 
     @contextmanager
@@ -253,10 +254,10 @@ class Admission:
     ) -> Generator[AdmittedStream]:
         """Count a stream of a caller as open.
 
-        give_way  called with the error that the stream is to end with, where another one needs its
-                  room before data has come; it counts no more then
+        give_way  called with the error that ends the stream, if another one needs its room before
+                  data has arrived; the stream then no longer counts
 
-        Raises ServerFullError where there is no room and none gives way.
+        Raises ServerFullError if there is no room and no stream gives way.
         """
         came = self._streams.full_for(caller)
         if came:
@@ -285,7 +286,7 @@ class Admission:
         return self._full(came, "max_streams", allowed, drain=drain, missing=1, amount=1)
 
     def turns(self, claim: Claim) -> Turns:
-        """Let an evaluation in to compute, or raise ServerFullError."""
+        """Admit an evaluation to the slots, or raise ServerFullError."""
         pace = self._table_pace if claim.tables else self._pace
         turns = Turns(claim, self._slots, self._numbers, self._backlog, pace)
         if not self._slots:
@@ -300,7 +301,7 @@ class Admission:
         return bool(self._slots) or self._slots.taken >= self._slots.count
 
     def refusal(self, claim: Claim) -> ServerFullError | None:
-        """Return the error that turns() would raise because of time; None where it would not."""
+        """Return the error that turns() would raise because of time, or None."""
         seconds = self._pace.estimate_s(claim.work)
         if claim.paced or not self.has_waiting:
             return None
@@ -309,7 +310,7 @@ class Admission:
         return self._too_late(claim, seconds, large=seconds > TURN_S)[0]
 
     def _make_room(self, turns: Turns) -> None:
-        """Find a newcomer that has to wait a place, or refuse it."""
+        """Make room in the queue for a newcomer that has to wait, or refuse it."""
         peer, seconds = turns.claim.peer, turns.left_s
         too_late, wait_s = self._too_late(turns.claim, seconds, large=turns.large)
         if too_late is not None:
@@ -324,7 +325,7 @@ class Admission:
     def _too_late(
         self, claim: Claim, seconds: float, *, large: bool
     ) -> tuple[ServerFullError | None, float]:
-        """Return the error for who would be done too late, and the seconds to wait for a slot."""
+        """Return the error for a claim that would end too late, and the seconds it waits."""
         now = self._clock()
         wait_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=large) / self._threads
         left_s = claim.deadline - now
@@ -343,7 +344,7 @@ class Admission:
         return self._refuse(came, limit, wait_s, seconds), wait_s
 
     def _displace(self, peer: Hashable, seconds: float, refused: ServerFullError) -> bool:
-        """Refuse the last of the caller with most work instead, if that is not this caller."""
+        """Refuse the last evaluation of the caller with most work, if that is another caller."""
         heaviest = self._backlog.heaviest()
         if self._backlog.of(heaviest) <= self._backlog.of(peer) + seconds:
             return False
@@ -352,7 +353,7 @@ class Admission:
     def _full(
         self, came: str, limit: str, allowed: int, *, drain: Drain, missing: int, amount: int
     ) -> ServerFullError:
-        """Refuse what does not fit: so much is missing of the amount it needs."""
+        """Return the error for a request that needs `amount`, of which `missing` does not fit."""
         wait_s = drain.seconds_for(missing, now=self._clock())
         spacing_s = drain.seconds_for(amount)
         wait_s = self._retry_after_s if wait_s is None else wait_s
@@ -371,7 +372,7 @@ class Admission:
 
 
 class _Memory:
-    """Bytes of the budget. A class, since a generator takes several times as long."""
+    """Context that holds bytes of the budget. A generator would take several times as long."""
 
     __slots__ = ("_admission", "_measured", "_needed")
 
@@ -403,8 +404,8 @@ _SHARE = 1 / 16
 class Holdings:
     """Memory that requests of one stream hold. Used from one event loop only.
 
-    few       requests that the stream may hold memory for, whatever they need
-    requests  that hold memory, and nbytes of it
+    few       number of requests that may hold memory, whatever they need
+    requests  number of requests that hold memory, nbytes in all
     """
 
     def __init__(self, admission: Admission, *, few: int) -> None:
@@ -415,20 +416,20 @@ class Holdings:
         self.nbytes = 0
 
     def must_wait(self, needed: int) -> bool:
-        """Whether a request has to wait for others of this stream to give their memory back."""
+        """Whether a request has to wait for other requests of this stream to free memory."""
         if not self.requests:
             return False
         due = self.requests < self._few or self.nbytes + needed <= self._share_bytes
         return not (due and self._admission.has_room(needed))
 
     def take(self, needed: int) -> None:
-        """Take bytes of the budget for a request; raises ServerFullError as Admission does."""
+        """Take bytes of the budget for a request; raise ServerFullError as Admission does."""
         self._admission.take_memory(needed)
         self.requests += 1
         self.nbytes += needed
 
     def free(self, held: int) -> None:
-        """Give back what a request held, unless free_all() has."""
+        """Free the memory of a request, unless free_all() has done so."""
         if not self.requests:
             return
         self.requests -= 1
@@ -436,7 +437,7 @@ class Holdings:
         self._admission.free_memory(held)
 
     def free_all(self) -> None:
-        """Give back what is left when the stream ends."""
+        """Free all remaining memory at the end of the stream."""
         if self.requests:
             self._admission.free_memory(self.nbytes)
         self.requests = self.nbytes = 0

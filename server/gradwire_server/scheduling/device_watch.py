@@ -1,4 +1,4 @@
-"""Detection of a lost device: an error that lasts, or work that does not come back."""
+"""Detection of a lost device: a lasting error, or work that hangs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 _log = logging.getLogger("gradwire_server")
 
-# Exit status of a process that has lost its device.
+# Exit status of a process whose device is lost.
 LOST_STATUS = 3
-# Parts of the stall time. They are counted rather than read from a clock, so that a process that
-# was stopped for long itself does not take its device for lost.
+# Parts of the stall time, counted by timers: a process that was itself suspended for long must not
+# take its device for lost.
 _PARTS = 4
 
 
 class DeviceWatch:
-    """Notices when this process loses its device. Belongs to one event loop.
+    """Detects that this process has lost its device. Belongs to one event loop.
 
     lost            set once the device is lost for good
-    error           what every call is answered with from then on
+    error           the error of every call from then on
     listeners_shut  clear while this process listens: callers get the error only once it is set, so
                     that none of them connects to this process again
 
@@ -44,9 +44,9 @@ class DeviceWatch:
     async def result(self, done: Future[Any], outcome: asyncio.Future[T]) -> T:
         """Return the outcome of work on the device.
 
-        done  the end of the work in its thread; it is watched also if nobody waits any more
+        done  the end of the work in its thread; it is watched even after the caller stopped waiting
 
-        Raises DeviceLostError where the device is lost meanwhile.
+        Raises DeviceLostError if the device is lost meanwhile.
         """
         self._watch(done)
         try:
@@ -57,7 +57,7 @@ class DeviceWatch:
         raise lost
 
     def lose(self, why: str) -> DeviceLostError:
-        """Note that the device is lost; return what calls are answered with."""
+        """Note that the device is lost; return the error for calls."""
         if self.error is None:
             after = self._retry_after_s
             self.error = DeviceLostError(

@@ -1,33 +1,33 @@
-"""How fast this server really is: what work costs, how fast things drain, when to come back."""
+"""Measured estimates of work, drain rates, retry delays and queue limits."""
 
 from __future__ import annotations
 
 import math
 
-# What the newest measurement weighs in an exponential mean.
+# Weight of the newest measurement in an exponential mean.
 _WEIGHT = 0.1
-# Nobody is told to stay away for longer.
+# The longest retry delay.
 _LONGEST_S = 10.0
 
 
 class WorkPace:
-    """Seconds that work takes, from what it took. One mean for each power of two of work.
+    """Seconds that work takes, from measurements. One mean for each power of two of work.
 
-    Before anything was measured nothing costs anything.
+    Before the first measurement all estimates are 0.
     """
 
     def __init__(self) -> None:
         self._seconds_each: dict[int, float] = {}
 
     def note(self, work: int, seconds: float) -> None:
-        """Note that so much work took so long."""
+        """Note how many seconds an amount of work took."""
         size = work.bit_length()
         each = seconds / max(1, work)
         known = self._seconds_each.get(size)
         self._seconds_each[size] = each if known is None else known + _WEIGHT * (each - known)
 
     def estimate_s(self, work: int) -> float:
-        """Return the seconds that so much work will take, by the nearest size that is known."""
+        """Return the estimated seconds for an amount of work, from the nearest measured size."""
         size = work.bit_length()
         each = self._seconds_each.get(size)
         if each is None:
@@ -39,7 +39,7 @@ class WorkPace:
 
 
 class Drain:
-    """How long something takes to drain, measured only while there is something to drain."""
+    """Drain time of a resource, measured only while there is something to drain."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -47,12 +47,12 @@ class Drain:
         self._amount = 0.0
 
     def enter(self, now: float) -> None:
-        """Note that something came; measuring begins where nothing was there."""
+        """Note an arrival; measuring begins if nothing was there."""
         if self._since is None:
             self._since = now
 
     def leave(self, now: float, *, amount: float = 1.0, empty: bool) -> None:
-        """Note that an amount has gone, and whether nothing is left."""
+        """Note that an amount has left, and whether nothing remains."""
         if self._since is not None:
             first = not self._amount
             weight = 1.0 if first else _WEIGHT
@@ -65,9 +65,9 @@ class Drain:
         self._since = None
 
     def seconds_for(self, amount: float = 1.0, *, now: float = -math.inf) -> float | None:
-        """Return how long such an amount takes to go; None before anything was measured.
+        """Return the seconds that an amount takes to drain; None before the first measurement.
 
-        At least as long as nothing has gone until now.
+        At least the time since something last drained.
         """
         if not self._amount:
             return None
@@ -76,35 +76,34 @@ class Drain:
 
 
 class Appointments:
-    """When those who are refused shall come back: one after the other, as fast as things drain.
+    """Retry delays of refused calls: one after the other, at the drain rate.
 
-    Were all told the same time they would meet again. An appointment that is not kept is lost as
-    its time passes.
+    With equal delays all would return at once. The time of a call that does not return is lost.
     """
 
     def __init__(self) -> None:
         self._last = 0.0
 
     def give_s(self, now: float, *, wait_s: float, spacing_s: float) -> float:
-        """Return in how many seconds to come back.
+        """Return the retry delay in seconds.
 
-        wait_s     until what is here has drained
-        spacing_s  that the newcomer itself takes
+        wait_s     seconds until the present work has drained
+        spacing_s  seconds that the newcomer itself takes
         """
         self._last = max(now + wait_s, self._last) + spacing_s
         self._last = min(self._last, now + _LONGEST_S)
-        # Whole milliseconds, and not one more for the rounding of a sum.
+        # Round up to whole milliseconds, but not because of the rounding error of a sum.
         return math.ceil((self._last - now) * 1e3 - 1e-3) / 1e3
 
 
 class QueueLimit:
-    """How long newcomers may have to wait: long where a burst came, short where the queue stands.
+    """Longest wait allowed to newcomers: long in a burst, short for a standing queue.
 
-    Whoever comes while a burst lasts is let in if that is done max_queue_s after it began. A queue
-    that stands for longer only makes everybody wait: from then on it is kept short, until a while
-    after nobody waits any more and nobody had to be refused.
+    During a burst, calls are admitted if they are done max_queue_s after the burst began. A queue
+    that lasts longer only delays every call: from then on it is kept short, until it is empty and
+    no call has been refused for max_queue_s.
 
-    standing_s  what is allowed then
+    standing_s  longest wait allowed in a standing queue
     """
 
     def __init__(self, *, max_queue_s: float, max_standing_queue_s: float) -> None:
@@ -114,16 +113,16 @@ class QueueLimit:
         self._refused = -math.inf
 
     def rest(self, now: float) -> None:
-        """Note that nobody waits."""
+        """Note that no call waits."""
         if self._began is not None and now - self._refused > self._max_queue_s:
             self._began = None
 
     def allowed_s(self, now: float) -> float:
-        """Return how long one who comes now, and has to wait, may have to."""
+        """Return the longest wait, in seconds, for a call that arrives now and has to wait."""
         if self._began is None:
             self._began = now
         return max(self.standing_s, self._began + self._max_queue_s - now)
 
     def note_refusal(self, now: float) -> None:
-        """Note that somebody would have had to wait too long."""
+        """Note that a call was refused because it would have waited too long."""
         self._refused = now

@@ -1,12 +1,12 @@
-"""Who is next: a queue that is fair to callers and to sizes, and heeds deadlines.
+"""Fair queue over callers and request sizes, ordered by deadline.
 
-Callers share alike the seconds of work that are served; what one caller gets, its small and its
-large pieces share alike; within those what is due first goes first. So many small pieces and a few
-huge ones pass each other, and nobody starves.
+Callers get equal shares of the seconds of work served; within one caller, small and large entries
+get equal shares; within those, the entry due first is next. So many small entries and a few huge
+ones pass each other, and none starves.
 
 Shares follow start-time fair queueing (Goyal, Vin and Cheng, 1996): each flow has a virtual time at
-which its next piece may start, serving a piece moves that on by the piece's cost, and the flow with
-the earliest start is next. A flow that has nothing to serve saves nothing up meanwhile.
+which its next entry may start, serving an entry advances it by the entry's cost, and the flow with
+the earliest start is next. An idle flow accumulates no credit.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-# Flows remembered although nothing of theirs waits, before those without a debt are forgotten.
+# Number of idle flows remembered; beyond it, those without a debt are forgotten.
 _MOST_REMEMBERED = 128
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueueEntry(Generic[T]):
-    """A place in the queue; those of one flow stand in the order of the first two fields.
+    """An entry of the queue; entries of one flow are ordered by the first two fields.
 
-    due       when it had best be done
-    number    of the call, by arrival: a call that has begun goes before those behind it
-    deadline  when it is too late; infinite for never
+    due       preferred time of completion
+    number    of the call, by arrival: a call that has begun goes before later ones
+    deadline  time after which it is too late; infinite for none
     cost_s    estimated seconds of work
-    needs_s   the same of all that is to be done by the deadline
-    large     whether it shares with large pieces
-    firm      whether it keeps its place whoever comes
+    needs_s   estimated seconds of all work to be done by the deadline
+    large     whether it shares with large entries
+    firm      not evictable
     """
 
     due: float
@@ -49,14 +49,14 @@ class QueueEntry(Generic[T]):
 
     @property
     def late(self) -> float:
-        """When it will not be done by its deadline even if it is next."""
+        """The latest start that meets the deadline."""
         return self.deadline - self.needs_s
 
 
 class FairQueue(Generic[T]):
-    """Pieces of work that wait, as many as are let in. Knows no clock.
+    """Fair queue of waiting entries, without a limit or a clock of its own.
 
-    cost_s  estimated seconds of all of them
+    cost_s  estimated seconds of all entries
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class FairQueue(Generic[T]):
         due: float = math.inf,
         deadline: float = math.inf,
     ) -> QueueEntry[T]:
-        """Queue a piece; pieces of one call have one number, and no two wait at once."""
+        """Add an entry; entries of one call have one number, and no two wait at once."""
         place = QueueEntry(
             due,
             number,
@@ -101,7 +101,7 @@ class FairQueue(Generic[T]):
         return place
 
     def pop(self) -> QueueEntry[T]:
-        """Take the piece that is next; raise IndexError where there is none."""
+        """Remove and return the next entry; raise IndexError if the queue is empty."""
         if not self._length:
             raise IndexError("the queue is empty")
         peer = self._shares.earliest(self._peers)
@@ -111,7 +111,7 @@ class FairQueue(Generic[T]):
         return place
 
     def remove(self, place: QueueEntry[T]) -> bool:
-        """Take a piece out, at no cost to its flow; return whether it was still there."""
+        """Remove an entry at no cost to its flow; return whether it was still there."""
         peer = self._peers.get(place.peer)
         if peer is None or not peer.remove(place):
             return False
@@ -119,7 +119,7 @@ class FairQueue(Generic[T]):
         return True
 
     def expire(self, now: float) -> list[QueueEntry[T]]:
-        """Take out, and return, what will not be done by its deadline even if it is next."""
+        """Remove and return the entries that can no longer meet their deadlines."""
         if now <= self._first_late:
             return []
         waiting = [place for peer in self._peers.values() for place in peer]
@@ -132,7 +132,7 @@ class FairQueue(Generic[T]):
         return late
 
     def last_of(self, peer: Hashable) -> QueueEntry[T] | None:
-        """Return the last of a caller's places that are not firm, if there is one."""
+        """Return the last of a caller's entries that are not firm, or None."""
         waiting = self._peers.get(peer, ())
         return max((place for place in waiting if not place.firm), default=None)
 
@@ -142,13 +142,13 @@ class FairQueue(Generic[T]):
         if not self._peers[place.peer]:
             del self._peers[place.peer]
         if not self._length:
-            # Rounding would add up.
+            # Otherwise rounding errors add up.
             self.cost_s = 0.0
             self._shares = _Shares()
 
 
 class _Peer(Generic[T]):
-    """What waits for one caller: small and large pieces apart."""
+    """Waiting entries of one caller, small and large ones separately."""
 
     def __init__(self) -> None:
         self._flows: dict[bool, list[QueueEntry[T]]] = {}
@@ -189,7 +189,7 @@ class _Peer(Generic[T]):
 
 
 class _Shares(Generic[K]):
-    """Virtual times of flows that share alike."""
+    """Virtual times of flows with equal shares."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 from gradwire_server.engine.prepared import Prepared
 
-# NumPy takes half of it for the smallest, and a thread some 0.1 ms to reach and to come back from.
+# NumPy takes half of it for the smallest evaluation; a round trip to a thread takes some 0.1 ms.
 _MOST_S = 500e-6
-# While the event loop computes, nobody else is served.
+# While the event loop computes, no other call is served.
 _MOST_OF_A_TURN_S = 1e-3
 _CARRIED_S = 100e-6
 
 
 class InlineWork:
-    """Admits short evaluations to the event loop, for a millisecond in each of its turns.
+    """Admits short evaluations to the event loop, for a millisecond per loop iteration ("turn").
 
-    rate       multiplications that the backend does in a second, until an evaluation has been
-               measured itself; 0 lets nothing in
-    most_work  multiplications beyond which a backend may wait for more than a processor
-    next_turn  calls a function in the event loop's next turn
+    rate       multiplications per second of the backend, used until an evaluation has been
+               measured; 0 admits nothing
+    most_work  multiplications above which a backend may wait for more than a processor
+    next_turn  calls a function in the next loop iteration
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class InlineWork:
         self._spent_s = 0.0
 
     def estimate_s(self, prepared: Prepared) -> float:
-        """Return the seconds that one such evaluation takes; by its work until it was measured."""
+        """Return the estimated seconds of one evaluation; by its work until it was measured."""
         measured = prepared.measured
         if measured.seconds is None:
             measured.seconds = prepared.inline_work / self.rate
         return measured.seconds
 
     def is_short(self, prepared: Prepared) -> bool:
-        """Whether such an evaluation is computed on the event loop, in some turn of it."""
+        """Whether such an evaluation is computed on the event loop, in this or a later turn."""
         if not self.rate or prepared.inline_work > self._most_work:
             return False
         return self.estimate_s(prepared) <= _MOST_S
@@ -61,10 +61,10 @@ class InlineWork:
         return int((_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9))
 
     def spend(self, seconds: float) -> None:
-        """Count the seconds that something was computed for in this turn."""
+        """Count seconds of computation in this turn."""
         before = self._spent_s
         self._spent_s = before + seconds
-        # Little is carried over to later turns: to ask for the next one takes microseconds.
+        # Small amounts carry over to later turns: scheduling a reset takes microseconds.
         if before < _CARRIED_S <= self._spent_s:
             self._next_turn(self._begin_turn)
 

@@ -1,8 +1,8 @@
-"""Memory that the C library's malloc keeps, and when it goes back to the system.
+"""Settings of glibc's malloc, and return of freed memory when idle.
 
-glibc hands each large block back to the system when it is freed and gets new pages for the next,
-which the system fills with zeros one by one: for the chunks and buffers of a stream that takes
-longer than to copy them. docs/benchmarks.md has figures.
+glibc returns each large block to the system when it is freed and gets new pages for the next one,
+which the system zeroes one by one: for the chunks and buffers of a stream this takes longer than
+copying them. docs/benchmarks.md has figures.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import ctypes
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-# Of <malloc.h>.
+# Constants of <malloc.h>.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-# The most that glibc takes: blocks of less are not handed back one by one.
+# The largest threshold glibc accepts: smaller blocks are not returned one by one.
 _LARGEST_BLOCK = 32 << 20
-# Each but the first keeps its own share, which malloc_trim(3) leaves alone.
+# Each arena but the first keeps its own memory, which malloc_trim(3) does not return.
 _ARENAS = 2
-# Taken from the system at once, at most.
+# The most bytes requested from the system at once.
 _MOST_AHEAD = 64 << 20
-# Idle periods after which memory is handed back: threads free some a moment after a call's end.
+# Idle periods after which memory is returned: threads free some a moment after a call's end.
 _TRIMS = 2
 
 
 def keep(nbytes: int) -> bool:
-    """Have malloc keep so many bytes, in this process; return whether it can be told that.
+    """Make malloc keep `nbytes` of freed memory in this process; return whether it supports that.
 
-    0 leaves it as it is.
+    0 leaves malloc unchanged.
     """
     if not nbytes:
         return False
@@ -52,13 +52,13 @@ async def trim_when_idle(
     is_idle: Callable[[], bool],
     off_loop: Callable[[Callable[[], object]], Awaitable[object]],
 ) -> None:
-    """Hand freed memory back to the system whenever no call has come for a while.
+    """Return freed memory to the system whenever no call has arrived for a while.
 
     The C library keeps blocks that were freed in small pieces, and those that threads freed.
 
-    after_s   seconds without calls; 0 hands back nothing
-    calls     returns how many calls have come so far
-    is_idle   returns whether none is in flight
+    after_s   seconds without calls; 0 disables this
+    calls     returns the number of calls so far
+    is_idle   returns whether no call is in flight
     off_loop  runs a function in a thread
     """
     trim = _trim()
@@ -75,7 +75,7 @@ async def trim_when_idle(
 
 
 def _trim() -> Callable[[], object] | None:
-    """Return glibc's malloc_trim(3); other C libraries have none."""
+    """Return glibc's malloc_trim(3), or None with another C library."""
     try:
         function = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
