@@ -1,4 +1,4 @@
-"""What the server's core raises; rpc/status_map.py maps each to a gRPC status.
+"""Exceptions of the server's core; rpc/status_map.py maps each to a status.
 
 EvaluationError
 ├── InvalidFieldError           an attribute, shape, dtype or stride is not valid
@@ -119,7 +119,7 @@ class UnauthenticatedError(EvaluationError):
 
 
 class MissingScopeError(EvaluationError):
-    """Who calls may not do this."""
+    """The caller's token lacks a scope."""
 
 
 _MANY = {"axis": "axes"}

@@ -51,7 +51,7 @@ LAST_EXPORT_S = 3.0
 
 
 def are_wanted(settings: Settings) -> bool:
-    """Whether anybody will read the metrics."""
+    """Whether metrics are exported."""
     return bool(settings.http_port) or _export(settings, "metrics") is not None
 
 

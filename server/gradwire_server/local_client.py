@@ -77,7 +77,7 @@ class _Deadline:
 
 @dataclass(frozen=True, slots=True)
 class _LocalCall:
-    """What calls share that differ in the numbers of their tensors only.
+    """The state shared by calls that differ only in the numbers of their tensors.
 
     input, output  how the tensors travel
     strides        those of a result that is allocated for the caller, in bytes
@@ -328,8 +328,8 @@ def _key(
 ) -> Hashable | None:
     """Return all that the checks and the preparation of a call depend on, but for out's memory.
 
-    None where equality would not do: True and 1 are equal sizes, and only one of them is right.
-    Operators that are equal are told apart by `_Call.takes`.
+    None if equality is not enough: True and 1 are equal sizes, and only one of them is right.
+    `_LocalCall.takes` tells equal operators apart.
     """
     shape: tuple[int, ...] | None = None
     if output_shape is not None:

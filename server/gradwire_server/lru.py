@@ -1,4 +1,4 @@
-"""A bounded memory of what was used last."""
+"""A bounded LRU cache."""
 
 from __future__ import annotations
 

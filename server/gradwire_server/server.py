@@ -39,14 +39,14 @@ _log = logging.getLogger("gradwire_server")
 class Server:
     """A gRPC server with everything behind it. Belongs to the loop that makes it.
 
-    backend       what computes, and reason why; None takes the one that settings choose
+    backend       the backend and the reason for its choice; None takes the settings' choice
     shares_port   whether other processes listen on the address too
     cells         file descriptor of a supervisor's memory for the metrics; None where it has none
-    device        notices when the device that computes is lost; None for a watch of its own
-    instruments   what measures it
+    device        watch over the computing device; None for a new watch
+    instruments   metrics and traces of the server
     over          set once the device is lost and every call in flight has its status
 
-    Raises ValueError where the tokens file cannot be used.
+    Raises ValueError if the tokens file cannot be used.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Server:
 
     @property
     def service(self) -> ServiceContext:
-        """What the handlers share."""
+        """The parts that the handlers share."""
         return self._service
 
     def _build(self) -> grpc.aio.Server:
@@ -97,8 +97,8 @@ class Server:
     async def start(self) -> None:
         """Listen, get ready, and serve.
 
-        Who comes meanwhile is told that the server starts. Beside others on one port it listens
-        last: they answer meanwhile.
+        Calls that arrive meanwhile fail with StartingError. If other processes serve the same port,
+        it listens last: they answer meanwhile.
         """
         if self._shares_port:
             await self._warm_up()
@@ -132,7 +132,7 @@ class Server:
         )
 
     async def get_ready(self) -> None:
-        """Have everything compiled that calls need, then serve."""
+        """Compile all code that calls need, then serve."""
         try:
             await self._warm_up()
         except BaseException:
@@ -188,9 +188,9 @@ class Server:
         self._service.inline.rate = rate
 
     async def rehearse_calls(self) -> None:
-        """Have calls answered by handlers like this server's, with the same backend and threads.
+        """Run warm-up calls through handlers like this server's, on its backend and threads.
 
-        All else they have is their own, so that nothing of them is kept, counted or traced.
+        All other parts are separate, so that the calls are not cached, counted or traced.
         """
         settings = Settings(compute_threads=self.settings.threads)
         backend, active = self._service.backend, ActiveCalls()
@@ -206,16 +206,16 @@ class Server:
         return f"{self.settings.address.rpartition(':')[0]}:{self.port}"
 
     async def turn_away(self, delay_s: float) -> None:
-        """Turn NOT_SERVING, and take calls as long as those who route to this server may need."""
+        """Report NOT_SERVING, and accept calls until load balancers have noticed."""
         _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
         self.instruments.note_serving(serves=False)
         self._health.leave()
         await asyncio.sleep(delay_s)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls, let running ones finish, then end what is left.
+        """Accept no new calls, let running ones finish, then end the remaining ones.
 
-        Health stays what it is: where others serve the port, nobody is to be turned away.
+        The health status does not change: if others serve the port, clients must not leave it.
         """
         _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))

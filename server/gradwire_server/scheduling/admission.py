@@ -237,7 +237,7 @@ class Admission:
             self._memory_drain.stop()
 
     def full(self, came: str, *, missing: int, amount: int) -> ServerFullError:
-        """Return the error for a request of `amount` bytes, of which `missing` are not available."""
+        """Return the error for a request of `amount` bytes, of which `missing` are unavailable."""
         limit, drain = "max_memory_bytes", self._memory_drain
         return self._full(
             came, limit, self.max_memory_bytes, drain=drain, missing=missing, amount=amount

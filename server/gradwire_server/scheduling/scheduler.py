@@ -1,4 +1,4 @@
-"""Slots for threads that compute, evaluations' turns in them, and work that runs turn by turn."""
+"""Slots of computing threads, turns of evaluations, and work in turns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Grant = asyncio.Future[None]
 
 
 class Slots:
-    """So many slots. Used from one event loop only.
+    """A fixed number of slots. Used from one event loop only.
 
-    taken     those in which something computes
+    taken     number of slots in use
 
-    refusals  counts who is dropped because it is too late, as "late"
+    refusals  counts entries dropped because they are too late, as "late"
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Slots:
         self.taken = 0
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting entries."""
         return len(self._queue)
 
     def take_free(self, deadline: float) -> bool:
         """Take a slot if one is free; return whether one was.
 
-        Raises TimeoutError where the deadline has passed.
+        Raises TimeoutError if the deadline has passed.
         """
         if deadline <= self.clock():
             self._refusals["late"] += 1
@@ -67,9 +67,9 @@ class Slots:
         due: float,
         deadline: float,
     ) -> None:
-        """Wait for a slot; what the arguments mean is told by fair_queue.Place.
+        """Wait for a slot; for the arguments see fair_queue.QueueEntry.
 
-        Raises TimeoutError where the deadline cannot be met any more, and what drop() says.
+        Raises TimeoutError if the deadline can no longer be met, and the error given to drop().
         """
         grant = asyncio.get_running_loop().create_future()
         place = self._queue.push(
@@ -92,7 +92,7 @@ class Slots:
             raise
 
     def free(self) -> None:
-        """Give a slot back: who is next has it."""
+        """Free a slot; the next entry gets it."""
         self.taken -= 1
         for place in self._queue.expire(self.clock()):
             self._refusals["late"] += 1
@@ -104,7 +104,7 @@ class Slots:
                 grant.set_result(None)
 
     def drop(self, peer: Hashable, error: Exception) -> bool:
-        """Drop the last of those of a caller who have had no turn; return whether there was one."""
+        """Drop a caller's last entry that has had no turn; return whether there was one."""
         last = self._queue.last_of(peer)
         if last is None:
             return False
@@ -114,7 +114,7 @@ class Slots:
 
 
 class Slot:
-    """A slot that is held. It outlives its holder while a thread is still at work in it."""
+    """A held slot. It outlives its holder while a thread still works in it."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
@@ -135,14 +135,14 @@ class Slot:
         loop = asyncio.get_running_loop()
 
         def tell(_: Future[Any]) -> None:
-            # A loop that is closed has no use for slots.
+            # A closed loop needs no slots.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._leave)
 
         self._work.add_done_callback(tell)
 
     def until(self, work: Future[Any]) -> None:
-        """Hold the slot until this is done, even if nobody waits for it any more."""
+        """Hold the slot until the work is done, even after its caller stopped waiting."""
         self._work = work
 
 
@@ -151,23 +151,23 @@ def _fail(grant: Grant, error: Exception) -> None:
         grant.set_exception(error)
 
 
-# The longest turn. What takes more than one shares with large work.
+# The longest turn. Work of more than one turn counts as large.
 TURN_S = 0.005
-# How long anyone may be passed by those with nearer deadlines.
+# How long entries with nearer deadlines may pass an entry.
 _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What an evaluation claims of the slots.
+    """An evaluation's claim on the slots.
 
     work      multiplications
-    part      of the work in one step, at most 1
-    peer      who calls: callers share alike
+    part      part of the work in one step, at most 1
+    peer      the caller: callers have equal shares
     deadline  on the monotonic clock
     paced     whether the caller sends the input step by step: it is never refused, and one step
               counts as waiting
-    tables    whether tables are built, whose work is told in taps
+    tables    whether tables are built, whose work is given in taps
     """
 
     work: int
@@ -179,9 +179,9 @@ class Claim:
 
 
 class Backlog:
-    """Estimated seconds of work that was let in and is not done yet.
+    """Estimated seconds of admitted work that is not done yet.
 
-    Kept as fair_queue.py divides it: by callers, and by small and large work.
+    Divided as in fair_queue.py: by caller, and into small and large work.
     """
 
     def __init__(self) -> None:
@@ -189,16 +189,16 @@ class Backlog:
         self._calls: dict[Hashable, int] = {}
 
     def enter(self, peer: Hashable, *, large: bool, seconds: float) -> None:
-        """Count work in."""
+        """Add work."""
         self._peers.setdefault(peer, [0.0, 0.0])[large] += seconds
         self._calls[peer] = self._calls.get(peer, 0) + 1
 
     def shrink(self, peer: Hashable, *, large: bool, seconds: float) -> None:
-        """Note that so much of it is done."""
+        """Note that a part of the work is done."""
         self._peers[peer][large] -= seconds
 
     def leave(self, peer: Hashable, *, large: bool, seconds: float) -> None:
-        """Count out what was left of the work."""
+        """Remove the rest of the work."""
         self._calls[peer] -= 1
         if self._calls[peer]:
             self.shrink(peer, large=large, seconds=seconds)
@@ -207,32 +207,32 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The sum over all callers."""
         return sum(map(sum, self._peers.values()))
 
     def of(self, peer: Hashable) -> float:
-        """Return one caller's."""
+        """Return one caller's backlog."""
         return sum(self._peers.get(peer, ()))
 
     def ahead_s(self, peer: Hashable, *, seconds: float, large: bool) -> float:
-        """Return the work that is done before a newcomer's, if nobody has a deadline."""
+        """Return the seconds of work done before a newcomer's, if no work has a deadline."""
         shares = self._peers.get(peer, (0.0, 0.0))
         before = shares[large] + min(shares[not large], shares[large] + seconds)
         others = (self.of(name) for name in self._peers if name != peer)
-        # While a caller is served so much, none of the others is served more.
+        # Until the newcomer is done, no other caller is served more than its own caller.
         return before + sum(min(other, before + seconds) for other in others)
 
     def heaviest(self) -> Hashable:
-        """Return the caller with most of it; None where there is none."""
+        """Return the caller with the largest backlog; None if there is none."""
         return max(self._peers, key=self.of, default=None)
 
 
 class Turns:
-    """The turns of one evaluation, one after the other. As a context it counts as work to do.
+    """The turns of one evaluation, one after the other; a context that counts in the backlog.
 
     seconds  spent so far
     left_s   estimated seconds that still wait for slots
-    large    whether it shares with large work
+    large    whether the evaluation counts as large work
     """
 
     def __init__(
@@ -263,18 +263,18 @@ class Turns:
             self._pace.note(self.claim.work, self.seconds)
 
     def _stand(self) -> None:
-        """Take a place behind those who are here, unless there is a hurry."""
+        """Queue behind the present entries, unless the deadline is nearer than theirs."""
         self._number = next(self._numbers)
         self._due = min(self.claim.deadline, self._slots.clock() + _PATIENCE_S)
 
     async def slot(self) -> Slot:
         """Wait for a slot, and return it to be held.
 
-        Raises TimeoutError where the deadline cannot be met any more, ServerFullError where the
-        first turn has to go to a caller with less.
+        Raises TimeoutError if the deadline can no longer be met, ServerFullError if the first turn
+        has to go to a caller with less work.
         """
         if self.claim.paced:
-            # Each step anew, or the oldest stream would keep the others out.
+            # Renewed for each step; otherwise the oldest stream would block the others.
             self._stand()
         if not self._slots.take_free(self.claim.deadline):
             await self._slots.take(
@@ -303,13 +303,13 @@ T = TypeVar("T")
 
 
 class TurnedWork(Generic[T]):
-    """Work that is done a turn at a time, in a thread of its own that waits between turns.
+    """Work done one turn at a time, in its own thread that waits between turns.
 
-    Whoever calls turn() waits meanwhile, so that never more threads run than call it. As a context
-    it ends what has begun and is not done.
+    The caller of turn() waits meanwhile, so that no more threads run than call it. As a context
+    manager it ends unfinished work.
 
-    work    takes a check to be called again and again: it waits where a turn is over, and raises
-            AbandonedError where no other follows
+    work    takes a check to be called repeatedly: it waits at the end of a turn, and raises
+            AbandonedError if no other turn follows
     turn_s  seconds of a turn, which lasts to the next check
     """
 
@@ -335,7 +335,7 @@ class TurnedWork(Generic[T]):
         self._begins.release()
 
     def turn(self) -> bool:
-        """Go on for a turn; return whether there is more to do."""
+        """Run the work for one turn; return whether there is more to do."""
         self._until = time.perf_counter() + self._turn_s
         if self._thread is None:
             self._thread = Thread(target=self._run, name="gradwire-tables", daemon=True)
@@ -346,14 +346,14 @@ class TurnedWork(Generic[T]):
         return not self._outcome.done()
 
     def result(self) -> T:
-        """Return what the work returned, or raise what it raised; it is done."""
+        """Return the result of the finished work, or raise its exception."""
         return self._outcome.result()
 
     def _run(self) -> None:
         try:
             self._outcome.set_result(self._work(self._check))
         except AbandonedError:
-            # Its traceback would keep the tables.
+            # A new error: the traceback of the raised one would keep the tables alive.
             self._outcome.set_exception(AbandonedError())
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._outcome.set_exception(error)

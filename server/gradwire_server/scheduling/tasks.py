@@ -28,8 +28,8 @@ async def together(
     finally:
         cancel(own)
         await asyncio.gather(*own, return_exceptions=True)
-        # The error's traceback holds this frame: what leads back to the error would keep both, and
-        # the steps' buffers in the frames below, until the garbage collector comes by.
+        # The error's traceback holds this frame: a reference back to the error would keep both, and
+        # the steps' buffers in the frames below, alive until a garbage collection.
         beside = ()
         own.clear()
         waiting.clear()

@@ -1,9 +1,9 @@
-"""The threads that compute, and how the event loop hears of what they have done.
+"""The computing threads, and delivery of their results to the event loop.
 
-A thread that computes needs Python's lock around everything it does, and gets it late from a busy
-event loop. asyncio's own way to tell a loop writes to a socket and gives the lock up for that, so
-that the thread has to wait for it once more before it can go on. Here it is kept for the write, of
-eight bytes that never block.
+A computing thread needs the GIL around every operation, and gets it late from a busy event loop.
+asyncio's call_soon_threadsafe() writes to a socket and releases the GIL for that, so that the
+thread has to wait for it again. Here the GIL is held during the write, of eight bytes, which never
+blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Write = Callable[[int, int], int]
 
 
 def _eventfd_write() -> _Write | None:
-    """Find the function of the C library, to be called with Python's lock held."""
+    """Return eventfd_write() of the C library, to be called with the GIL held."""
     if sys.platform != "linux":
         return None
     kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
@@ -38,19 +38,19 @@ _write = _eventfd_write()
 
 
 def compute_pool(threads: int, *, niceness: int) -> ThreadPoolExecutor:
-    """Return a pool of so many threads that let the event loop go first.
+    """Return a pool of threads with a lower priority than the event loop.
 
-    Who answers takes little time, and everybody waits for it; who computes takes all there is.
+    The event loop takes little time, and every call waits for it; threads take all time there is.
 
-    niceness  above the event loop's, on Linux; with 10 they have a ninth of its weight where both
-              want a core
+    niceness  added to the event loop's, on Linux; with 10 a thread has a ninth of its weight when
+              both want a core
     """
     pool = ThreadPoolExecutor(
         threads,
         thread_name_prefix="gradwire-compute",
         initializer=partial(_stand_back, niceness),
     )
-    # All start now: a thread wants memory for that, of which a call may find none.
+    # Start all threads now: starting one needs memory, which may be lacking during a call.
     started = Barrier(threads)
     for one in [pool.submit(started.wait) for _ in range(threads)]:
         one.result()
@@ -66,9 +66,9 @@ def _stand_back(niceness: int) -> None:
 def submit(
     pool: ThreadPoolExecutor, work: Callable[[], T]
 ) -> tuple[Future[None], asyncio.Future[T]]:
-    """Have a thread do work; return the end of it, and its outcome for the running loop.
+    """Run work in a thread; return a future of its end, and one of its outcome for the loop.
 
-    Work that has not begun can be canceled by its end, and then its outcome is, too.
+    Cancelling the first one cancels work that has not begun, and its outcome.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
@@ -103,7 +103,7 @@ def _fail(outcome: asyncio.Future[Any], error: BaseException) -> None:
 
 
 class _Mailbox:
-    """What a loop is to call, from other threads."""
+    """Calls that other threads request from an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._calls: deque[Callable[[], object]] = deque()
@@ -115,7 +115,7 @@ class _Mailbox:
         _mailboxes[loop] = self
 
     def put(self, call: Callable[[], object]) -> None:
-        """Have the loop call it. A loop that is closed has no use for it."""
+        """Make the loop run the call; a closed loop ignores it."""
         loop = self._loop()
         if loop is None or loop.is_closed():
             return
