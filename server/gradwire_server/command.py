@@ -121,9 +121,9 @@ def _compile(settings: Settings) -> None:
 
 
 def read_settings(flags: Sequence[str]) -> Settings:
-    """Return what flags, and the variables of this process, say.
+    """Return the settings of flags and of this process's environment variables.
 
-    Raises ValueError where they are none of the server's, or do not go together.
+    Raises ValueError if they are not the server's, or contradict each other.
     """
     command = _options(click.Command("gradwire-server", add_help_option=False))
     try:
@@ -134,9 +134,9 @@ def read_settings(flags: Sequence[str]) -> Settings:
 
 
 def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
-    """Return the settings; limits of memory that nobody gave fit the container and RLIMIT_AS.
+    """Return the settings; memory limits not given are fitted to the container and RLIMIT_AS.
 
-    Raises ValueError where they make no sense.
+    Raises ValueError if they are invalid.
     """
     settings = Settings(**values)
     limit = container_limits.memory_bytes()

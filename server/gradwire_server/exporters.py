@@ -56,14 +56,14 @@ def are_wanted(settings: Settings) -> bool:
 
 
 class Outlets:
-    """The ways out for metrics: the HTTP port and the exporter, those that are wanted.
+    """The HTTP port and the metrics exporter, each if the settings ask for it.
 
-    address  of the HTTP port, with the port bound; empty where there is none
+    address  of the HTTP port, with the port bound; empty if there is none
 
     served   address that the server serves
 
-    Raises OSError where the address cannot be had, ValueError where a setting makes no sense,
-    names files that cannot be used, or needs a package that is missing.
+    Raises OSError if the address cannot be bound, ValueError if a setting is invalid, names files
+    that cannot be used, or needs a package that is missing.
     """
 
     def __init__(self, settings: Settings, ledgers: Ledgers, *, served: str) -> None:
@@ -92,7 +92,7 @@ class Outlets:
             self._pusher = MetricsPusher(export.endpoint, ledgers)
 
     def close(self) -> None:
-        """Export what is left and stop answering."""
+        """Export the last metrics and close the HTTP port."""
         if self._pusher is not None:
             self._pusher.close(LAST_EXPORT_S)
         if self._site is not None:
@@ -101,7 +101,7 @@ class Outlets:
 
 @contextmanager
 def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
-    """Tell the metrics of several workers, if anybody wants them; yield what they count in.
+    """Export the metrics of several workers, if asked for; yield the ledgers they count in.
 
     served  address that they serve
 
@@ -118,7 +118,7 @@ def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
 
 
 def tracer(settings: Settings, *, address: str) -> Tracer | None:
-    """Make what traces the calls of the server at an address; None where nobody wants that."""
+    """Return the tracer of the calls of the server at an address; None if traces are off."""
     export = _export(settings, "traces")
     if export is None:
         return None
@@ -128,10 +128,10 @@ def tracer(settings: Settings, *, address: str) -> Tracer | None:
 
 
 def _export(settings: Settings, signal: Signal) -> Export | None:
-    """Say how a signal is exported.
+    """Return how a signal is exported.
 
-    What the environment asks of every program is followed where that is possible; what this
-    server's own setting asks for has to be.
+    OpenTelemetry's environment variables are followed if possible; this server's own setting must
+    be followed.
     """
     asked = settings.otlp_endpoint
     try:
@@ -165,13 +165,13 @@ _log = logging.getLogger("gradwire_server")
 
 
 class Instruments:
-    """Belongs to the event loop that makes the server.
+    """Metrics and traces of a server. Belongs to the event loop that makes the server.
 
-    observer  of calls; nobody listens behind it where neither metrics nor traces are wanted
-    address   of the HTTP port; empty where there is none
+    observer  of calls; without effect if neither metrics nor traces are exported
+    address   of the HTTP port; empty if there is none
 
-    one_of_several  whether a supervisor tells the metrics
-    cells           its memory for them, as a file descriptor; None where nobody wants them
+    one_of_several  whether a supervisor exports the metrics
+    cells           file descriptor of the supervisor's memory for them; None if none are exported
     """
 
     def __init__(
@@ -197,13 +197,13 @@ class Instruments:
 
     @property
     def address(self) -> str:
-        """Of the HTTP port; empty where there is none."""
+        """The address of the HTTP port; empty if there is none."""
         return "" if self._outlets is None else self._outlets.address
 
     def start(self, service: ServiceContext, *, address: str) -> None:
-        """Open the ways out; address is the server's own.
+        """Open the HTTP port and the exporters; address is the server's own.
 
-        Raises OSError where the HTTP port's address cannot be had, ValueError as Outlets does.
+        Raises OSError if the HTTP port's address cannot be bound, ValueError as Outlets does.
         """
         if self._cells is not None and self._tells:
             ledgers = Ledgers.of_this_process(self._cells)
@@ -228,13 +228,13 @@ class Instruments:
         cells.notes.tell({"backend": name, "backend_reason": reason})
 
     def note_serving(self, *, serves: bool) -> None:
-        """Note that the server serves from now on, or does no more."""
+        """Note that the server serves from now on, or no longer serves."""
         self._serves = serves
         if self._sampler is not None:
             self._sampler.sample()
 
     async def stop(self) -> None:
-        """Tell the last of it and close the ways out, off the event loop."""
+        """Export the last metrics and traces and close the exporters, off the event loop."""
         if self._sampler is not None:
             await self._sampler.stop()
         closing: list[Coroutine[None, None, None]] = []
@@ -245,7 +245,7 @@ class Instruments:
         await asyncio.gather(*closing)
 
     def _readings(self, service: ServiceContext) -> dict[int, Callable[[], float]]:
-        """Say what is read of the server's parts, by the cell it goes to."""
+        """Return functions that read values of the server's parts, by the cell of each."""
         admission, in_phase = service.admission, service.active.in_phase
         build = place(BUILD, VERSION, NUMERICS_VERSION, service.backend.name)
         readings: dict[int, Callable[[], float]] = {

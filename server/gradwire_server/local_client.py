@@ -51,9 +51,9 @@ _TABLE_CACHE_ENTRIES = 1 << 22
 _RECENT_CALLS = 256
 _RECENT_ENTRIES = 1 << 20
 
-# What a step works on where the backend splits it among threads, which takes time for every step.
+# Slab of one step if the backend splits it among threads, which takes time for every step.
 _LARGE_SLAB_BYTES = 32 << 20
-# Of one step that does all.
+# Slab of a single step for the whole evaluation.
 _WHOLE = 1 << 62
 
 Array = NDArray[Any]
@@ -67,7 +67,7 @@ class _Deadline:
     progress: Progress
 
     def report(self, sent: int, received: int, *, total: int) -> None:
-        """Tell how many bytes are through; raise DeadlineExceededError if the time is over."""
+        """Report the bytes done; raise DeadlineExceededError if the deadline has passed."""
         self.progress.report(sent, received)
         if time.monotonic() > self.until:
             raise DeadlineExceededError(
@@ -251,7 +251,7 @@ class LocalClient:
         output_shape: Sequence[int] | None,
         out: Array | None,
     ) -> tuple[_LocalCall, Array]:
-        """Check a call, and say where its result goes."""
+        """Check a call, and return it with the array for its result."""
         key = _key(operator, source, output_shape=output_shape, out=out)
         call = None if key is None else self._calls.get(key)
         if call is not None and call.takes(operator, source, out):
@@ -271,7 +271,7 @@ class LocalClient:
         try:
             return job, self._preparer.prepare(_decode(job))
         except EvaluationError as error:
-            # What cannot be held whole is gathered step by step in the result's order instead.
+            # A tensor that cannot be held whole is gathered step by step in the result's order.
             other = job.reordered() if failure(error).reason in _REORDER else None
             if other is None:
                 raise
@@ -359,9 +359,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class LocalResults(Iterator[T_co]):
-    """What `LocalClient.evaluate_many` returns: as gradwire.Results, without anything under way.
+    """Results of `LocalClient.evaluate_many`: as gradwire.Results, but with no item in flight.
 
-    index  place of the item whose result or error came last; -1 before the first
+    index  index of the item whose result or error came last; -1 before the first
     """
 
     def __init__(

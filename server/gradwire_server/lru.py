@@ -11,9 +11,9 @@ V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """The values used last, at most `most` of them and at most `max_weight` in all. Thread-safe.
+    """The most recently used values: at most `most`, and `max_weight` in all. Thread-safe.
 
-    hits, misses  how often get() had a value, and how often not, about
+    hits, misses  approximate numbers of get() calls with and without a value
     """
 
     def __init__(self, *, most: int, max_weight: int) -> None:
@@ -31,7 +31,7 @@ class Recent(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         """Return the value of key and count it as used now; None where there is none."""
-        # Without the lock, which takes as long as all the rest: counts are approximate.
+        # No lock, which would take as long as the rest: counts are approximate.
         kept = self._values.get(key)
         if kept is None:
             self.misses += 1
@@ -50,7 +50,7 @@ class Recent(Generic[V]):
             return None if kept is None else kept[0]
 
     def keep(self, key: Hashable, value: V, *, weight: int) -> None:
-        """Keep a value in place of what has this key; not if it is too heavy by itself."""
+        """Store a value under a key, replacing its old one; skip a value above max_weight."""
         if weight > self._max_weight:
             return
         with self._lock:

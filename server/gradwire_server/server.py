@@ -225,7 +225,7 @@ class Server:
         self._service.draining.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(none_left.wait(), _LAST_WORDS_S)
-        # Statuses are still on their way; what is left then watches health, or does not read.
+        # Statuses are still being sent; the remaining calls watch health, or do not read.
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await self._server.stop(None)
         await stopped
@@ -242,7 +242,7 @@ class Server:
         _log.info("stopped")
 
     async def _end_when_lost(self) -> None:
-        """Once the device is lost: take no new connections, then end every call in flight."""
+        """Wait until the device is lost; then close the listeners and end every call in flight."""
         await self._device.lost.wait()
         assert self._device.error is not None  # noqa: S101 - it is lost
         self.instruments.note_serving(serves=False)
@@ -266,7 +266,7 @@ class Server:
 
 # Multiplications in a second, until the backend has been measured: less than compiled ones do.
 _RATE = 4e8
-# How long streams have, after the grace period, to tell their callers that the server stops.
+# Time for streams, after the grace period, to report to their callers that the server stops.
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
 _LAST_STATUS_S = 2.0
