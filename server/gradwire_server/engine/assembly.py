@@ -1,4 +1,4 @@
-"""Cuts arriving input bytes into the pieces that steps need."""
+"""Assembly of arriving input bytes into the pieces that steps need."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gradwire_server.engine.tiling import Step
 
 
 class Ring:
-    """Buffers that are taken in turn.
+    """A ring of reused buffers.
 
-    count  how many of them are in use at once: as many takes later a buffer is given out again
+    count  number of buffers; each is reused after this many calls of take()
     """
 
     def __init__(self, count: int) -> None:
@@ -22,7 +22,7 @@ class Ring:
         self._next = 0
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return a buffer of so many bytes, with whatever is in it. One of none is not counted."""
+        """Return an uninitialized buffer of nbytes; an empty one does not advance the ring."""
         if not nbytes:
             return np.empty(0, np.uint8)
         place, self._next = self._next, (self._next + 1) % len(self._buffers)
@@ -32,10 +32,10 @@ class Ring:
 
 
 class InputAssembler:
-    """Collects consecutive bytes of the input and hands each step its own when they are there.
+    """Collects consecutive bytes of the input and yields each step once its bytes are complete.
 
-    Holds the bytes of one step, and of them only what has arrived. Where ranges of steps overlap,
-    the shared bytes are copied; a range that lies in one chunk is a view of it.
+    Holds the arrived bytes of one step at most. Bytes shared by overlapping steps are copied; a
+    range within one chunk is a view of the chunk.
 
     stop  end of the input bytes that are needed
     held  steps whose bytes are still in use when the next step's begin to arrive
@@ -57,12 +57,12 @@ class InputAssembler:
         )
         self._last: _Piece | None = None
         self._next = next(self._pieces, None)
-        # A fresh stream comes from byte 0 on, without waiting to be told what is needed.
+        # A new stream starts at byte 0; its client does not wait for the needed range.
         self.position = 0 if not resume_from else self._next.start if self._next else self.stop
 
     @property
     def complete(self) -> bool:
-        """Whether every byte that is needed has arrived."""
+        """Whether all needed bytes have arrived."""
         return self.position == self.stop
 
     def feed(self, chunk: Bytes) -> Iterator[tuple[Step, Bytes]]:
@@ -86,7 +86,7 @@ class _Piece:
         self._filled = 0
 
     def fill(self, chunk: Bytes, base: int, last: _Piece | None, ring: Ring) -> bool:
-        """Take what the chunk, which starts at base, has; return whether every byte is there."""
+        """Take bytes of a chunk that starts at base; return whether the piece is complete."""
         end = base + len(chunk)
         if self.start >= base and self.stop <= end:
             self.data = chunk[self.start - base : self.stop - base]
@@ -122,7 +122,7 @@ class Arrived:
         self._step: Step | None = None
 
     def take(self, step: Step, data: Bytes) -> None:
-        """Take the step that is next, and the wire bytes of its input."""
+        """Take the next step and the wire bytes of its input."""
         self._step, self._data = step, data
 
     def steps(self) -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""The one way to compute: steps of a prepared evaluation, from a source to a sink.
+"""Execution of a prepared evaluation's steps, from a source to a sink.
 
 Rows are [outer, rows, *inner], as a Walk sees both tensors.
 """
@@ -18,7 +18,7 @@ from gradwire_server.engine.prepared import Array, Bytes, Prepared
 from gradwire_server.engine.tiling import Step, StepPlans, Walk, plan_on, touched
 from gradwire_server.plans import Pass, fill_empty
 
-# Elements of a step on tensors in memory: some milliseconds' work where rows are repeated.
+# Elements of a step on tensors in memory: a few milliseconds of work if rows are repeated.
 _LARGE_SLAB = 1 << 25
 
 
@@ -50,10 +50,10 @@ def execute(
     *,
     steps: Iterable[Step] | None = None,
 ) -> Iterator[Step]:
-    """Compute steps in their order, and yield each when its result is written.
+    """Compute steps in order; yield each one after its result is written.
 
-    steps  None means all; those of a walk in the mode running follow one another from the first
-           that is not done
+    steps  None means all; in the mode running they must be consecutive, from the first step that
+           is not done
     """
     sums: Array | None = None
     for step in prepared.steps() if steps is None else steps:
@@ -72,7 +72,7 @@ def _compute(
     backend: Backend,
     sums: Array | None = None,
 ) -> Array | None:
-    """Compute one step; sums are what the step before has returned."""
+    """Compute one step; sums is the previous step's return value."""
     plans = walk.step_plans
     with default_float_environment():
         if plans is None:
@@ -95,10 +95,9 @@ def _add(
     sums: Array | None,
     backend: Backend,
 ) -> Array | None:
-    """Add rows to the results they reach, and write those that are complete.
+    """Add rows to the results that read them, write the complete results, return the other sums.
 
-    sums  of the results that earlier rows have reached and that are not complete; None for none.
-          Returns those that are left
+    sums  partial sums of incomplete results from earlier rows; None if there are none
     """
     bands = plans.stream
     reach = touched(bands, step.in_stop)
@@ -116,7 +115,7 @@ def _add(
     if done:
         complete = reached[:, :done]
         backend.apply(plan_on(complete.shape, passes[stream + 1 :]), complete, result)
-        # In parts no pass knows of another's empty bands: fill only now, over what they made of it.
+        # A pass does not know the empty bands of other passes: overwrite their results with fill.
         finished = window.window(0, done, 0, window.inputs)
         fill_empty(plans.passes(finished), result, fill=walk.plan.fill)
     return reached[:, done:].copy() if step.out_stop < bands.outputs else None
@@ -125,7 +124,7 @@ def _add(
 def _before_stream(
     passes: tuple[Pass, ...], rows: Array, compute: np.dtype[np.floating], backend: Backend
 ) -> Array:
-    """Apply the passes before the stream axis's; sums stay in the compute type."""
+    """Apply the passes before the stream axis's pass; results stay in the compute type."""
     if not passes and rows.dtype == compute:
         return rows
     plan = plan_on(rows.shape, passes)
@@ -154,8 +153,8 @@ class WireSink:
     """Writes the wire bytes of a result.
 
     place  returns memory for the bytes from first to stop
-    put    is told of these bytes when they are there
-    data   those of the step that came last
+    put    called with these bytes after they are written
+    data   bytes of the latest step
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class WireSink:
         return prepared.output_rows(step, self.data)
 
     def written(self, step: Step) -> None:
-        """Tell of the bytes of a step."""
+        """Pass the bytes of a step to put."""
         self._put(*self._prepared.output_range(step))
 
 
@@ -201,11 +200,11 @@ class ArraySink:
         return self._rows[step.outer_first : step.outer_stop, step.out_first : step.out_stop]
 
     def written(self, step: Step) -> None:
-        """Do nothing: they are where they belong."""
+        """Do nothing: rows() returned a view of the array."""
 
 
 def rows_of(prepared: Prepared, array: Array) -> Array | None:
-    """View an input or a result as [outer, rows, *inner]; None where that takes a copy."""
+    """View an input or a result as [outer, rows, *inner]; None if that needs a copy."""
     walk = prepared.walk
     stored = array.transpose(walk.layout.order)
     rows = stored.reshape(walk.outer, *stored.shape[walk.axis :])
@@ -214,9 +213,9 @@ def rows_of(prepared: Prepared, array: Array) -> Array | None:
 
 
 def in_memory(prepared: Prepared, result: Bytes, data: Bytes, backend: Backend) -> Iterator[Step]:
-    """Execute from all of the input's wire bytes to all of the result's, in few steps.
+    """Execute all steps on complete wire bytes of input and result, in as few steps as possible.
 
-    Notes in prepared.measured how long that took.
+    Record the time in prepared.measured.
     """
     large, seconds = _in_large_steps(prepared, backend), 0.0
     source = WireSource(large, lambda first, stop: data[first:stop])
@@ -241,9 +240,8 @@ def at_once(prepared: Prepared, data: bytes | memoryview, backend: Backend) -> B
 def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
     """Return the evaluation in large steps, unless these take more memory than small ones.
 
-    In every step a thread that computes needs Python's lock a few times, which a busy event loop
-    gives away late. Small steps are for what arrives bit by bit, and for what is repeated along an
-    axis where that is written out for the backend.
+    A computing thread takes the GIL a few times per step, and a busy event loop releases it late.
+    Small steps suit streamed input, and broadcast axes that a backend needs expanded.
     """
     walk = prepared.walk
     if (

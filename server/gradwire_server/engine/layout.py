@@ -1,8 +1,8 @@
-"""Tensor layouts: which axis order input and output share, and where each axis lies on the wire.
+"""Tensor layouts: the axis order shared by input and output.
 
-A stored axis is an axis in the order in which the evaluation walks both tensors, slowest first. The
-order is one in which the output's bytes ascend; where the input's bytes ascend in it too, the
-tensor can be streamed, otherwise the input is held whole and read in that order.
+Stored axes are the axes in the order in which the evaluation walks both tensors, slowest first. In
+this order the output's bytes ascend. If the input's bytes ascend too, the tensor can be streamed;
+otherwise the whole input is held in memory and read in this order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradwire_server.dialects import DEFAULT_MAX_FLOAT32_AXIS, DEFAULT_MAX_TABLE
 from gradwire_server.errors import RequestLimitError, counted
 from gradwire_server.plans import Plan
 
-# What stands for an axis of length 0 while its operator is lowered.
+# Length that replaces 0 while an operator is lowered.
 FILLED = 2
 
 
@@ -46,7 +46,7 @@ class TensorSpec:
 
     @property
     def filled(self) -> TensorSpec:
-        """The tensor itself, or where it is empty one that is not: what its operator does to it."""
+        """The tensor, with lengths of 0 replaced by FILLED so that its operator can be lowered."""
         if self.elements:
             return self
         return TensorSpec.packed(self.dtype, tuple(size or FILLED for size in self.sizes))
@@ -86,7 +86,7 @@ class Layout:
 
     order  logical axis of each stored axis
     wire   elements on the wire along each stored axis of the input: 1 where broadcast
-    held   whether the input's own order differs, so that it is held whole
+    held   whether the whole input is held in memory, because its axis order differs
     """
 
     input: TensorSpec
@@ -144,7 +144,7 @@ def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one evaluation may take; the settings of the same names hold the defaults.
+    """Limits of one evaluation; the settings of the same names hold the defaults.
 
     max_rank                  axes of a tensor
     max_elements              logical elements of input, output and any intermediate result
@@ -190,7 +190,7 @@ class Limits:
 def exceeded(
     came: str, limit: str, allowed: int, kind: type[RequestLimitError] = RequestLimitError
 ) -> RequestLimitError:
-    """Say that a limit is exceeded, and which setting raises it."""
+    """Return the error that a limit is exceeded, naming the setting to raise."""
     setting = f"GRADWIRE_{limit.upper()}"
     return kind(
         f"{came}; this server allows {allowed} (its setting {setting})",

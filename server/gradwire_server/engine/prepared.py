@@ -1,4 +1,4 @@
-"""Preparing requests: their plan, geometry and costs, once for all that are alike."""
+"""Preparation of requests: plan, geometry and costs, cached for equal requests."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MOST = 4096
 
 
 class TableCache:
-    """The tables used last, at most `max_entries` entries in all. Thread-safe.
+    """LRU cache of tables, of at most `max_entries` entries in total. Thread-safe.
 
-    Two threads that miss on one axis at once both build it; the tables are equal.
+    Two threads that miss on the same axis both build its table; the tables are equal.
     """
 
     def __init__(self, *, max_entries: int) -> None:
@@ -43,11 +43,11 @@ class TableCache:
         return self._recent.hits, self._recent.misses
 
     def holds(self, axis: Axis, *, gradient: bool) -> bool:
-        """Whether the table is there."""
+        """Whether the table is cached."""
         return _key(axis, gradient=gradient) in self._recent
 
     def get(self, axis: Axis, *, gradient: bool) -> BandedMap:
-        """Return the table of an axis's forward, or of its gradient, building it if need be."""
+        """Return the table of an axis's forward or gradient; build it on a miss."""
         key = _key(axis, gradient=gradient)
         table = self._recent.get(key)
         if table is None:
@@ -57,29 +57,29 @@ class TableCache:
 
 
 def _key(axis: Axis, *, gradient: bool) -> Hashable:
-    """Tell axes apart; arguments spelled out, because 0.0 and -0.0 are equal."""
+    """Return the cache key of an axis, with repr() of its arguments, as 0.0 equals -0.0."""
     return axis, repr(axis.arguments), gradient
 
 
-# Changes whenever any request may give other bits than before.
+# Changes whenever the result bits of any request may change.
 NUMERICS_VERSION = "1"
 
-# Work of tables, in plain taps, up to which they are built in about a millisecond.
+# Work, in plain taps, of tables that take about a millisecond to build.
 _QUICK_WORK = 1 << 16
-# Of each element of an axis, when the geometry of a plan that is kept is worked out anew.
+# Memory per element of an axis while the geometry of a cached plan is recomputed.
 _WALK_BYTES = 64
 
 _MOST_BYTES = 2**63 - 1
 
-# Requests that are kept, the table entries of all of them, and the bytes of a header.
+# Cached requests, table entries of all of them, and bytes of a header.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
 _LONGEST_HEADER = 4096
 
-# Growth of an estimate by one slower run, at most: others may have had the processor meanwhile.
+# Most growth of an estimate by one slower run, which may have waited for the processor.
 _GROWTH = 1.1
 
-# Equal evaluations that one step does, at most: a backend gets ready for each number anew.
+# Batch sizes of equal evaluations in one step: few, because a backend prepares for each size.
 BATCHES = (1, 4, 16, 64)
 
 Array = NDArray[np.generic]
@@ -93,7 +93,7 @@ class EvaluationRequest:
     operator    name of the operator's member in the schema
     attributes  its attributes, hashable
     input       descriptor of the operator's input
-    output      descriptor of its output; None where it is to be inferred
+    output      descriptor of its output; None if it is to be inferred
     """
 
     operator: str
@@ -130,10 +130,10 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What preparing a request takes, as far as its descriptors tell.
+    """Estimated cost of preparing a request, from its descriptors.
 
-    work          in the time of one plain tap of a table
-    memory_bytes  upper bound of what is held meanwhile
+    work          in units of one plain tap of a table
+    memory_bytes  upper bound of the memory held while preparing
     """
 
     work: int
@@ -146,10 +146,11 @@ class Preparation:
 
 
 class BatchStep(NamedTuple):
-    """Equal evaluations as one step: several of them where there is room for more.
+    """Equal evaluations as one step, rounded up to one of BATCHES.
 
-    wire    shape of the inputs as they travel
-    source  that of the step's input, [outer, rows, *inner], and result that of its result
+    wire    shape of the inputs on the wire
+    source  shape of the step's input, [outer, rows, *inner]
+    result  shape of the step's result
     """
 
     step: Step
@@ -159,7 +160,7 @@ class BatchStep(NamedTuple):
 
 
 class Measured:
-    """Seconds that an evaluation takes, from those that it took; None before the first."""
+    """Estimate of the seconds an evaluation takes, from its runs; None before the first."""
 
     __slots__ = ("seconds",)
 
@@ -167,7 +168,7 @@ class Measured:
         self.seconds: float | None = None
 
     def note(self, seconds: float) -> None:
-        """Take the seconds of one run: a faster one replaces the estimate, others raise it."""
+        """Record the seconds of one run: a faster run replaces the estimate, a slower raises it."""
         if self.seconds is None or seconds < self.seconds:
             self.seconds = seconds
         else:
@@ -180,8 +181,8 @@ class Prepared:
 
     Byte offsets count in wire order from the start of the input or the result.
 
-    response_header  of a response, encoded
-    measured         how long it takes
+    response_header  encoded header of a response
+    measured         its measured time
     """
 
     request: EvaluationRequest
@@ -198,29 +199,28 @@ class Prepared:
 
     @cached_property
     def work(self) -> int:
-        """Multiplications, or elements copied where there are none."""
+        """Multiplications, or copied elements if there are none."""
         if not self.output.elements:
             return 0
         return self.plan.work + self.output.elements
 
     @cached_property
     def inline_work(self) -> int:
-        """Work of one run and of getting a backend ready for it, whichever is most."""
+        """The larger of the work of one run and the work of preparing a backend for it."""
         return max(self.work, self.input.elements, self.plan.table_entries)
 
     @cached_property
     def step_part(self) -> float:
-        """Estimate of the part of the work that one step does."""
+        """Estimated fraction of the work that one step does."""
         elements = self.input.elements + self.output.elements or 1
         return min(1.0, self.walk.largest_step / elements)
 
     @cached_property
     def memory_bytes(self) -> int:
-        """Estimate of the memory the evaluation needs at once.
+        """Estimate of the evaluation's peak memory.
 
-        Inputs of three steps are there at once, one arriving, one waiting, one in work, and results
-        of three; a fourth of both is for what copies take. The step in work has three arrays of the
-        compute type more.
+        It counts inputs and results of three steps (arriving, waiting, computing), a fourth of
+        each for copies, and three more arrays of the compute type for the computing step.
         """
         storage, compute = self.input.dtype.itemsize, compute_dtype(self.input.dtype).itemsize
         total = self.input.elements + self.output.elements
@@ -233,7 +233,7 @@ class Prepared:
 
     @cached_property
     def digest(self) -> str:
-        """Name of the evaluation: equal digests promise equal bits."""
+        """Digest of the evaluation: equal digests promise equal bits."""
         operator, attributes = self.request.operator, self.request.attributes
         header = (NUMERICS_VERSION, operator, attributes, self.input.key, self.output.key)
         digest = hashlib.sha256(repr(header).encode())
@@ -242,13 +242,13 @@ class Prepared:
 
     @property
     def passes_through(self) -> bool:
-        """Whether the result's bytes are the input's; so it is where there are none."""
+        """Whether the result's bytes are the input's; true for empty tensors too."""
         return not self.output.elements or (
             not self.plan.passes and not self.input.broadcast and not self.walk.layout.held
         )
 
     def steps(self, resume_from: int = 0, stop_before: int | None = None) -> Iterator[Step]:
-        """Yield the steps that give the result from byte resume_from to stop_before or the end."""
+        """Yield the steps for the result's bytes from resume_from to stop_before or the end."""
         if not self.output.elements:
             return iter(())
         return self.walk.steps(resume_from // self._out_row_bytes, self._stop_row(stop_before))
@@ -281,12 +281,12 @@ class Prepared:
             return step.outer_first * rows * row, step.outer_stop * rows * row
         low, high = step.in_first, step.in_stop
         if rows != self.walk.in_rows:
-            low, high = 0, 1  # even for no row at all, or the next step would lack it
+            low, high = 0, 1  # even if no row is needed, because the next step needs it
         first = step.outer_first * rows
         return (first + low) * row, (first + high) * row
 
     def output_range(self, step: Step) -> tuple[int, int]:
-        """Wire bytes of the result that the step gives."""
+        """Wire bytes of the result that the step produces."""
         rows = self.walk.out_rows
         if step.outer_stop - step.outer_first > 1:
             first, stop = step.outer_first * rows, step.outer_stop * rows
@@ -297,21 +297,21 @@ class Prepared:
 
     @cached_property
     def message_bytes(self) -> int:
-        """Memory that it needs where its tensors come and go in one message.
+        """Memory for a call whose tensors each fit one message.
 
-        They are there more than once: as grpc has them, as its message, and the result before that.
+        Tensors are held more than once: in grpc's buffers, in the message, and the result itself.
         """
         return self.memory_bytes + 2 * self.input.wire_bytes + 3 * self.output.wire_bytes
 
     @cached_property
     def only_step(self) -> Step | None:
-        """The step that does all; None where there are several, or none."""
+        """The only step; None if there are several, or none."""
         steps = list(islice(self.steps(), 2))
         return steps[0] if len(steps) == 1 else None
 
     @cached_property
     def most_at_once(self) -> int:
-        """How many such evaluations one step may do; 0 where each takes several."""
+        """Most evaluations of this kind that fit one step; 0 if each takes several steps."""
         walk = self.walk
         if self.only_step is None or walk.mode != "slices" or walk.layout.held:
             return 0
@@ -319,7 +319,7 @@ class Prepared:
         return max((size for size in BATCHES if size * cost <= walk.slab), default=1)
 
     def batch(self, count: int) -> BatchStep:
-        """Return the step of so many evaluations, at least one and at most `most_at_once`."""
+        """Return the step of count evaluations, at least one and at most `most_at_once`."""
         found = self._batches.get(count)
         if found is None:
             found = self._batches[count] = self._batch(count)
@@ -341,7 +341,7 @@ class Prepared:
         )
 
     def with_slab(self, slab: int) -> Prepared:
-        """Return the same evaluation in steps of another cost."""
+        """Return the same evaluation with another slab size."""
         return replace(self, walk=replace(self.walk, slab=slab))
 
     def input_rows(self, step: Step, data: Bytes) -> Array:
@@ -369,10 +369,10 @@ class Prepared:
 
 
 class Preparer:
-    """Prepares requests under one set of limits, and keeps what it gave for recent ones.
+    """Prepares requests under one set of limits, with an LRU cache of prepared evaluations.
 
-    tables          those of recent axes
-    encode_output   makes the header of a response
+    tables          cache of tables
+    encode_output   encodes the header of a response
     """
 
     def __init__(
@@ -389,7 +389,7 @@ class Preparer:
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """How often a request had been prepared before, and how often not."""
+        """Hits and misses of the cache of prepared requests."""
         return self._recent.hits, self._recent.misses
 
     @property
@@ -398,21 +398,21 @@ class Preparer:
         return self._tables.lookups
 
     def find(self, header: Hashable) -> Prepared | None:
-        """Return what was kept for a request's header; None where nothing was."""
+        """Return the cached evaluation of a request's header; None on a miss."""
         return self._recent.get(header)
 
     def prepare(
         self, request: EvaluationRequest, *, header: Hashable = None, check: Check | None = None
     ) -> Prepared:
-        """Check a request against every limit and lower it; nothing of the tensors is allocated.
+        """Check a request against every limit and lower it; allocate no tensors.
 
-        While long tables are built, check is called again and again; what it raises ends that.
+        While long tables are built, check is called repeatedly; its exceptions stop the build.
 
-        header  what find() is to know it by, too: equal headers are equal requests
+        header  additional cache key, for find(): equal headers are equal requests
         """
         request, output = request.resolved()
         key = _request_key(request, output)
-        # find() has counted a request that it was asked for.
+        # find() has already counted this lookup.
         prepared = self._recent.get(key) if header is None else self._recent.peek(key)
         if prepared is None:
             with asking(check):
@@ -423,7 +423,7 @@ class Preparer:
         return prepared
 
     def preparation(self, request: EvaluationRequest) -> Preparation:
-        """Estimate what prepare() takes; raise what it would raise before a table is built."""
+        """Estimate the cost of prepare(); raise the errors it raises before building tables."""
         request, output = request.resolved()
         if _request_key(request, output) in self._recent:
             return Preparation(0, 0)
@@ -440,7 +440,7 @@ class Preparer:
     def _check_tensors(
         self, request: EvaluationRequest, output: TensorSpec
     ) -> tuple[EvaluationRequest, TensorSpec]:
-        """Hold both tensors to their limits; return nonempty ones that are lowered for them."""
+        """Check both tensors' limits; return nonempty tensors to lower in their place."""
         self._limits.check_tensor("input", request.input)
         self._limits.check_tensor("output", output)
         filled, filled_output = replace(request, input=request.input.filled), output.filled
@@ -460,7 +460,7 @@ class Preparer:
         walk = walk_over(layout, plan, slab)
         prepared = Prepared(request, output, plan, walk, self._encode_output(output))
         self._check_memory(prepared)
-        # Each takes long where tables are long.
+        # Cached properties, slow to compute for long tables.
         _ = prepared.inline_work, prepared.step_part, prepared.most_at_once
         return prepared
 
@@ -486,7 +486,7 @@ class Preparer:
         except InvalidFieldError as error:
             for axis in empty:
                 if error.field in {f"input.sizes[{axis}]", f"output.sizes[{axis}]"}:
-                    # It tells of the length that stands for 0.
+                    # The error is about the length that replaces 0.
                     raise _not_empty(request, axis) from error
             raise
         for axis in empty:
@@ -509,12 +509,12 @@ def _called(request: EvaluationRequest, output: TensorSpec) -> tuple[Any, ...]:
 
 
 def _request_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
-    """Tell requests apart; attributes spelled out, because 0.0 and -0.0 are equal."""
+    """Return the cache key of a request, with repr() of its attributes, as 0.0 equals -0.0."""
     return request.operator, repr(request.attributes), request.input.key, output.key
 
 
 def _check_both_empty(source: TensorSpec, result: TensorSpec) -> None:
-    """Refuse a length of 0 of one side only; other ranks are for the dialect to refuse."""
+    """Refuse a length of 0 on one side only; dialects check the ranks."""
     for axis, (size, out) in enumerate(zip(source.sizes, result.sizes, strict=False)):
         if bool(size) != bool(out):
             side, other = ("output", "input") if size else ("input", "output")

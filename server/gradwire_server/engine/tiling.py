@@ -1,17 +1,17 @@
-"""Cuts one evaluation into steps: which input rows each needs and which result rows it gives.
+"""Division of one evaluation into steps with their input and result rows.
 
 Stored axes are seen as [outer, stream axis, inner]; a row is everything inside one index of the
 stream axis. The stream axis is the slowest stored axis that a pass works on, so a result row
-depends on a band of input rows of its own outer slice. Steps walk the result in wire order. There
-are three ways:
+depends on a band of input rows of its own outer slice. Steps walk the result in wire order, in one
+of three modes:
 
-- slices    several whole outer slices at once, where they are small
+- slices    several whole outer slices at once, if they are small
 - window    some result rows of one outer slice, from the rows their bands cover
 - running   some input rows of one outer slice, added onto results still open; chosen where bands
             are so wide that holding their rows would take more memory than holding the open results
 
-A step's cost is in elements of the compute type and stays near the slab size wherever a single row
-does.
+A step's cost is in elements of the compute type. It stays near the slab size unless a single row
+is larger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gradwire_server.plans import BandedMap, Pass, Plan
 Mode = Literal["slices", "window", "running"]
 Range = tuple[int, int]
 
-# Tables of windows are copies: few are kept, and only where they are short.
+# Tables of windows are copies: few are cached, and only short ones.
 _MOST_KEPT = 64
 _LONGEST_KEPT = 1 << 16
 
@@ -58,7 +58,7 @@ class Walk:
     plan     passes on stored axes
     axis     the stream axis
     slab     elements a step should cost
-    map      the stream axis's; None in a plan without passes, where row o needs row o
+    map      map of the stream axis; None in a plan without passes, where row o needs row o
     outer    number of outer slices
     in_rows  input rows of one of them, out_rows its result rows
     in_row   elements of an input row, or of a larger form it has before the stream axis's pass
@@ -108,7 +108,7 @@ class Walk:
 
     @cached_property
     def mode(self) -> Mode:
-        """The cheapest way that fits."""
+        """The cheapest mode that fits."""
         if self.in_rows * self.in_row + self.out_rows * self.out_row <= self.slab:
             return "slices"
         if self.map is None or not self.map.is_increasing or self._window_cost <= self.slab:
@@ -136,7 +136,7 @@ class Walk:
 
     @property
     def largest_step(self) -> int:
-        """Elements the costliest step may take."""
+        """Cost limit of a step, in elements."""
         if self.mode == "slices":
             return self.slab
         return max(self.slab, self._window_cost if self.mode == "window" else self._running_cost)
@@ -144,8 +144,8 @@ class Walk:
     def steps(self, first_row: int = 0, stop_row: int | None = None) -> Iterator[Step]:
         """Yield the steps for the result's rows from first_row on, counted over all outer slices.
 
-        stop_row  first row that is not wanted; None for all to the end. In the ways slices and
-                  running the last step may give rows beyond
+        stop_row  end of the wanted rows; None for all. In the modes slices and running the last
+                  step may produce later rows too
         """
         stop_row = self.outer * self.out_rows if stop_row is None else stop_row
         outer, row = divmod(first_row, self.out_rows)
@@ -162,7 +162,7 @@ class Walk:
             row = 0
 
     def last_step(self, stop_row: int) -> Step:
-        """Return a step whose input rows end where those of the steps before stop_row do."""
+        """Return a step whose input rows end where the steps for rows before stop_row end."""
         outer, row = divmod(stop_row - 1, self.out_rows)
         if self.mode == "slices":
             return Step(outer, outer + 1, 0, self.in_rows, 0, self.out_rows)
@@ -210,9 +210,9 @@ class Walk:
             row, low = max(row, done), high
 
     def _last_run_stop(self, bands: BandedMap, stop_row: int) -> int:
-        """One past the last input row for the result rows before stop_row, and past their start.
+        """Return the end of the input rows for the result rows before stop_row.
 
-        An empty band may start where the input ends.
+        It is past the start of the last band too. An empty band may start where the input ends.
         """
         if stop_row == self.out_rows:
             return self.in_rows
@@ -228,10 +228,10 @@ class Walk:
 
 
 class StepPlans:
-    """Plans on [outer, rows, *inner], cut from a plan on stored axes. Threads may share it.
+    """Plans on [outer, rows, *inner], cut from a plan on stored axes. Thread-safe.
 
-    axis    the stream axis, whose rows these are
-    stream  its map, which one of the passes applies
+    axis    the stream axis
+    stream  map of the stream axis, applied by one of the passes
     """
 
     def __init__(self, plan: Plan, axis: int, stream: BandedMap) -> None:
@@ -242,11 +242,11 @@ class StepPlans:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that the tables of kept windows may take: four integers for every output."""
+        """Most bytes of the cached windows' tables: four integers per output."""
         return self.stream.outputs * 32 if self.stream.outputs <= _LONGEST_KEPT else 0
 
     def window(self, outer: int, inputs: Range, results: Range) -> Plan:
-        """Return the plan from some input rows of so many outer slices to some result rows."""
+        """Return the plan from a range of input rows to one of result rows, for outer slices."""
         key = (outer, inputs, results)
         if key in self._kept:
             return self._kept[key]
@@ -277,7 +277,7 @@ def plan_on(shape: Sequence[int], passes: Sequence[Pass], *, fill: float = 0.0) 
 
 
 def touched(bands: BandedMap, high: int) -> int:
-    """One past the last result row that reads an input row below high."""
+    """Return the end of the result rows that read an input row below high."""
     if high >= bands.inputs:
         return bands.outputs
     return int(np.searchsorted(bands.start, high, "left"))
@@ -290,7 +290,7 @@ def walk_over(layout: Layout, plan: Plan, slab: int) -> Walk:
         axis = min(one.axis for one in stored.passes)
     else:
         axis = _copy_axis(layout, stored.input_shape, slab)
-    # A slice of the input would be needed again after others have passed.
+    # Broadcast slices of the input are read again later, so they must be held.
     repeated = layout.wire[:axis] != stored.input_shape[:axis]
     if repeated and not layout.held:
         layout = replace(layout, held=True)
@@ -298,7 +298,7 @@ def walk_over(layout: Layout, plan: Plan, slab: int) -> Walk:
 
 
 def _copy_axis(layout: Layout, shape: tuple[int, ...], slab: int) -> int:
-    """Without passes any axis will do: the slowest one whose rows are small against a slab."""
+    """Return the stream axis without passes: the slowest whose rows are small against a slab."""
     for axis, (size, wire) in enumerate(zip(shape, layout.wire, strict=True)):
         if wire != size or math.prod(shape[axis + 1 :]) * 8 <= slab:
             return axis

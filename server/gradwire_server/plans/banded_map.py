@@ -1,14 +1,14 @@
-"""Banded linear maps: what a resampling operator is along one axis.
+"""Banded linear maps: a resampling operator along one axis.
 
-Output o reads the inputs start[o] .. stop[o] - 1, its band, each with a weight of its own:
+Output o reads the inputs start[o] .. stop[o] - 1, its band, each with its own weight:
 
     y[o] = sum over t of weight[offset[o] + t] * x[start[o] + t],   0 <= t < stop[o] - start[o]
 
 Starts and stops of the bands both ascend or both descend, equal neighbors allowed: explicit zero
-weights, and the places given to empty bands, make it so. Then the outputs that read one input lie
-side by side too, and the adjoint is a banded map with as many weights. Counting gives its bands,
-no coordinate formula is ever inverted: where bands ascend, input j is read by the outputs from
-#{o: stop[o] <= j} up to, not including, #{o: start[o] <= j}.
+weights, and the positions of empty bands, ensure this. So the outputs that read one input are
+contiguous too, and the adjoint is a banded map with as many weights. Its bands are found by
+counting, without inverting a coordinate formula: where bands ascend, input j is read by the outputs
+from #{o: stop[o] <= j} up to, not including, #{o: start[o] <= j}.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 Taps = npt.NDArray[np.floating[Any]]
 
-# Taps of some outputs: their inputs and their weights.
+# Taps of a block of outputs: inputs and weights.
 Block = tuple[Indices, Taps]
 
 
@@ -47,9 +47,10 @@ def ascending_taps(index: Indices, weight: Taps) -> tuple[Indices, Taps]:
 
 
 def merged_weights(index: Indices, weight: Taps) -> Taps:
-    """Add up taps on one input, in order and in weight's type; the last of them gets the sum.
+    """Add up repeated taps on one input, in order and in weight's type.
 
-    The others get 0. Both arrays are [outputs, taps], ascending as `ascending_taps` leaves them.
+    The last of them gets the sum, the others get 0. Both arrays are [outputs, taps], sorted by
+    `ascending_taps`.
     """
     repeats = index[:, 1:] == index[:, :-1]
     if not np.count_nonzero(repeats):
@@ -64,7 +65,7 @@ def merged_weights(index: Indices, weight: Taps) -> Taps:
 
 
 def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
-    """Return the spans from first to last non-zero tap; (inputs, 0) where there is none."""
+    """Return the spans from first to last non-zero tap; (inputs, 0) if there is none."""
     some = weight != 0
     if some.size and _all(some):
         return Spans(index[:, 0].copy(), index[:, -1] + 1)
@@ -96,15 +97,15 @@ def ascends(values: Indices) -> bool:
 
 
 def _all(flags: npt.NDArray[np.bool_]) -> bool:
-    # A fraction of the time of flags.all(), which counts where arrays are short.
+    # Much faster than flags.all() on short arrays.
     return int(np.count_nonzero(flags)) == flags.size
 
 
 def _ascending(spans: Spans) -> Spans:
     start: Indices = np.minimum.accumulate(spans.start[::-1])[::-1]
     stop: Indices = np.maximum.accumulate(spans.stop)
-    # An empty span between others that do not overlap comes out as stop <= start: any place from
-    # stop to start keeps the order.
+    # An empty span between spans that do not overlap has stop <= start: any position from stop to
+    # start keeps the order.
     return Spans(np.minimum(start, stop), stop)
 
 
@@ -113,14 +114,14 @@ def _total(spans: Spans) -> int:
 
 
 def joined(spans: Sequence[Spans]) -> Spans:
-    """Return the spans of all blocks, one after the other."""
+    """Return the concatenated spans of all blocks."""
     if len(spans) == 1:
         return spans[0]
     return Spans(*(np.concatenate(sides) for sides in zip(*spans, strict=True)))
 
 
 def packed_weights(index: Indices, weight: Taps, span: Spans) -> Weights:
-    """Return the merged taps within their spans, output by output, zeros where there is no tap."""
+    """Return the merged taps within their spans, output by output; zeros fill gaps."""
     counts = np.maximum(span.stop - span.start, 0)
     some = weight != 0
     total = int(counts.sum())
@@ -138,7 +139,7 @@ def packed_weights(index: Indices, weight: Taps, span: Spans) -> Weights:
 def placed_weights(
     pieces: Sequence[Weights], *, span: Spans, band: Spans, offset: Indices
 ) -> Weights:
-    """Lay weights out as float64[offset[-1]], output by output, zeros where a band is wider.
+    """Lay weights out as float64[offset[-1]], output by output; zeros fill wider bands.
 
     pieces  the weights of all spans, in blocks of whole outputs; [] where there are no outputs
     band    the bands, each holding its span
@@ -161,23 +162,23 @@ def placed_weights(
     return result
 
 
-# Weights that are transposed at once: their indices fit a core's cache.
+# Weights transposed at once: their indices fit a core's cache.
 _BLOCK_WEIGHTS = 1 << 15
 
 
-# Not slotted, for what is computed once. Compared by identity: maps can be large.
+# Not slotted, because of cached properties. Compared by identity: maps can be large.
 @dataclass(frozen=True, eq=False)
 class BandedMap:
-    """One axis's map. Its arrays are shared and must not be written to.
+    """A map along one axis. Its arrays are shared and must not be written to.
 
-    outputs  length of the side written
-    inputs   length of the side read
+    outputs  length of the result along the axis
+    inputs   length of the input along the axis
     start    int64[outputs], first input of each band
     offset   int64[outputs + 1], from 0: the weights of output o are weight[offset[o]:offset[o + 1]]
     weight   float64[nnz], exact values of the dialect's own arithmetic, explicit zeros included
 
-    Raises ValueError where the arrays do not fit together, a band leaves the inputs, or the bands
-    neither ascend nor descend.
+    Raises ValueError if the arrays are inconsistent, a band is out of range, or the bands neither
+    ascend nor descend.
     """
 
     outputs: int
@@ -202,15 +203,15 @@ class BandedMap:
         Taps on one input are added in that type, in the order given, then widened to float64. A
         band runs from the first to the last non-zero weight and holds the zeros between; an output
         without non-zero weights gets an empty band. Bands are then widened with zeros until they
-        ascend, or descend where that takes fewer. Memory is O(taps + weights).
+        ascend, or descend if that takes fewer. Memory is O(taps + weights).
         """
         return cls.from_blocks([(index, weight)], inputs=inputs)
 
     @classmethod
     def from_blocks(cls, blocks: Iterable[Block], *, inputs: int) -> BandedMap:
-        """Collect taps likewise, given in blocks of outputs; a block is dropped once it is read.
+        """Build a map as `from_taps` does, from blocks of outputs; each block is freed once read.
 
-        Memory is O(outputs + weights) beside the blocks' own.
+        Memory is O(outputs + weights) besides the blocks.
         """
         spans: list[Spans] = []
         pieces: list[Weights] = []
@@ -243,7 +244,7 @@ class BandedMap:
         offset: Indices,
         weight: Weights,
     ) -> BandedMap:
-        """Make a map of arrays that fit together, of bands that ascend or descend."""
+        """Make a map from consistent arrays, without the checks of the constructor."""
         if len(start):
             low, high = min(start.item(0), start.item(-1)), max(stop.item(0), stop.item(-1))
             _check_reach(low, high, inputs=inputs)
@@ -281,7 +282,7 @@ class BandedMap:
 
     @property
     def is_identity(self) -> bool:
-        """Whether every output is the input of its own index, exactly."""
+        """Whether the map is exactly the identity."""
         return (
             self.outputs == self.inputs == self.nnz
             and bool((self.start == np.arange(self.outputs)).all())
@@ -290,11 +291,11 @@ class BandedMap:
         )
 
     def adjoint(self) -> BandedMap:
-        """Return the transpose: the same weights, read by inputs.
+        """Return the transpose: the same weights, ordered by input.
 
-        The adjoint of the adjoint has the bits of the original: counting twice gives back starts
-        and stops. (A map that descends by its empty bands alone, which `from_taps` never makes,
-        gets them back where they ascend.)
+        The adjoint of the adjoint has the bits of the original: counting twice restores starts and
+        stops. (A map that descends only by its empty bands, which `from_taps` never makes, gets
+        ascending ones instead.)
         """
         ended = _counts_up_to(self.stop, self.inputs)
         begun = _counts_up_to(self.start, self.inputs)
@@ -316,8 +317,8 @@ class BandedMap:
     def window(self, first: int, stop: int, low: int, high: int) -> BandedMap:
         """Return outputs first .. stop - 1 with their taps on inputs low .. high - 1.
 
-        Both are numbered anew from 0. Weights are shared with this map where no tap is left out.
-        Takes time and memory in proportion to the part.
+        Both are renumbered from 0. Weights are shared with this map unless taps are left out. Time
+        and memory are proportional to the window.
         """
         begin, end = self.offset[first:stop], self.offset[first + 1 : stop + 1]
         full = self.start[first:stop]
@@ -340,14 +341,14 @@ class BandedMap:
         )
 
     def dense(self) -> Weights:
-        """Return the matrix, float64[outputs, inputs]: for tests and for people."""
+        """Return the matrix, float64[outputs, inputs], for tests and debugging."""
         matrix = np.zeros((self.outputs, self.inputs))
         for part, output, column in self._weights_in_blocks():
             matrix[output, column] = self.weight[part]
         return matrix
 
     def _weights_in_blocks(self) -> Iterator[tuple[slice, Indices, Indices]]:
-        """Yield where some weights are, and the output and the input of each of them."""
+        """Yield slices of weights, with the output and the input of each weight."""
         shift = self.start - self.offset[:-1]
         for low in range(0, self.nnz, _BLOCK_WEIGHTS):
             ask()
@@ -403,5 +404,5 @@ def _offsets(counts: Indices) -> Indices:
 
 
 def _counts_up_to(positions: Indices, length: int) -> Indices:
-    """How many of the positions are at most j, for each j below length."""
+    """Return for each j below length how many positions are at most j."""
     return np.bincount(positions, minlength=length + 1)[:length].cumsum(dtype=np.int64)

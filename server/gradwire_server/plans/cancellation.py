@@ -1,4 +1,4 @@
-"""Who builds long tables asks, between two blocks, whether anybody still waits for them."""
+"""Cooperative cancellation of table building."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Check = Callable[[], object]
 
 
 class AbandonedError(Exception):
-    """Nobody waits for a table any more."""
+    """The caller no longer waits for the table."""
 
 
 def _go_on() -> None:
-    """Let every table be built to its end."""
+    """Never cancel."""
 
 
 _CHECK: ContextVar[Check] = ContextVar("gradwire_table_check", default=_go_on)
@@ -22,7 +22,7 @@ _CHECK: ContextVar[Check] = ContextVar("gradwire_table_check", default=_go_on)
 
 @contextmanager
 def asking(check: Check | None) -> Generator[None]:
-    """Have tables ask this, which raises where they are to be given up; None changes nothing."""
+    """Set the check that table building calls, which raises to cancel; None changes nothing."""
     before = _CHECK.set(check or _CHECK.get())
     try:
         yield
@@ -31,5 +31,5 @@ def asking(check: Check | None) -> Generator[None]:
 
 
 def ask() -> None:
-    """Raise what the one who asked for a table wants raised, if anything."""
+    """Call the current check, between two blocks of a table; raise its exception, if any."""
     _CHECK.get()()

@@ -1,4 +1,4 @@
-"""Plans: the maps an operator applies to a tensor, axis by axis."""
+"""Plans: the maps that an operator applies to a tensor, axis by axis."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Shape = tuple[int, ...]
 
 
 class Digest(Protocol):
-    """What the objects of hashlib do."""
+    """Protocol of hashlib's hash objects."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Take more bytes in."""
+        """Add bytes to the hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Pass:
 class Plan:
     """Passes, in the order they are applied: ascending logical axes, identities left out.
 
-    input_shape   shape of what is given
-    output_shape  shape of what comes out
-    passes        each pass's map reads its axis as the passes before left it
-    fill          what an element is whose band is empty on at least one axis
+    input_shape   shape of the input
+    output_shape  shape of the result
+    passes        each pass reads the result of the one before
+    fill          value of elements whose band is empty on at least one axis
 
-    Raises ValueError where the maps do not lead from one shape to the other.
+    Raises ValueError if the maps do not lead from one shape to the other.
     """
 
     input_shape: Shape
@@ -76,7 +76,7 @@ class Plan:
         return cls(input_shape, tuple(shape), passes, fill)
 
     def adjoint(self) -> Plan:
-        """Return the plan of the gradient: every axis's adjoint, in the same order, with fill 0.
+        """Return the plan of the gradient: the adjoint of every pass, in the same order, fill 0.
 
         Passes that share a map share its adjoint.
         """
@@ -118,7 +118,7 @@ class Plan:
         return sum(one.map.nnz + one.map.outputs + one.map.inputs for one in self.passes)
 
     def digest_update(self, digest: Digest) -> None:
-        """Feed shapes, fill, axes and tables to a digest, little-endian, each with its length."""
+        """Hash shapes, fill, axes and tables, little-endian, each with its length."""
         for shape in (self.input_shape, self.output_shape):
             digest.update(struct.pack(f"<q{len(shape)}q", len(shape), *shape))
         digest.update(struct.pack("<dq", self.fill, len(self.passes)))
@@ -130,7 +130,7 @@ class Plan:
             digest.update(_little_endian(one.map.weight, "<f8"))
 
     def _results(self) -> Iterator[Shape]:
-        """Shape after each pass."""
+        """Yield the shape after each pass."""
         shape = self.input_shape
         for one in self.passes:
             shape = (*shape[: one.axis], one.map.outputs, *shape[one.axis + 1 :])
@@ -164,13 +164,13 @@ def fma(a: npt.NDArray[F], b: npt.NDArray[F], c: npt.NDArray[F]) -> npt.NDArray[
     wide = [each.astype(np.float64) for each in (a, b, c)]
     if a.dtype == np.float64:
         return _fma64(*wide).astype(a.dtype, copy=False)
-    # A product of two float32 is exact in float64; a sum rounded to odd there has bits enough that
-    # rounding it again is as good as rounding once.
+    # A product of two float32 is exact in float64; a sum rounded to odd there has enough bits that
+    # the second rounding gives the same result as a single one.
     return _sum_to_odd(wide[0] * wide[1], wide[2]).astype(a.dtype)
 
 
 def _fma64(a: Doubles, b: Doubles, c: Doubles) -> Doubles:
-    """Add the exact product's two parts by way of a sum rounded to odd.
+    """Add the exact product's two parts with a sum rounded to odd.
 
     Source: Boldo and Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms
     using rounding to odd, IEEE Transactions on Computers 57(4), 2008.
@@ -182,7 +182,7 @@ def _fma64(a: Doubles, b: Doubles, c: Doubles) -> Doubles:
 
 
 def exact_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """Return the rounded product and what was rounded off (Dekker)."""
+    """Return the rounded product and its rounding error (Dekker)."""
     product = a * b
     a_high, a_low = _halves(a)
     b_high, b_low = _halves(b)
@@ -197,14 +197,14 @@ def _halves(x: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def exact_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """Return the rounded sum and what was rounded off (Knuth)."""
+    """Return the rounded sum and its rounding error (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def _sum_to_odd(a: Doubles, b: Doubles) -> Doubles:
-    """Return a + b, where it is inexact the neighbor whose last bit is odd."""
+    """Return a + b rounded to odd: if inexact, the neighbor whose last bit is odd."""
     total, rest = exact_sum(a, b)
     even = np.ascontiguousarray(total).view(np.int64) & 1 == 0
     beyond = np.nextafter(total, np.copysign(np.inf, rest))

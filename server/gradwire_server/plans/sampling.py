@@ -1,4 +1,4 @@
-"""Where outputs read along one axis: rounding rules and taps, shared by the dialects.
+"""Rounding rules and taps along one axis, shared by the dialects.
 
 Coordinates are float32 or float64 arrays of shape [outputs]. Every function keeps their type: a
 dialect's arithmetic is the type of the coordinates it passes in.
@@ -20,18 +20,18 @@ Coordinates = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 Rounding = Callable[[Coordinates], Coordinates]
 
-# Taps that are computed at once: their intermediate numbers fit a core's cache.
+# Taps computed at once: their intermediate values fit a core's cache.
 _BLOCK_TAPS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """What each output reads: the arguments of `BandedMap.from_taps`.
+    """Taps of each output: the arguments of `BandedMap.from_taps`.
 
     index        int64[outputs, taps]     input elements, all on the axis; repeats are allowed
     weight       floating[outputs, taps]  their weights, in the type of the coordinates
-    coordinates  floating[outputs]        where each output reads, not clamped: for people alone,
-                                          and None where there is no such number
+    coordinates  floating[outputs]        where each output reads, not clamped, for display only;
+                                          None if there is no such number
     """
 
     index: Indices
@@ -48,10 +48,10 @@ class Taps:
 
 @dataclass(frozen=True, slots=True)
 class ComputedTaps:
-    """What each output reads, computed as it is asked for: some outputs at a time.
+    """Taps of each output, computed lazily in blocks of outputs.
 
     block        takes outputs, int64[some], and returns their taps, [some, taps]
-    coordinates  of all outputs, as Taps has them
+    coordinates  coordinates of all outputs, as in Taps
     """
 
     block: Callable[[Indices], Taps]
@@ -60,7 +60,7 @@ class ComputedTaps:
     coordinates: Coordinates | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the taps of some outputs at a time; between two blocks, ask whether to go on."""
+        """Yield the taps of some outputs at a time; check for cancellation between blocks."""
         rows = max(_BLOCK_TAPS // self.taps, 1)
         for first in range(0, self.outputs, rows):
             ask()
@@ -92,21 +92,21 @@ def half_away(x: Coordinates) -> Coordinates:
 
 
 def floor(x: Coordinates) -> Coordinates:
-    """Round toward smaller numbers."""
+    """Round toward negative infinity."""
     rounded: Coordinates = np.floor(x)
     return rounded
 
 
 def ceil(x: Coordinates) -> Coordinates:
-    """Round toward larger numbers."""
+    """Round toward positive infinity."""
     rounded: Coordinates = np.ceil(x)
     return rounded
 
 
 def on_axis(x: Coordinates, *, inputs: int) -> Indices:
-    """Turn whole coordinates into indices 0 .. inputs - 1; those outside go to the nearer edge."""
+    """Convert whole coordinates to indices, clamped to 0 .. inputs - 1."""
     edge = x.dtype.type(inputs - 1)
-    # This clamp makes the cast safe. The other one is for inputs - 1 that the type rounds up.
+    # This clamp makes the cast safe; the second handles inputs - 1 rounded up by the type.
     index: Indices = np.minimum(np.maximum(x, 0), edge).astype(np.int64)
     return np.minimum(index, inputs - 1) if int(edge) >= inputs else index
 
@@ -114,7 +114,7 @@ def on_axis(x: Coordinates, *, inputs: int) -> Indices:
 def nearest_taps(
     whole: Coordinates, *, inputs: int, coordinates: Coordinates | None = None
 ) -> Taps:
-    """One tap of weight 1 at each whole coordinate, clamped to the axis."""
+    """Return one tap of weight 1 at each whole coordinate, clamped to the axis."""
     index = on_axis(whole, inputs=inputs)[:, np.newaxis]
     return Taps(index, np.ones(index.shape, whole.dtype), coordinates)
 
@@ -122,7 +122,7 @@ def nearest_taps(
 def linear_taps(
     index: Indices, *, upper_weight: Coordinates, coordinates: Coordinates | None = None
 ) -> Taps:
-    """Two taps: index[0] with weight 1 - upper_weight, then index[1] with upper_weight."""
+    """Return two taps: index[0] with 1 - upper_weight, then index[1] with upper_weight."""
     return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T, coordinates)
 
 
@@ -133,18 +133,18 @@ def in_blocks(
     taps: int,
     coordinates: Coordinates | None = None,
 ) -> ComputedTaps:
-    """Compute the taps of some outputs at a time, so that what this takes on the way stays small.
+    """Return taps that are computed in blocks of outputs, to bound temporary memory.
 
     block        takes outputs, int64[some], and returns their taps, [some, taps]
-    coordinates  of all outputs; those that a block returns are dropped
+    coordinates  coordinates of all outputs; the blocks' own are ignored
     """
     return ComputedTaps(block, outputs, taps, coordinates)
 
 
 def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int) -> Taps:
-    """Weigh elements low .. low + taps - 1 of each output, some columns at a time.
+    """Return taps on elements low .. low + taps - 1 of each output, in blocks of columns.
 
-    low    int64[outputs], first element of each
+    low    int64[outputs], first element of each output
     weigh  takes elements, int64[outputs, some], and returns their weights
     """
     index = low[:, np.newaxis] + np.arange(taps)
@@ -165,7 +165,7 @@ def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps:
 def sum_from(
     weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int, start: Coordinates
 ) -> Coordinates:
-    """Add the weights of elements low .. low + taps - 1 to start as `added` does; keep none."""
+    """Add the weights of elements low .. low + taps - 1 to start, as `added` does, in blocks."""
     step = _columns(low)
     total = start
     for first in range(0, taps, step):
@@ -185,7 +185,7 @@ def added(start: Coordinates, weight: Coordinates) -> Coordinates:
     total = start.copy()
     step = max(_BLOCK_TAPS // max(outputs, 1), 1)
     for first in range(0, taps, step):
-        # cumsum adds one after the other; a sum would add halves.
+        # cumsum adds sequentially; sum adds pairwise.
         part = np.concatenate([total[:, np.newaxis], weight[:, first : first + step]], axis=1)
         total = np.cumsum(part, axis=1, dtype=weight.dtype)[:, -1]
     return total

@@ -1,10 +1,10 @@
-"""Sines with the same bits on every machine, which those of NumPy and of C do not have.
+"""Sines with the same bits on every machine.
 
-`sin` is correctly rounded. `sinf` has the bits of GNU's C library for floats, which are not always
-the nearest: frameworks on Linux make float32 weights of it.
+NumPy's and C's differ between machines. `sin` is correctly rounded. `sinf` has the bits of GNU's C
+library for floats, not always the nearest: frameworks on Linux compute float32 weights with it.
 
-Most numbers of float32 need far fewer bits than `sin` has: `quick_sin`, in a tenth of the time, is
-near enough unless a number lies where two roundings meet, which `unsettled` tells.
+Most float32 results need far fewer bits than `sin` computes: `quick_sin` takes a tenth of the time
+and is accurate enough unless a value lies near a rounding boundary, which `unsettled` detects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Singles = npt.NDArray[np.float32]
 _SumOf = Callable[[Doubles, Doubles, Doubles], Doubles]
 
 
-# How much longer a product of two sines takes than a few sums, in arithmetic of each type.
+# Cost of a product of two sines relative to a few sums, by arithmetic type.
 EFFORT: Final = {np.dtype(np.float32): 6, np.dtype(np.float64): 80}
 
 
@@ -39,7 +39,7 @@ def sin(x: Doubles) -> Doubles:
     """Return the sine, rounded once, of numbers up to 1000.
 
     Two float64 carry more than 90 bits from reduction to the end; a sine closer than that to the
-    middle of two floats would go wrong. Most are far enough from one for 60 bits to tell.
+    midpoint of two floats would be rounded wrongly. For most sines 60 bits are enough.
     """
     near = _sine_in_parts(x, long_factors=_FEW_FACTORS)
     error = _FEW_ERROR * np.abs(near.high)
@@ -77,7 +77,7 @@ def quick_sin(x: Doubles) -> Doubles:
 
 
 def unsettled(x: Doubles) -> npt.NDArray[np.bool_]:
-    """Tell which numbers' relative error of 2**-46 may reach another float32."""
+    """Return where a relative error of 2**-46 may change the nearest float32."""
     low, high = (x * (1 + error) for error in (-_QUICK_ERROR, _QUICK_ERROR))
     differ: npt.NDArray[np.bool_] = low.astype(np.float32) != high.astype(np.float32)
     return differ
@@ -96,9 +96,9 @@ def sin_as_float32(x: Doubles) -> Singles:
 def sinf(x: Singles) -> Singles:
     """Return GNU's sinf of numbers from pi / 4 to 120 and from 0 to pi / 4, of either sign.
 
-    Source: the polynomials of Arm's Optimized Routines, which glibc has had since release 2.28,
-    with the products of its sums not rounded, as on processors that fuse them. They are rounded
-    here wherever that makes the same float32.
+    Source: the polynomials of Arm's Optimized Routines, in glibc since release 2.28, with fused
+    multiply-adds as on processors that have them. Here products are rounded wherever that gives
+    the same float32.
     """
     wide = x.astype(np.float64)
     value = _polynomial(wide, _rounded)
@@ -111,7 +111,7 @@ def sinf(x: Singles) -> Singles:
 def _polynomial(x: Doubles, sum_of: _SumOf) -> Doubles:
     """Return GNU's sine of numbers up to 120; sum_of(a, b, c) is a * b + c."""
     turns = np.where(np.abs(x) < np.pi / 4, 0, np.rint(x * (2 / np.pi)))
-    # Rounded once, as if fused: the other products and differences are exact.
+    # Rounded once, as if fused: all other products and differences are exact.
     rest = (x - turns * _HALF_PI[0]) - turns * (np.pi / 2 - _HALF_PI[0])
     quarter = turns.astype(np.int64) & 3
     value = np.where(quarter & 1 == 1, _cosine(rest, sum_of), _sine(rest, sum_of))
@@ -165,15 +165,15 @@ _HALF_PI: Final = tuple(
 
 _PI: Final = tuple(2 * part for part in _HALF_PI)
 _QUICK_ERROR: Final = 2.0**-46
-# Taylor's, up to x**19; at pi / 2 the next term is below 2**-51.
+# Taylor coefficients up to x**19; at pi / 2 the next term is below 2**-51.
 _TAYLOR: Final = tuple((-1) ** (power // 2) / factorial(power) for power in range(3, 20, 2))
 
 
 def _less(x: Doubles, turns: Doubles) -> _Double:
-    """Return x less so many quarter turns, to 100 bits even where nearly nothing is left."""
+    """Return x minus quarter turns, to 100 bits even under cancellation."""
     terms = [-turns * part for part in reversed(_HALF_PI)] + [x]
-    # A sweep leaves the sum at the end and what was rounded off before it; two are as good as three
-    # times the bits (Ogita, Rump and Oishi, Accurate sum and dot product, 2005).
+    # A sweep leaves the sum in the last term and rounding errors in the others; two sweeps equal
+    # three times the bits (Ogita, Rump and Oishi, Accurate sum and dot product, 2005).
     for _ in range(2):
         for i in range(len(terms) - 1):
             terms[i + 1], terms[i] = exact_sum(terms[i + 1], terms[i])
@@ -197,8 +197,8 @@ def _chosen(condition: npt.NDArray[np.bool_], a: _Double, b: _Double) -> _Double
 def _series(square: _Double, cosine: npt.NDArray[np.bool_], long_factors: int) -> _Double:
     """Return -1/3! + z/5! - ... or, for cosines, -1/2! + z/4! - ..., by Horner's rule.
 
-    One float64 is enough for the sum of the terms from z**long_factors on, which are below 2**-45
-    of the sine where that is 7, and below 2**-10 where it is 2.
+    One float64 is enough for the sum of the terms from z**long_factors on: it is below 2**-45 of
+    the sine if long_factors is 7, and below 2**-10 if it is 2.
     """
     high = np.zeros_like(square.high)
     for of_cosine, of_sine in reversed(_FACTORS[long_factors:]):
@@ -211,12 +211,12 @@ def _series(square: _Double, cosine: npt.NDArray[np.bool_], long_factors: int) -
 
 
 def _factor(power: int) -> tuple[float, float]:
-    """Return Taylor's factor of x**power, 1 / power! of either sign, as two float64."""
+    """Return the Taylor coefficient of x**power, 1 / power! of either sign, as two float64."""
     exact = Fraction((-1) ** (power // 2), factorial(power))
     return float(exact), float(exact - Fraction(float(exact)))
 
 
-# Of cosine and sine, from x**2 and x**3 on.
+# Taylor coefficients of cosine and sine, from x**2 and x**3 on.
 _FACTORS: Final = [(_factor(power), _factor(power + 1)) for power in range(2, 28, 2)]
 _LONG_FACTORS: Final = 7
 _FEW_FACTORS: Final = 2
