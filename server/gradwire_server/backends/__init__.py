@@ -1,4 +1,4 @@
-"""Backends: what applies a plan to numbers, with the bits of `numpy_cpu` whichever it is."""
+"""Backends, which apply plans with the bits of `numpy_cpu`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _log = logging.getLogger(__name__)
 _COMPILED = "numba_cpu"
 _CUDA = "cuda"
 
-# What choose() takes.
+# Names that choose() accepts.
 NAMES = ("auto", _CUDA, _COMPILED, NumpyCpu.name)
 
-# The module that counts devices, check(), and opens the first, open_device(cache_dir=FOLDER); both
-# raise ImportError that says what is missing. Tests have a module of simulated devices.
+# The module with check(), which counts devices, and open_device(cache_dir=FOLDER), which opens the
+# first; both raise ImportError naming what is missing. Tests have a module of simulated devices.
 DEVICES = "gradwire_server.backends.cuda.cupy_device"
 
-# Of the smallest devices that serve, a half or less.
+# At most half the memory of the smallest supported devices.
 CUDA_MEMORY_BYTES = 4 << 30
 
 
 class Backend(Protocol):
-    """What the engine asks of a backend; threads may share it."""
+    """Protocol of backends; implementations are thread-safe."""
 
     @property
     def name(self) -> str:
@@ -46,19 +46,19 @@ class Backend(Protocol):
 
     @property
     def may_wait(self) -> bool:
-        """Whether a call of more than inline_work_of() may wait for more than a processor."""
+        """Whether a call above most_inline_work() may wait for more than a processor."""
         ...
 
     def warm_up(self) -> None:
-        """Make ready, so that no later call waits for a compiler."""
+        """Prepare the backend, so that no later call waits for a compiler."""
         ...
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
         """Write the plan's result for x to all of y. They share no memory.
 
         x  plan.input_shape in the storage or the compute type, any strides
-        y  plan.output_shape in the storage type, for the one rounding, or in the compute type, for
-           none; contiguous, row-major
+        y  plan.output_shape in the storage type, rounded once, or in the compute type, not rounded;
+           contiguous, row-major
         """
         ...
 
@@ -75,7 +75,7 @@ class Backend(Protocol):
 
         x        bands.inputs long on the axis, compute type, any strides
         y        bands.outputs long on the axis, otherwise as x; written in place
-        carried  how many outputs, from the first, hold a partial sum already; of the others the
+        carried  number of outputs, from the first, that hold a partial sum; for the others the
                  first tap assigns, and they are +0 without taps
         """
         ...
@@ -83,20 +83,20 @@ class Backend(Protocol):
 
 @runtime_checkable
 class TellsHeldBytes(Protocol):
-    """A backend that reads what is repeated along an axis, with a stride of 0, where it is."""
+    """A backend that reads broadcast axes (stride 0) without expanding them."""
 
     def held_bytes(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> int:
-        """Return the bytes that apply(plan, x, y) takes meanwhile; x may be any array like it."""
+        """Return the temporary bytes of apply(plan, x, y); x may be any array of its layout."""
         ...
 
 
 @runtime_checkable
 class TakesDeviceMemory(Protocol):
-    """A backend that computes in memory of a device."""
+    """A backend that computes in device memory."""
 
     @property
     def memory_taken(self) -> int:
-        """Bytes of the device's memory that are in use or kept for later."""
+        """Bytes of device memory in use or cached."""
         ...
 
 
@@ -114,17 +114,17 @@ class LeavesToCpu(Protocol):
     """A backend that computes small calls on the CPU."""
 
     def on_device(self) -> Backend:
-        """Return the same backend, which leaves nothing to the CPU."""
+        """Return the same backend without the CPU for small calls."""
         ...
 
     @property
     def cpu_work(self) -> int:
-        """Multiplications below which it does so."""
+        """Multiplications below which the CPU computes a call."""
         ...
 
     @property
     def computed_by(self) -> Mapping[str, int]:
-        """Number of computations so far, by name of the backend that did them."""
+        """Number of computations so far, by backend name."""
         ...
 
 
@@ -138,13 +138,13 @@ def most_inline_work(backend: Backend) -> float:
 def choose(
     name: str, *, threads: int = 1, cache_dir: str = "", cuda_memory_bytes: int = CUDA_MEMORY_BYTES
 ) -> tuple[Backend, str]:
-    """Return the backend of this name, or with "auto" the best there is, and why it was chosen.
+    """Return the backend of this name, or the best one for "auto", and the reason for the choice.
 
-    threads            most threads that one call of apply() computes with
-    cache_dir          folder in which compiled code is kept; empty for the default one
-    cuda_memory_bytes  most memory of a device that is taken at once
+    threads            most threads that one call of apply() uses
+    cache_dir          folder of the cache of compiled code; empty for the default
+    cuda_memory_bytes  most device memory in use at once
 
-    Raises ValueError where there is no such backend, or not here.
+    Raises ValueError if the backend does not exist or cannot run here.
     """
     if name not in NAMES:
         *others, last = (f'"{one}"' for one in NAMES)
@@ -163,32 +163,32 @@ def choose(
 
 
 def may_fall_back(backend: Backend) -> bool:
-    """Whether instead_of_compiled() is for this backend where it does not come to compute."""
+    """Return whether instead_of_compiled() may replace this backend if its warm-up fails."""
     return backend.name == _COMPILED
 
 
 def instead_of_compiled(name: str, error: Exception) -> tuple[Backend, str]:
-    """Return what computes where the compiled backend does not, and why; warn of it.
+    """Return the fallback of the compiled backend and the reason; log a warning.
 
-    name   as choose() takes it
+    name   as in choose()
 
-    Raises ValueError where the compiled backend was asked for by its name.
+    Raises ValueError if the compiled backend was requested by name.
     """
     why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    why = " ".join(why.split())  # compilers may say it in many lines
+    why = " ".join(why.split())  # compilers' messages may have many lines
     if name == _COMPILED:
         raise ValueError(
             f'backend: "{name}" came, which cannot run here: {why}; install it with '
             'pip install "gradwire[cpu]", or choose "auto"'
         ) from error
     if getattr(error, "name", "") not in {"numba", "llvmlite"}:
-        # They are installed, and were to be used.
+        # They are installed, so the user expects them to work.
         _log.warning("slower backend", extra={"facts": {"backend": NumpyCpu.name, "why": why}})
     return NumpyCpu(), f"{NumpyCpu.name}, since {_COMPILED} cannot run here: {why}"
 
 
 def device_numbers(text: str) -> tuple[int, ...]:
-    """Read numbers of devices such as "0,2"; ValueError, as the end of a sentence, where wrong."""
+    """Parse device numbers such as "0,2"; a ValueError's text is the end of a sentence."""
     words = text.split(",") if text else []
     numbers = [int(one) for one in words if one.isascii() and one.isdecimal()]
     if len(numbers) < len(words):
@@ -200,7 +200,7 @@ def device_numbers(text: str) -> tuple[int, ...]:
 
 
 def preload(name: str) -> None:
-    """Import what choose() is going to, where that can be; it says what is wrong otherwise."""
+    """Import the modules that choose() needs; errors are ignored, since choose() reports them."""
     if name in {"auto", _COMPILED}:
         with contextlib.suppress(Exception):
             import_module("gradwire_server.backends.numba_cpu")
@@ -214,7 +214,7 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
 
 
 def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
-    """Open the device; small calls get a CPU backend of one thread."""
+    """Open the device; a CPU backend with one thread computes small calls."""
     from gradwire_server.backends.cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
 
     try:
@@ -222,7 +222,7 @@ def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
         cpu = _cpu(cache_dir=cache_dir)
         backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu)
     except (ImportError, MemoryError, RuntimeError) as error:
-        why = " ".join(str(error).split())  # CuPy may say it in many lines
+        why = " ".join(str(error).split())  # CuPy's messages may have many lines
         raise ValueError(cannot_run_cuda(why)) from error
     return backend, (
         f"{_CUDA} was asked for; {device.name}; calls below {backend.cpu_work} multiplications "
@@ -243,7 +243,7 @@ def cannot_run_cuda(why: str) -> str:
 
 
 def _why_not_cuda() -> str:
-    """Say why "auto" leaves a device alone, without a look at it, which would take long."""
+    """Return why "auto" does not choose CUDA, without opening a device, which is slow."""
     if find_spec("cupy") is None:
         return f"not {_CUDA}: CuPy is not installed"
     return f"{_CUDA} is chosen by its name only, for no device has been measured"

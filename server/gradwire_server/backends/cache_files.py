@@ -1,7 +1,7 @@
-"""Files of compiled code: where they lie, whether whole, and how long kept.
+"""Cache files of compiled code: location, integrity and expiry.
 
-A flipped bit in machine code ends the process or gives other results, so each file ends with a
-digest. Each version of the code has a folder, named by 16 hexadecimal digits, beside others'.
+A flipped bit in machine code crashes the process or changes results, so each file ends with a
+digest. Each version of the code has its own folder, named by 16 hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 _DIGEST_BYTES = 16
 
-# Half removed where the process that did so ended.
+# Folders ending in .going are partly removed: their process ended meanwhile.
 _OF_A_VERSION = re.compile(r"([0-9a-f]{16})(\.going\.\d+)?")
 _KEPT_S = 30 * 24 * 3600.0
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def user_folder(part: str) -> Path | None:
-    """Return a part of the user's cache folder; None for a user without a home."""
+    """Return a subfolder of the user's cache folder; None for a user without a home."""
     root = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(root) if root else Path.home() / ".cache") / "gradwire" / part
@@ -35,12 +35,12 @@ def user_folder(part: str) -> Path | None:
 
 
 def digest(content: bytes) -> bytes:
-    """Return what shows that content is whole."""
+    """Return the digest that detects damaged content."""
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
 def read(path: Path) -> bytes | None:
-    """Return content that ends with its digest, without that; None if it is missing or damaged."""
+    """Return a file's content without its digest; None if the file is missing or damaged."""
     try:
         kept = path.read_bytes()
     except OSError:
@@ -62,9 +62,9 @@ def write(path: Path, content: bytes) -> None:
 
 
 def forget_others(part: Path) -> None:
-    """Note that this version's part of a folder is in use, and remove those long out of use.
+    """Mark this version's folder as used, and remove other versions' folders after long disuse.
 
-    A process that is about to read one of them finds nothing, and compiles.
+    A process that is about to read a removed folder finds nothing, and compiles.
     """
     with contextlib.suppress(OSError):
         os.utime(part)
@@ -75,7 +75,7 @@ def forget_others(part: Path) -> None:
 
 
 def _remove_unused(part: Path, until: float) -> None:
-    """Remove a part if it was last used before a time; others may be about to do the same."""
+    """Remove a folder last used before a time; other processes may do so concurrently."""
     with contextlib.suppress(OSError):
         if part.is_dir() and part.stat().st_mtime < until:
             going = part.with_name(f"{part.name[:16]}.going.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""The deadline of the call that a thread computes for, which bounds what a backend waits for."""
+"""Per-thread deadline of the current call, which bounds a backend's waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _thread = threading.local()
 
 @contextmanager
 def computing_until(deadline: float) -> Generator[None]:
-    """Have this thread compute for a call with a deadline, on the monotonic clock."""
+    """Set the deadline of this thread's call, on the monotonic clock."""
     _thread.deadline = deadline
     try:
         yield
@@ -22,6 +22,6 @@ def computing_until(deadline: float) -> Generator[None]:
 
 
 def wait_s(most_s: float) -> float:
-    """Return how long this thread's call may wait: until its deadline, and most_s at most."""
+    """Return how long this thread's call may wait: until its deadline, but at most most_s."""
     deadline: float = getattr(_thread, "deadline", math.inf)
     return max(0.0, min(most_s, deadline - time.monotonic()))

@@ -1,7 +1,7 @@
-"""The float environment that the numerics contract assumes, whatever other libraries set.
+"""The default float environment, which the numerics contract assumes.
 
-Flush-to-zero, denormals-are-zero and the rounding direction belong to the thread. Libraries change
-them (code built with -ffast-math when it is loaded), and then the same sums have other bits.
+Flush-to-zero, denormals-are-zero and the rounding direction are per thread. Other libraries change
+them (code built with -ffast-math does when it is loaded), which changes the bits of results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
-# Variables, because the compiler of Python would work out products and sums of literals itself.
+# Variables, because Python's compiler folds products and sums of literals.
 _one = 1.0
 _denormal = 5e-324
 _little = 2.0**-60
@@ -29,10 +29,10 @@ def is_default() -> bool:
 
 
 def default_float_environment() -> AbstractContextManager[None]:
-    """Run the block in the default environment and give the thread its own back afterwards.
+    """Run the block in the default environment; restore the thread's own afterwards.
 
-    Does nothing where the environment is the default already, nor where the C library offers no
-    way to change it.
+    Do nothing if the environment is already the default, or if the C library offers no way to
+    change it.
     """
     library = None if is_default() else _library()
     return _UNCHANGED if library is None else _changed(library)
@@ -51,7 +51,7 @@ def _changed(library: ctypes.CDLL) -> Generator[None]:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Find <fenv.h> of the C library: part of the process itself, or of glibc's libm."""
+    """Find the functions of <fenv.h>, in the process itself or in glibc's libm."""
     for name in (None, "libm.so.6"):
         try:
             library = ctypes.CDLL(name)
@@ -63,7 +63,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _default(library: ctypes.CDLL) -> ctypes.c_void_p:
-    """FE_DFL_ENV: (const fenv_t *) -1 in glibc and musl, the address of a variable in macOS."""
+    """Return FE_DFL_ENV: (const fenv_t *) -1 in glibc and musl, a variable's address in macOS."""
     try:
         variable = ctypes.c_char.in_dll(library, "_FE_DFL_ENV")
     except ValueError:

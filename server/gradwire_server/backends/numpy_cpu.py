@@ -4,12 +4,12 @@ One pass gives every output the sum of its taps in ascending order:
 
     y = w[0] * x[0];   y = y + w[1] * x[1];   ...
 
-Weights are rounded to the compute type once, every product and every sum to it as they arise. The
-first tap assigns, so that no zero is added to it; no tap is left out for being zero; nothing is
-fused or reordered. Between passes values stay in the compute type. The result is rounded once, at
-the end, to nearest even; what is too large for the storage type becomes infinite.
+Weights are rounded to the compute type once, and every product and sum is rounded to it. The first
+tap assigns, so that no zero is added to it; zero taps are not skipped; nothing is fused or
+reordered. Between passes values stay in the compute type. The result is rounded once, at the end,
+to nearest even; values too large for the storage type become infinite.
 
-Other backends may go about it in any way that gives these bits. (All NaNs are equal here.)
+Other backends may compute in any way that gives these bits. (All NaNs are equal here.)
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from gradwire_server.plans import BandedMap, Plan, fill_empty
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
-# Outputs of equal counts are computed together where there are at most so many groups of them.
+# Outputs of equal counts are computed together if they form at most this many groups.
 _FEW_GROUPS = 8
 
-# Products of one long band that are held at once, in elements.
+# Products of one long band held at once, in elements.
 _BLOCK = 1 << 18
 
 
 def compute_dtype(storage: npt.DTypeLike) -> np.dtype[Any]:
-    """Return the type that a storage type is computed in: float64 for float64, else float32."""
+    """Return the compute type of a storage type: float64 for float64, else float32."""
     return np.dtype(np.float64 if np.dtype(storage) == np.float64 else np.float32)
 
 
 class NumpyCpu:
-    """Applies plans on the calling thread. It keeps nothing, so threads may share it."""
+    """Applies plans on the calling thread. It is stateless, hence thread-safe."""
 
     name = "numpy_cpu"
     splits_work = False
@@ -50,9 +50,9 @@ class NumpyCpu:
         """Do nothing: nothing is compiled."""
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
-        """Write the plan's result for x to y; `Backend` says what they are.
+        """Write the plan's result for x to y, as `Backend` specifies.
 
-        The last pass writes to y itself, unless y has another type than sums have.
+        The last pass writes directly to y if y has the compute type.
         """
         with np.errstate(all="ignore"):
             if plan.passes:
@@ -68,11 +68,11 @@ class NumpyCpu:
         fill_empty(plan.passes, y, fill=plan.fill)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output on x to y, which is written in place.
+        """Add the taps of every output on x to y in place.
 
         x        bands.inputs long on the axis, compute type, any strides
         y        bands.outputs long on the axis, otherwise as x
-        carried  how many outputs, from the first, hold a partial sum already; of the others the
+        carried  number of outputs, from the first, that hold a partial sum; for the others the
                  first tap assigns, and they are +0 without taps
         """
         with np.errstate(all="ignore"):
@@ -91,8 +91,8 @@ class _Taps:
 
     weight  all weights of the map, in x's type
     start   first input of each output
-    offset  place of its weight
-    counts  how many follow
+    offset  index of each output's first weight
+    counts  number of taps of each output
     """
 
     x: Array
@@ -108,13 +108,13 @@ class _Taps:
         return _Taps(self.x, self.axis, self.weight, start, offset, counts)
 
     def products(self, tap: int, outputs: int) -> Array:
-        """One tap of each of the first outputs; maybe a view of x where all weights are 1."""
+        """Return one tap of each of the first outputs; maybe a view of x if all weights are 1."""
         data = self._inputs(self.start[:outputs] + tap)
         weight = self.weight[self.offset[:outputs] + tap]
         return data if (weight == 1).all() else data * self._spread(weight)
 
     def band_products(self, output: int, first: int, stop: int) -> Array:
-        """Taps first .. stop - 1 of one output, a copy."""
+        """Return a copy of taps first .. stop - 1 of one output."""
         start, offset = self.start[output], self.offset[output]
         data = self.x[_along(self.axis, slice(start + first, start + stop))]
         return data * self._spread(self.weight[offset + first : offset + stop])
@@ -123,7 +123,7 @@ class _Taps:
         step = index[1] - index[0] if len(index) > 1 else 1
         if step > 0 and (index[1:] - index[:-1] == step).all():
             return self.x[_along(self.axis, slice(index[0], index[-1] + 1, step))]
-        # No index is outside: NumPy clips in half the time it takes to check.
+        # All indices are in range; mode="clip" takes half the time of the check.
         return self.x.take(index, axis=self.axis, mode="clip")
 
     def _spread(self, weight: Array) -> Array:
@@ -132,7 +132,7 @@ class _Taps:
 
 
 def _groups(counts: Indices, carried: int) -> Iterator[tuple[int, int]]:
-    """Ranges of outputs that are all carried or all not; also of one count, if that makes few."""
+    """Yield ranges of outputs, all carried or all not; also of equal counts, if few result."""
     changes = np.flatnonzero(counts[1:] != counts[:-1]) + 1
     few = changes.tolist() if len(changes) < _FEW_GROUPS else []
     return pairwise(sorted({0, carried, *few, len(counts)}))
@@ -143,7 +143,7 @@ def _accumulate(taps: _Taps, y: Array, *, assign: bool) -> None:
     if (taps.counts == taps.counts[0]).all():
         _sum(taps, y, assign=assign)
         return
-    # Longest first: then the outputs that have one more tap are always a slice.
+    # Longest first, so that the outputs with one more tap are always a slice.
     order = np.argsort(-taps.counts, kind="stable")
     sums = np.empty_like(y) if assign else y.take(order, axis=taps.axis)
     _sum(taps.ordered(order), sums, assign=assign)
@@ -151,10 +151,11 @@ def _accumulate(taps: _Taps, y: Array, *, assign: bool) -> None:
 
 
 def _sum(taps: _Taps, y: Array, *, assign: bool) -> None:
-    """Do the same with counts that descend.
+    """Add the taps to y, or assign the first ones; counts descend.
 
-    Tap by tap for all outputs that have it, then band by band for the few that have more: with K
-    the least number such that at most K outputs have more than K taps, in at most 2 * K rounds.
+    Work tap by tap for all outputs that have it, then band by band for the few that have more. With
+    K the least number such that at most K outputs have more than K taps, it takes at most 2 * K
+    rounds.
     """
     longer = len(taps.counts) - np.cumsum(np.bincount(taps.counts))  # [t]: with more than t taps
     rounds = int(np.argmax(longer <= np.arange(len(longer))))
@@ -177,7 +178,7 @@ def _add_band(taps: _Taps, y: Array, output: int, *, first_tap: int) -> None:
     for first in range(first_tap, count, block):
         products = taps.band_products(output, first, min(first + block, count))
         products[_along(taps.axis, slice(1))] += y
-        # accumulate() adds one after the other; sum() would add in pairs.
+        # accumulate() adds sequentially; sum() adds pairwise.
         sums = np.add.accumulate(products, axis=taps.axis)
         y[...] = sums[_along(taps.axis, slice(-1, None))]
 

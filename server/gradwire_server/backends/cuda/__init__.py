@@ -1,6 +1,6 @@
 """CUDA kernels with the bits of `numpy_cpu`, and the backend `cuda` that launches them.
 
-From a plan to launches, functions of values that need neither a GPU nor a driver:
+From a plan to launches (pure functions, without a GPU or a driver):
 
 - dispatch.py     a plan's program: the choice and the order of kernels
 - launches.py     a launch of each kernel: its tables, its grid, its arguments in order

@@ -36,25 +36,25 @@ from gradwire_server.errors import DeviceLostError
 from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Pass, Plan
 
-# Calls that compute at once; each has a thread that copies for it.
+# Concurrent calls; each has a thread that copies for it.
 _STREAMS = 4
-# Of a pinned buffer: what a processor's second-level cache holds, and long against a launch.
+# Bytes of a pinned buffer: fits a processor's L2 cache, and takes long compared to a launch.
 _BUFFER_BYTES = 2 << 20
-# Programs that are cached, most bytes of their tables on the host, and the share of the limit that
-# tables on the device may have.
+# Most cached programs, most bytes of their tables on the host, and the fraction of the limit (its
+# divisor) for tables on the device.
 _MOST_PROGRAMS = 512
 _TABLE_BYTES = 64 << 20
 _TABLES_SHARE = 8
-# Time that a call may wait for device memory that other calls have; less with a nearer deadline.
+# Time that a call may wait for device memory held by other calls; less with a nearer deadline.
 _WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceCall:
-    """Arrays x[outer, ...] and y[outer, ...], and what is done to each outer slice.
+    """Arrays x[outer, ...] and y[outer, ...], and the program for their outer slices.
 
-    program  makes the program of so many slices, or finds it
-    recurs   whether other calls have the same program
+    program  returns the program for a number of slices
+    recurs   whether other calls use the same program
     carried  whether y is read too
     """
 
@@ -70,7 +70,7 @@ class _DeviceCall:
         return self.x.nbytes // len(self.x), self.y.nbytes // len(self.y)
 
     def slices(self, part_bytes: int) -> int:
-        """Return the slices of a part: equal parts, of so many bytes at most or of one slice."""
+        """Return the slices of a part: equal parts of at most part_bytes, or of one slice."""
         most = max(1, part_bytes // max(self.slice_bytes))
         parts = -(-len(self.x) // most)
         return -(-len(self.x) // parts)
@@ -80,11 +80,11 @@ class _DeviceCall:
 class _Held:
     """The program and the device memory of a call.
 
-    program    of a part
-    slices     that the program is made for; the last part may have fewer
-    addresses  of the program's buffers
+    program    program of a part
+    slices     slices that the program is made for; the last part may have fewer
+    addresses  addresses of the program's buffers
     memory     the block of x, y and scratch, then that of the tables; empty after release()
-    uploads    bytes of the tables where they are not on the device yet; else 0
+    uploads    bytes of the tables if they are not on the device yet, else 0
     """
 
     program: Program
@@ -94,18 +94,18 @@ class _Held:
     uploads: int
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.memory.clear()
 
 
 class Cuda:
-    """Applies plans on a device. Threads may share it.
+    """Applies plans on a device. Thread-safe.
 
     memory_bytes  most device memory of the pool
     cpu           computes calls of few multiplications, and plans without passes
     cpu_work      multiplications below which cpu computes a call; None for the device's own
-    streams       calls that compute at once; others wait in order of arrival
-    buffer_bytes  of a pinned buffer; each stream has a few
+    streams       concurrent calls; others wait in order of arrival
+    buffer_bytes  bytes of a pinned buffer; each stream has a few
     """
 
     name = "cuda"
@@ -130,7 +130,7 @@ class Cuda:
         self.queue = CallQueue(self._streams)
         self._programs = Recent[Program](most=_MOST_PROGRAMS, max_weight=_TABLE_BYTES)
         self._forget_tables()
-        # Approximate where threads count at once.
+        # Approximate when threads count concurrently.
         self.computed_by = Counter[str]()
         self._lock = Lock()
         self._is_loaded = self._is_warm = False
@@ -175,7 +175,7 @@ class Cuda:
         self._is_loaded = True
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
-        """Write the plan's result for x to y, as the protocol of backends says."""
+        """Write the plan's result for x to y, as `Backend` specifies."""
         self._check()
         if not y.size:
             return
@@ -186,7 +186,7 @@ class Cuda:
             self._cpu.apply(plan, x, y)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output on x to y, as the protocol of backends says."""
+        """Add the taps of every output on x to y, as `Backend` specifies."""
         self._check()
         if not y.size:
             return
@@ -213,7 +213,7 @@ class Cuda:
     def _call(self, plan: Plan, x: Array, y: Array) -> _DeviceCall:
         """Return the call that applies a plan."""
         first = dispatch.outer_axes(plan)
-        # In each call too: not all programs are light enough for the other cache.
+        # Cached per call too: some programs are too large for the shared cache.
         program = cache(partial(self._program, plan, x.dtype, y.dtype))
         x, y = (one.reshape(math.prod(one.shape[:first]), *one.shape[first:]) for one in (x, y))
         return _DeviceCall(x, y, program)
@@ -222,9 +222,9 @@ class Cuda:
         self.warm_up()
         self.computed_by[self.name] += 1
         slices = call.slices(self._buffer_bytes)
-        call.program(slices)  # not in the queue, where other calls would wait for it
+        call.program(slices)  # before the queue, so that other calls do not wait for it
         turn = self.queue.turn(partial(self._hold, call, slices), wait_s=wait_s(_WAIT_S))
-        # Noted before the next call has the stream.
+        # A loss is noted before the next call gets the stream.
         with turn as (staged, held), self._noting_loss():
             _run(staged, call, held)
             if held.uploads and call.recurs:
@@ -239,7 +239,7 @@ class Cuda:
             _run(staged, call, self._hold(call, 1))
 
     def _hold(self, call: _DeviceCall, slices: int) -> _Held:
-        """Allocate all that a call needs. Parts are smaller where there is not enough for them."""
+        """Allocate all memory of a call, with smaller parts if there is not enough."""
         is_short = False
         while True:
             self._check()
@@ -248,7 +248,7 @@ class Cuda:
                     return self._held(call, slices)
             except MemoryError as error:
                 why = str(error)
-            # Not inside `except`: the traceback refers to memory.
+            # Not inside `except`, whose traceback refers to memory.
             if is_short and slices == 1:
                 raise MemoryError(f"{why}; cuda_memory_bytes is {self._limit}")
             self._forget_tables()
@@ -275,7 +275,7 @@ class Cuda:
     def _program(
         self, plan: Plan, source: np.dtype[Any], result: np.dtype[Any], slices: int
     ) -> Program:
-        """Return a plan's program of so many slices."""
+        """Return a plan's program for a number of slices."""
         key = plan, source, result, slices
         found = self._programs.get(key)
         if found is None:
@@ -295,7 +295,7 @@ class Cuda:
 
     @contextmanager
     def _noting_loss(self) -> Generator[None]:
-        """Have later calls fail at once where the device is lost."""
+        """Record that the device is lost, so that later calls fail immediately."""
         try:
             yield
         except DeviceLostError as error:

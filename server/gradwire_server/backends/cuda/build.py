@@ -47,9 +47,9 @@ class Compiled:
 
 
 def check() -> None:
-    """Raise ImportError, saying what to do, where CuPy is missing or there twice, or headers are.
+    """Raise ImportError, with advice, if CuPy or headers are missing, or CuPy is installed twice.
 
-    Raises RuntimeError, with the folders that were searched, where NVRTC is missing.
+    Raises RuntimeError, with the searched folders, if NVRTC is missing.
     """
     present = [name for name in _PACKAGES if any(metadata.distributions(name=name))]
     if len(present) > 1:
@@ -62,15 +62,15 @@ def check() -> None:
 
 
 def cubin(source: str, expressions: Iterable[str], architecture: int, folder: Path) -> Compiled:
-    """Compile kernels of one file for one architecture, or find what was compiled before.
+    """Compile kernels of one file for one architecture, or read them from the cache.
 
     source        name of the file
     expressions   name expressions of its kernels
     architecture  compute capability: 90 is 9.0
-    folder        cache of cubins, which processes may share; where it cannot be written to, each
-                  process compiles
+    folder        cache of cubins, which processes may share; if it is not writable, each process
+                  compiles
 
-    Raises BuildError where that cannot be; ImportError without CuPy or NVRTC.
+    Raises BuildError if compilation fails; ImportError without CuPy or NVRTC.
     """
     names = sorted(expressions)
     stem = f"{Path(source).stem}-sm_{architecture}-{_hash(names)}"
@@ -102,8 +102,8 @@ def compiled(source: str, names: Iterable[str], target: str) -> Compiled:
         except nvrtc.NVRTCError as error:
             raise BuildError(f"{source}: {error}: {nvrtc.getProgramLog(program)}") from error
         is_cubin = target.startswith("sm_")
-        # CuPy takes the last byte of a cubin for a string's end and leaves it out. As a file the
-        # cubin would end before its last table, and tools refuse that.
+        # CuPy drops the last byte of a cubin, as if it ended a string. Tools reject such a file,
+        # which ends before its last table.
         code = nvrtc.getCUBIN(program) + b"\0" if is_cubin else nvrtc.getPTX(program)
         lowered = {name: nvrtc.getLoweredName(program, name) for name in names}
         return Compiled(code, lowered, nvrtc.getProgramLog(program))
@@ -112,14 +112,14 @@ def compiled(source: str, names: Iterable[str], target: str) -> Compiled:
 
 
 def version() -> str:
-    """Name the code that is compiled, and what compiles it, as a folder of kept files."""
+    """Return the cache folder's name: a hash of sources, options and compiler version."""
     texts = [one.read_text(encoding="utf-8") for one in sorted(_FOLDER.glob("*.cu*"))]
-    # Not where headers lie: the version stands for them.
+    # Not the headers' folder: the version identifies them.
     return _hash([*texts, *_OPTIONS, repr(_nvrtc().getVersion())])[:16]
 
 
 def by_source(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
-    """Group kernels by the file that has them."""
+    """Group kernels by source file."""
     grouped = dict[str, list[str]]()
     for source, expression in sorted(set(kernels)):
         grouped.setdefault(source, []).append(expression)

@@ -27,8 +27,8 @@ from gradwire_server.errors import DeviceLostError
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 _NO_DEVICE = 100  # cudaErrorNoDevice
 
-# After these, CUDA's documentation says, every later call fails until the process ends; or they
-# report hardware or a server that is gone. The driver's errors have the runtime's numbers.
+# Errors after which, by CUDA's documentation, every later call fails until the process ends, or
+# which report lost hardware or a lost server. The driver's errors have the runtime's numbers.
 _LASTING = frozenset(
     (
         *(3, 4, 46),  # no initialization, unloading, devices unavailable
@@ -43,9 +43,9 @@ _LASTING = frozenset(
 
 
 def check() -> int:
-    """Return how many devices there are.
+    """Return the number of devices.
 
-    Raises ImportError that says what is missing: CuPy, NVRTC, the driver or a device.
+    Raises ImportError naming what is missing: CuPy, NVRTC, the driver or a device.
     """
     if find_spec("cupy") is None:
         raise ImportError(
@@ -71,7 +71,7 @@ def cubins(cache_dir: str) -> Path:
     """Return the folder of compiled kernels; cache_dir is empty for the user's cache folder."""
     if cache_dir:
         return Path(cache_dir) / "cuda"
-    # Nothing can be written there: without a home each process compiles.
+    # os.devnull is not writable as a folder: without a home each process compiles.
     return user_folder("cuda") or Path(os.devnull)
 
 
@@ -85,7 +85,7 @@ def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> di
             file.flush()
             module = import_module("cupy").RawModule(path=file.name)
             for expression in expressions:
-                # RawKernel itself takes no stream, its function does.
+                # RawKernel takes no stream, but its function does.
                 function = module.get_function(cubin.lowered[expression]).kernel
                 found[Kernel(source, expression)] = function
     forget_others(cache / build.version())
@@ -95,8 +95,8 @@ def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> di
 def translated(error: Any, *, fails: Callable[[], bool]) -> Exception:
     """Return an error of CUDA as DeviceLostError, MemoryError or DeviceError.
 
-    fails  waits for all work of the device, and says whether it fails; asked after an error that
-           need not last, for the caller then gives memory back
+    fails  waits for all work of the device and returns whether it fails; called after transient
+           errors, because the caller then releases memory
     """
     if error.status in _LASTING or fails():
         return DeviceLostError(str(error))
@@ -104,13 +104,13 @@ def translated(error: Any, *, fails: Callable[[], bool]) -> Exception:
 
 
 class CupyDevice:
-    """The current device. Raises ImportError where there is none, as check() does.
+    """The current device. Raises ImportError if there is none, as check() does.
 
     cache_dir  folder in which compiled kernels are cached; empty for the user's cache folder
     """
 
-    # Estimated until a device has been measured: 70 to 90 us for a small call here; 10 us with
-    # numba, which then does 2700 to 6900 multiplications in a microsecond.
+    # Estimate until a device is measured: a small call takes 70 to 90 us here and 10 us with
+    # numba, which then does 2700 to 6900 multiplications per microsecond.
     cpu_work = 1 << 18
 
     def __init__(self, *, cache_dir: str = "") -> None:
@@ -129,7 +129,7 @@ class CupyDevice:
 
     @contextmanager
     def translating(self) -> Generator[None]:
-        """Raise errors of CUDA as those of the protocol."""
+        """Translate CUDA's errors to those of the protocol."""
         try:
             yield
         except self._errors as error:
@@ -201,7 +201,7 @@ class CupyStream:
             function(launch.grid, launch.block, arguments, 0, self._stream)
 
     def mark(self, *, blocking: bool) -> Callable[[], None]:
-        """Record an event; return what waits for it."""
+        """Record an event; return a function that waits for it."""
         with self._translating():
             event = self._event(block=blocking)
             event.record(self._stream)

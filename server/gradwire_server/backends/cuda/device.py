@@ -15,7 +15,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class DeviceError(RuntimeError):
-    """The device has refused one call; others are not affected."""
+    """The device refused one call; others are not affected."""
 
 
 class DeviceBlock(Protocol):
@@ -28,10 +28,10 @@ class DeviceBlock(Protocol):
 
 
 class Stream(Protocol):
-    """Work that the device does in order, for one thread at a time.
+    """A queue of work that the device does in order, for one thread at a time.
 
-    Each method raises DeviceLostError where the device has failed, also at earlier work, and
-    DeviceError where it refuses this call.
+    Each method raises DeviceLostError if the device has failed, also at earlier work, and
+    DeviceError if it refuses this call.
     """
 
     def up(self, address: int, source: Bytes) -> None:
@@ -57,7 +57,7 @@ class Stream(Protocol):
 class Device(Protocol):
     """A device, shared by threads.
 
-    name             as its vendor calls it
+    name             its vendor's name for it
     multiprocessors  number of streaming multiprocessors
     cpu_work         multiplications below which a processor is faster
     """
@@ -80,15 +80,15 @@ class Device(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> DeviceBlock:
-        """Return a block of the pool; MemoryError where the limit or the device has no more.
+        """Return a block of the pool; raise MemoryError at the limit or if the device is full.
 
-        The pool may lend a block again as soon as nothing refers to it, whether or not the device
-        still works on it: the caller keeps it until then.
+        The pool may reuse a block as soon as nothing refers to it, even while the device works on
+        it: the caller must keep a reference until the device is done.
         """
         ...
 
     def pinned(self, nbytes: int) -> Bytes:
-        """Return page-locked host memory; MemoryError where there is none."""
+        """Return page-locked host memory; raise MemoryError if there is none."""
         ...
 
     def stream(self) -> Stream:

@@ -1,11 +1,11 @@
 """Programs of plans: the choice and the order of kernels.
 
 Passes are applied in the plan's order. Two consecutive passes on adjacent axes are one launch if a
-kernel can march over both. Of an odd number of passes the first is alone: the others often read
+kernel can march over both. If their number is odd, the first is alone, since the others often read
 less then. Results between launches stay in the compute type.
 
-Several launches with large results between them are applied to some outer slices after others, so
-that these results stay in the device's L2 cache.
+If results between launches are large, outer slices are processed in groups, so that these results
+stay in the device's L2 cache.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gradwire_server.backends.cuda.launches import Stage
 from gradwire_server.backends.cuda.programs import ALIGNMENT, Buffer, Launch, Program, X
 from gradwire_server.plans import BandedMap, Pass, Plan
 
-# Axes of one selection.
+# Axes of one launch of select_inputs.
 _SELECTED = 3
-# Longest axis without a map within a selection: it takes a table too.
+# Longest axis without a map in such a launch: it needs a table too.
 _LONGEST_UNMOVED = 1 << 20
 
-# Of an H200, the device that the kernels were designed for.
+# Multiprocessors of an H200, the device that the kernels were designed for.
 MULTIPROCESSORS = 132
 
 # Scratch memory of a program with several outer slices: two fifths of an H200's L2 cache, since x
@@ -117,7 +117,7 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
 def _sliced(
     whole: Stage, passes: Sequence[Pass], shape: Sequence[int], out_shape: Sequence[int]
 ) -> Program:
-    """Apply passes to [outer, *out_shape] in as many slices of it as keep scratch memory small."""
+    """Apply passes to [outer, *out_shape] in groups of slices that keep scratch memory small."""
     outer, *inner = shape
     made, scratch = _chain(whole, passes, shape)
     slices = _SCRATCH_BYTES * outer // max(1, sum(scratch))
@@ -141,7 +141,7 @@ def _sliced(
 def _chain(
     whole: Stage, passes: Sequence[Pass], shape: Sequence[int]
 ) -> tuple[list[Launch], list[int]]:
-    """Apply passes in pairs or one by one, between two scratch buffers of so many bytes."""
+    """Apply passes in pairs or one by one, alternating between two scratch buffers."""
     made, scratch, early = list[Launch](), [0, 0], list[Pass]()
     rest, current, source = list(passes), list(shape), X
     while rest:

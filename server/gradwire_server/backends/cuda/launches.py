@@ -42,7 +42,7 @@ _WARPS = (WARP, WARPS, 1)
 
 # CUDA's limit of blocks along x, on every device.
 _MOST_BLOCKS = 2**31 - 1
-# Kernels number their jobs in 32 bits, and elements of tensors in 64.
+# Kernels index jobs with 32 bits, and elements of tensors with 64.
 _MOST_JOBS = 2**32 - THREADS
 
 # Blocks of a kernel whose threads loop.
@@ -54,15 +54,15 @@ _THREADS_WANTED = 2 * 2048
 # Longest strip: outputs along an axis of one thread or warp.
 LONGEST_STRIP = 64
 
-# contiguous_pass: most rows of a block, so that of each it reads 32 neighbors at once at least.
+# contiguous_pass: most rows of a block, so that it reads at least 32 neighbors of each at once.
 _MOST_ROWS = 64
 
-# Limit of indices in 32 bits, with room for a place beyond the last tile.
+# Limit of 32-bit indices, with room for one beyond the last tile.
 MOST = 2**31 - 2**16
 
-# Kernels read records as vectors of so many bytes.
+# Kernels read records as vectors of this many bytes.
 _RECORD_BYTES = 16
-# Outputs of a thread that shares nothing between them: enough to pay for its start.
+# Outputs of a thread that shares no data between them: enough to amortize its start.
 _SHORT_STRIP = 8
 
 
@@ -119,17 +119,17 @@ class Stage:
         return one
 
     def vector(self, inner: int) -> int:
-        """Return the neighbors of a thread: a vector of the source, if rows are whole vectors."""
+        """Return a thread's neighboring elements: a source vector, if rows are whole vectors."""
         lanes = programs.lanes(self.formats[0])
         return lanes if inner % lanes == 0 else 1
 
     def strips(self, outputs: int, *, threads: int, most: int = LONGEST_STRIP) -> tuple[int, int]:
-        """Return how many outputs along an axis one thread computes, and the jobs that makes.
+        """Return the outputs along an axis per thread, and the resulting number of jobs.
 
-        threads  that compute one output each
+        threads  number of threads that would compute one output each
 
-        The strip is about as long as possible with enough threads to fill the device; longer if one
-        launch could not number its threads otherwise. All strips are about as long.
+        The strip is about as long as possible with enough threads to fill the device, and longer if
+        one launch could not index its threads otherwise. All strips have about the same length.
         """
         wanted, length = self.multiprocessors * _THREADS_WANTED, most
         while length > 1 and threads * -(-outputs // length) < wanted:
@@ -149,7 +149,7 @@ class Stage:
         per_block: int = THREADS,
         block: Dim3 = _THREADS,
     ) -> Launch:
-        """Return a launch of so many jobs, which the kernel takes between tables and numbers."""
+        """Return a launch; the kernel's job count comes between tables and numbers."""
         grid = blocks(jobs, per_block=per_block)
         arguments = (self.result, self.source, *tables, np.uint32(jobs), *numbers)
         return _launch(kernel, grid, *arguments, block=block)
@@ -296,7 +296,7 @@ def _march_rows(
     taps = next((n for n in programs.TAPS if widest <= n), 0)
     row, tile = columns.inputs * channels, each * WARP
     is_wide = 1 < each <= programs.lanes(stage.formats[0]) and row % each == 0
-    # Lanes read from a vector's start on, before that of the tile.
+    # Lanes read from the start of a vector, which may lie before the tile.
     inputs = (tile - (each - 1) * (is_wide and row > tile)) // channels
     # With many weights to keep, a lane computes fewer outputs of a row.
     outputs = (each // 2 if each > 1 and taps > programs.TAPS[0] else each) * WARP // channels
@@ -328,7 +328,7 @@ def _march_rows(
 
 
 def _march_channels(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
-    """March over ascending columns that few outputs read each."""
+    """March over ascending columns, each read by few outputs."""
     rows, columns = maps
     if not columns.is_increasing:
         return None
@@ -352,7 +352,7 @@ def _march_channels(stage: Stage, maps: Maps, *, outer: int, channels: int) -> L
 
 
 def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
-    """Gather the few taps of each output, where there are no fewer outputs than inputs."""
+    """Gather the few taps of each output, if there are at least as many outputs as inputs."""
     rows, columns = maps
     in_row, out_row = columns.inputs * channels, columns.outputs * channels
     most = max(int(one.counts.max(initial=0)) for one in maps)
@@ -374,9 +374,9 @@ def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Laun
 
 
 def blocks(jobs: int, *, per_block: int) -> Dim3:
-    """Return the grid for a number of jobs, of a thread, a warp or a block each.
+    """Return the grid for a number of jobs, each of a thread, a warp or a block.
 
-    Raises ValueError if one launch cannot number them.
+    Raises ValueError if one launch cannot index them.
     """
     grid = -(-jobs // per_block)
     if jobs > _MOST_JOBS or grid > _MOST_BLOCKS:
@@ -385,9 +385,9 @@ def blocks(jobs: int, *, per_block: int) -> Dim3:
 
 
 def step_tiles(vectors: int, *, overlap: bool) -> tuple[int, int, int]:
-    """Return how march_steps splits a row of vectors, in the fewest warps: lanes, margin, tiles.
+    """Return how march_steps splits a row of vectors into the fewest warps: lanes, margin, tiles.
 
-    A tile has so many lanes; where tiles overlap, a margin on both sides is its neighbors' work.
+    lanes is the width of a tile. If tiles overlap, neighbors compute the margin on both sides.
     """
     splits = list[tuple[int, int, int]]()
     for lanes in range(1, WARP + 1):
@@ -427,7 +427,7 @@ def _check_indices(bands: BandedMap) -> None:
 def _records(by_input: BandedMap, compute: np.dtype[Any], most: int) -> Array:
     """Return the outputs and weights of each input of an ascending map: a record for each input.
 
-    by_input  the map's adjoint, of at most so many taps
+    by_input  the map's adjoint, with at most `most` taps
 
     weight  compute[most], 0 beyond count
     first   int32, the first output that reads the input
@@ -483,7 +483,7 @@ def _padded_weights(bands: BandedMap, compute: np.dtype[Any], step: int, halo: i
 
 
 def _weights_by_tap(bands: BandedMap, compute: np.dtype[Any]) -> Array:
-    """Return [most taps, outputs] weights, 0 beyond counts: neighbors lie side by side."""
+    """Return [most taps, outputs] weights, 0 beyond counts: neighboring outputs are contiguous."""
     made = np.zeros((int(bands.counts.max(initial=0)), bands.outputs), compute)
     owner, tap = _owners(bands)
     made[tap, owner] = bands.weight

@@ -13,9 +13,9 @@ from ml_dtypes import bfloat16
 
 from gradwire_server.backends.numpy_cpu import compute_dtype
 
-# Buffers begin at multiples of so many bytes: kernels read whole vectors.
+# Buffers are aligned to this many bytes: kernels read whole vectors.
 ALIGNMENT = 16
-# Of buffers in one allocation: a line of the device's cache.
+# Alignment of buffers in one allocation: a line of the device's cache.
 _LINE_BYTES = 128
 
 Place = Literal["x", "y", "scratch", "table"]
@@ -34,17 +34,17 @@ _TYPES = {
     "uint64": "unsigned long long",
 }
 
-# Of march_channels: the most outputs that read one input.
+# march_channels: the most outputs that read one input.
 OPEN = (2, 4)
 
-# Of march_rows: numbers a lane has of a row, and taps whose weights it keeps.
+# march_rows: numbers of a row per lane, and taps whose weights a lane keeps.
 EACH = (1, 4)
 TAPS = (4, 8)
 
-# Of gather_taps: the most taps of a band.
+# gather_taps: the most taps of a band.
 FEW_TAPS = (1, 2)
 
-# Steps with a kernel of their own: (step, halo) of bands that read step + 2 * halo inputs.
+# Steps with their own kernel: (step, halo) of bands that read step + 2 * halo inputs.
 STEPS = ((2, 0), (2, 1), (2, 3), (4, 0), (4, 2))
 
 
@@ -90,7 +90,7 @@ class Launch:
     def resolved(self, addresses: Mapping[Buffer, int]) -> tuple[np.generic, ...]:
         """Return the arguments with device addresses in place of buffers.
 
-        addresses  of whole buffers
+        addresses  addresses of whole buffers
         """
         return tuple(
             np.uint64(addresses[one.whole] + one.offset) if isinstance(one, Buffer) else one
@@ -98,7 +98,7 @@ class Launch:
         )
 
     def shifted(self, **offsets: int) -> Launch:
-        """Return the launch on later parts of buffers, by byte offset of each place."""
+        """Return the launch with byte offsets added to buffers, by their place."""
         arguments = (
             one._replace(offset=offsets[one.place])
             if isinstance(one, Buffer) and one.place in offsets
@@ -122,7 +122,7 @@ class Program:
 
 
 def packed(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return byte offsets of buffers of these sizes within one, and its size."""
+    """Return byte offsets of buffers of these sizes in one allocation, and its size."""
     offsets, end = list[int](), 0
     for size in sizes:
         offsets.append(end)
@@ -131,12 +131,12 @@ def packed(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def lanes(dtype: np.dtype[Any]) -> int:
-    """Return the numbers of a vector, which has 16 bytes."""
+    """Return how many numbers a vector of 16 bytes holds."""
     return 16 // dtype.itemsize
 
 
 def bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of unsigned integers of the same size."""
+    """Return the unsigned integer type of the same size."""
     return np.dtype(f"u{dtype.itemsize}")
 
 
@@ -147,7 +147,7 @@ def kernel(name: str, types: Iterable[np.dtype[Any]], *parameters: int) -> Kerne
 
 
 def formats(storage: np.dtype[Any]) -> tuple[Format, ...]:
-    """Return what kernels of a storage type read and write: it, or its compute type."""
+    """Return the (source, result) types of kernels for a storage type and its compute type."""
     compute = compute_dtype(storage)
     if storage == compute:
         return ((storage, storage),)

@@ -1,4 +1,4 @@
-"""Streams with rings of pinned buffers, and the queue of calls for them."""
+"""Streams with rings of pinned buffers, and their queue of calls."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ class StagedStream:
 
 
 class Releases(Protocol):
-    """Memory that a call holds."""
+    """Memory held by a call."""
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
         ...
 
 
@@ -113,10 +113,10 @@ T = TypeVar("T", bound=Releases)
 
 
 class CallQueue(Generic[S]):
-    """Streams that one call uses at a time, and calls in order of arrival. Threads may share it.
+    """Queue of calls for streams, in order of arrival; a stream serves one call. Thread-safe.
 
     The first call in the queue takes a stream and all its memory at once, and holds nothing while
-    it waits. So calls that hold memory can complete, and waiting calls cannot block each other.
+    it waits. So calls that hold memory can complete, and waiting calls cannot deadlock.
     """
 
     def __init__(self, streams: Iterable[S]) -> None:
@@ -132,10 +132,10 @@ class CallQueue(Generic[S]):
 
     @contextmanager
     def turn(self, take: Callable[[], T], *, wait_s: float) -> Generator[tuple[S, T]]:
-        """Lend a stream and what `take` returns, which is released afterwards.
+        """Lend a stream and the memory that `take` returns, and release it afterwards.
 
-        take    allocates everything or raises MemoryError; one call's at a time. It is tried again
-                when a call has ended, and its MemoryError is final where no other call computes
+        take    allocates everything or raises MemoryError; never called concurrently. It is retried
+                after another call ends; its MemoryError is final if no other call computes
         wait_s  seconds from now after which a MemoryError is final too
         """
         stream, taken = self._take(take, time.monotonic() + wait_s)
@@ -160,7 +160,7 @@ class CallQueue(Generic[S]):
                     except MemoryError:
                         if len(self._idle) == self._count or time.monotonic() >= until:
                             raise
-                    # Not inside `except`: the traceback may refer to memory.
+                    # Not inside `except`, whose traceback may refer to memory.
                     self._changed.wait(until - time.monotonic())
             finally:
                 self._line.remove(ticket)
