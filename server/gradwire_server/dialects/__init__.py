@@ -1,7 +1,7 @@
-"""The operators this server knows, and the one way from a call to its plan.
+"""Registry of operators, and the lowering of calls to plans.
 
-A dialect says what its forward operator does along each axis. The rest happens here, once for all
-of them: limits before any table exists, and the gradient as the adjoint of the forward's plan.
+A dialect defines its forward operator along each axis. Code common to all dialects is here: limits,
+checked before any table exists, and the gradient as the adjoint of the forward's plan.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DEFAULT_MAX_TABLE_ENTRIES: Final = 2**25
 def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | None:
     """Return the output shape that attributes determine, or None where they never do.
 
-    Raises UnknownOperatorError, and InvalidFieldError where they would have to but do not.
+    Raises UnknownOperatorError, and InvalidFieldError if required attributes are missing.
     """
     dialect = _dialect(name)
     _check_shape(dialect, input_shape, field="input.sizes")
@@ -74,9 +74,9 @@ def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floatin
 class Forward:
     """The forward of a call, within the limits; its tables are not built yet.
 
-    call  in its terms
+    call  the call in forward terms
     axes  one per axis
-    fill  what an element of its result is that reads nothing along some axis
+    fill  value of result elements that read nothing along some axis
     """
 
     call: OperatorCall
@@ -85,7 +85,7 @@ class Forward:
 
     @property
     def tables(self) -> set[Axis]:
-        """The axes that need a table, those with equal tables once."""
+        """The axes that need a table; axes with equal tables appear once."""
         return {axis for axis in self.axes if axis is not None}
 
     @property
@@ -146,7 +146,7 @@ def forward(
     max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
     max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
 ) -> Forward:
-    """Return the forward that a call applies, or whose adjoint it applies; as `lower` otherwise."""
+    """Return the forward that a call applies, directly or as adjoint; arguments as in `lower`."""
     dialect = _dialect(name)
     _check_shape(dialect, input_shape, field="input.sizes")
     _check_shape(dialect, output_shape, field="output.sizes")

@@ -1,4 +1,4 @@
-"""What every dialect is made of: a call in forward terms, and axes that are not built yet."""
+"""Types common to all dialects: calls in forward terms, and lazily built axes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _BLOCK_BYTES: Final = 10 << 20
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One call of an operator, told in the terms of its forward.
+    """One call of an operator, in terms of its forward.
 
     operator  the member of the request's operator, which begins every attribute's path
-    source    shape of the forward's input; what a gradient returns
-    result    shape of the forward's output; what a gradient is given
+    source    shape of the forward's input, which is a gradient's output
+    result    shape of the forward's output, which is a gradient's input
     gradient  whether the call runs from result to source
-    compute   type that the tensors are computed in: float32, or float64 for float64 tensors
+    compute   compute type of the tensors: float32, or float64 for float64 tensors
     """
 
     operator: str
@@ -59,16 +59,16 @@ class OperatorCall:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a forward operator that may do something; nothing of it is computed yet.
+    """One axis that a forward operator may change; its table is not computed yet.
 
     inputs, outputs  lengths in the forward's direction
     most_taps        most taps any output has, so that the table's size is known before it is built
     sample           computes the taps of all outputs; called once the limits are known to hold
-    arguments        what it is given; axes that are equal with all of this have one table
+    arguments        arguments of sample; equal axes share one table
     in_float32       whether coordinates are float32 numbers, which bounds the lengths
-    padded           length of the inputs with what is put around them, where something is
-    window           elements that are weighed for the sum of an output's weights, beside its taps
-    effort           how much longer one tap takes than one of a few sums and products
+    padded           length of the inputs with padding, if there is any
+    window           elements weighed for the sum of an output's weights, besides its taps
+    effort           cost of one tap relative to one of a few sums and products
     """
 
     inputs: int
@@ -83,7 +83,7 @@ class Axis:
 
     @property
     def most_entries(self) -> int:
-        """Upper bound of the entries of the table, and of the weights that are computed for it."""
+        """Upper bound of the table's entries and of the weights computed for it."""
         return self.outputs * (max(self.most_taps, self.window) + 1) + self.inputs
 
     @property
@@ -99,7 +99,7 @@ class Axis:
         return _BLOCK_BYTES + _INPUT_BYTES * self.inputs + row * self.outputs
 
     def build(self) -> BandedMap:
-        """Build the forward's table, unless nobody waits for it any more."""
+        """Build the forward's table; the check of `cancellation.asking` may cancel it."""
         ask()
         return self.map_of(self.sample(*self.arguments))
 
@@ -112,11 +112,11 @@ class Axis:
         return forward.adjoint()
 
     def map_of(self, taps: Taps | ComputedTaps) -> BandedMap:
-        """Build the table of what `sample` gave."""
+        """Build the table from the taps that `sample` returned."""
         return BandedMap.from_blocks(taps.blocks(), inputs=self.inputs)
 
 
-# An axis that is the identity whatever the data is None: it needs no table and knows no limit.
+# None is an axis that is always the identity: it needs no table and has no limit.
 Axes = tuple[Axis | None, ...]
 
 
@@ -130,11 +130,11 @@ class Dialect:
     axes          (attributes, call) -> one Axis per axis; raises InvalidFieldError
     output_shape  (attributes, input shape) -> output shape; None where sizes always come from the
                   descriptor
-    by_compute    whether tables for float64 tensors are others than those for the rest
-    fill          attributes -> what an element of the forward is that reads nothing along some axis
+    by_compute    whether tables for float64 tensors differ from those for other types
+    fill          attributes -> value of forward elements that read nothing along some axis
 
-    The attributes are the operator's own, already valid one by one. Each dialect states the fields
-    it reads as a Protocol, which a table of all dialects cannot express.
+    The attributes are the operator's own, already validated one by one. Each dialect declares the
+    fields it reads as a Protocol, which a table of all dialects cannot express.
     """
 
     name: str

@@ -71,7 +71,7 @@ class Resample(Protocol):
 
 
 class TieRule(Protocol):
-    """What dml_resample and dml_resample_grad have besides."""
+    """Additional attribute of dml_resample and dml_resample_grad."""
 
     @property
     def nearest_rounding(self) -> str:
@@ -80,7 +80,7 @@ class TieRule(Protocol):
 
 
 class RoundingDirection(Protocol):
-    """What dml_resample2 and dml_resample_grad1 have besides."""
+    """Additional attribute of dml_resample2 and dml_resample_grad1."""
 
     @property
     def rounding_direction(self) -> str | None:
@@ -101,7 +101,7 @@ class DmlAxis:
     def coordinates(self) -> Coordinates:
         """Return x of each output, float32[outputs]; infinite where it overflows, never NaN."""
         x = np.arange(self.outputs).astype(np.float32)
-        # Infinities are welcome: they clamp to the edge like any coordinate outside.
+        # Infinities are clamped to the edge like any coordinate outside.
         with np.errstate(over="ignore"):
             return (x - self.output_offset) / self.scale - self.input_offset
 
@@ -130,7 +130,7 @@ def _linear(line: DmlAxis) -> Taps:
 
 
 def _per_axis(call: OperatorCall, field: str, values: Sequence[float]) -> list[np.float32]:
-    """Return one value per axis, or none where the array is left empty."""
+    """Return one value per axis, or none if the array is empty."""
     rank = len(call.source)
     if len(values) not in {0, rank}:
         raise InvalidFieldError(
@@ -144,7 +144,7 @@ def _per_axis(call: OperatorCall, field: str, values: Sequence[float]) -> list[n
 
 
 def _lines(attributes: Resample, call: OperatorCall, *, swapped: bool) -> list[DmlAxis]:
-    """Read the attributes as the forward's, one Line per axis.
+    """Return one DmlAxis per axis, from the attributes in the forward's terms.
 
     With swapped offsets, as Microsoft's TensorFlow backends pass them, input_pixel_offsets holds
     the forward's output offsets and the reverse. Defaults are the forward's: they fill in after
@@ -177,7 +177,7 @@ def _by_direction(attributes: RoundingDirection) -> Rounding:
 
 
 def _operator(name: str, *, rounding: Callable[[Any], Rounding], gradient: bool) -> Dialect:
-    """State one of the four, by how it reads its rounding and by its direction."""
+    """Return one of the four dialects, given its rounding attribute and its direction."""
 
     def axes(attributes: Any, call: OperatorCall) -> Axes:
         sample: Callable[..., Taps] = _linear

@@ -8,8 +8,8 @@ axis, output X reads the input around
 and weights element j with kernel(|x - j| / s), divided by the sum of all. s is 1, or with antialias
 max(in / out, 1). Elements outside the axis have no part. nearest reads floor((X + 0.5) * in / out).
 
-The arithmetic is that of the formula in float32, as JAX computes for all types but float64, which
-it has with jax_enable_x64 alone, and then computes in. Source: jax/_src/image/scale.py of 0.10.2.
+The formula is computed in float32, as in JAX, or in float64 for float64 tensors, which JAX has only
+with jax_enable_x64. Source: jax/_src/image/scale.py of 0.10.2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gradwire_server.errors import InvalidFieldError, counted
 from gradwire_server.plans import sampling, sines
 from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Taps
 
-# Sums of weights up to it leave an output without any: `1000. * float(np.finfo(np.float32).eps)`.
+# An output has no weights if their sum is at most `1000. * float(np.finfo(np.float32).eps)`.
 LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
 
 # `x > 1e-3` in `_fill_lanczos_kernel`: nearer to its center the kernel is 1.
@@ -85,7 +85,7 @@ def _lanczos(radius: int) -> ResizeKernel:
     def weigh(x: Coordinates) -> Coordinates:
         kind = x.dtype.type
         turn = kind(math.pi) * x
-        # What is outside is left out below, and reaches no more than some elements too far.
+        # Elements outside are left out below; the window is only a few elements too wide.
         sine = sines.sin_as_float32 if kind is np.float32 else sines.sin
         first, second = (sine(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
         product = kind(radius) * first * second
@@ -126,7 +126,7 @@ def _most_taps(line: JaxAxis, kernel: ResizeKernel, *, antialias: bool) -> int:
 
 
 def _sample(line: JaxAxis, method: str, antialias: bool) -> ComputedTaps:  # noqa: FBT001 - an Axis's argument
-    """Weigh blocks of outputs: what is computed on the way takes several times the taps' memory."""
+    """Weigh blocks of outputs: temporaries take several times the taps' memory."""
     kernel, kind = KERNELS[method], line.compute.type
     taps = _most_taps(line, kernel, antialias=antialias)
     inverse = kind(1 / (line.outputs / line.inputs))
@@ -137,7 +137,7 @@ def _sample(line: JaxAxis, method: str, antialias: bool) -> ComputedTaps:  # noq
         at = coordinates[x]
         reach = kernel.radius * float(stretch)
         low = np.floor(at.astype(np.float64) - reach).astype(np.int64)
-        # A band that leaves the axis is moved onto it: it still holds all that has a weight.
+        # A band partly outside is moved onto the axis: it still holds all weighted elements.
         low = np.clip(low, 0, line.inputs - taps)
 
         def weigh(index: npt.NDArray[np.int64]) -> Coordinates:

@@ -11,11 +11,9 @@ The published text writes half_pixel as (X + 0.5) / scale - 0.5: the same number
 oneDNN itself runs half_pixel only; align_corners is its published formula in the same arithmetic.
 Batch and channel are never resampled.
 
-What oneDNN's sizes, scales and sizes tensor say about the shapes, and whether they agree.
-
-oneDNN's newer text lets sizes win where scales are given too; InterpolateBackprop-1 has them
-exclude each other. Here all that is given must agree: with each other, and with the spatial sizes
-of src and dst.
+The sizes, the scales and the sizes tensor determine the shapes. oneDNN's newer text gives sizes
+precedence over scales; in InterpolateBackprop-1 they exclude each other. Here all given values must
+agree with each other and with the spatial sizes of src and dst.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ LARGEST_INFERRED_SIZE: Final = 2**53
 
 
 class OnednnSizing(Protocol):
-    """Attributes that tell dst's spatial sizes; each is empty or has one value per spatial axis."""
+    """Attributes for dst's spatial sizes; each is empty or has one value per spatial axis."""
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -62,7 +60,7 @@ class OnednnSizing(Protocol):
 
 
 def require_sizes(attributes: OnednnSizing, operator: str) -> None:
-    """Raise InvalidFieldError where nothing tells dst's sizes; oneDNN's Interpolate needs that."""
+    """Raise InvalidFieldError if no attribute gives dst's sizes, as oneDNN's Interpolate does."""
     if not (attributes.sizes or attributes.scales or attributes.sizes_tensor):
         raise InvalidFieldError(
             f"operator.{operator}.sizes",
@@ -88,13 +86,13 @@ def inferred_sizes(attributes: OnednnSizing, operator: str, *, src: Shape) -> Sh
 
 
 def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Shape) -> None:
-    """Raise InvalidFieldError unless all that is given agrees with spatial sizes src and dst.
+    """Raise InvalidFieldError unless all given values agree with spatial sizes src and dst.
 
     A scale agrees where abs(float32(src) * scale - dst) < 1.
     """
     _check_lengths(attributes, operator, spatial=len(src))
     for field, values in (("sizes", attributes.sizes), ("sizes_tensor", attributes.sizes_tensor)):
-        # An empty array says nothing.
+        # An empty array is absent.
         for i, (value, expected) in enumerate(zip(values, dst, strict=False)):
             if value != expected:
                 raise InvalidFieldError(

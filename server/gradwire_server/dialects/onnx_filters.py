@@ -1,7 +1,5 @@
 """ONNX Resize along one axis: coordinates, filters and antialias.
 
-One axis of an ONNX Resize: where each output element reads.
-
 With length_original the inputs, length_resized the outputs before they are cut to a whole number,
 scale the one over the other and (start, end) the axis's roi, output x_resized reads the input at
 
@@ -18,7 +16,7 @@ scale the one over the other and (start, end) the axis's roi, output x_resized r
 in the order of https://onnx.ai/onnx/operators/onnx__Resize.html. In float32 they are rounded as in
 ONNX Runtime's GetOriginalCoordinateFromResizedCoordinate, where length_resized is the outputs.
 
-What an ONNX Resize reads around its coordinate x along one axis, and with which weights.
+Elements read around x, with their weights:
 
     nearest  one element, x rounded by nearest_mode
     linear   floor(x) with 1 - t and floor(x) + 1 with t, where t = x - floor(x)
@@ -152,7 +150,7 @@ def _tf_half_pixel_for_nn(line: OnnxAxis, index: Coordinates) -> Coordinates:
 
 def _tf_crop_and_resize(line: OnnxAxis, index: Coordinates) -> Coordinates:
     start, end = (line.kind(each) for each in line.roi)
-    # What overflows lies outside, whatever it becomes.
+    # Overflowing coordinates are outside in any case.
     with np.errstate(over="ignore", invalid="ignore"):
         if line.resized > 1:
             step = index * (end - start) * line.last / (line.resized - 1)
@@ -191,7 +189,7 @@ class OnnxKeysFilter:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
 
-# ONNX Runtime takes for a tie what is so close to one, since its coordinates are rounded:
+# ONNX Runtime treats values this close to a tie as ties, because its coordinates are rounded:
 # https://github.com/microsoft/onnxruntime/issues/28291.
 RUNTIME_TIE: Final = 1e-6
 
@@ -375,13 +373,13 @@ def _runtime_window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indice
 
 
 def _kept(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Copy an axis whose length stays, save for what lies outside the roi, as ONNX Runtime does."""
+    """Copy an axis whose length stays, except outside the roi, as ONNX Runtime does."""
     _, reads = _runtime_center(line, outputs)
     return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32))
 
 
 def _taps(window: Window, line: OnnxAxis, taps: int) -> Taps:
-    """Add what lies beyond an edge to it, then divide by the sum of all.
+    """Add the weights beyond an edge to the edge's, then divide by the sum of all.
 
     The edge's own weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
     """

@@ -12,15 +12,15 @@ Source: https://onnx.ai/onnx/operators/onnx__Resize.html; what it leaves open is
 onnx/reference/ops/op_resize.py, for float32 from ONNX Runtime's
 core/providers/cpu/tensor/upsample.cc.
 
-How long an ONNX Resize makes each axis, and by which scale.
+Output lengths and scales of each axis:
 
     scales      length = floor(scale * input)
     sizes       length = size, scale = size / input; where an aspect ratio is kept, scale is the
                 least or greatest of these, and length = round(scale * input), halves upward
 
 in the type of the arithmetic. The published text has floor(input * (roi_end - roi_start) * scale);
-ONNX's own shape inference, its reference implementation and ONNX Runtime all leave the roi out, and
-so does this.
+like ONNX's own shape inference, its reference implementation and ONNX Runtime, this leaves the roi
+out.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OnnxSizing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What becomes of the length of one axis.
+    """Output length and scale of one axis.
 
     outputs  its length in the forward's output
     scale    outputs over inputs, before outputs were cut to a whole number
@@ -223,7 +223,7 @@ class OnnxAttributes(OnnxSizing, Protocol):
 
     @property
     def coordinate_transformation_mode(self) -> str:
-        """A key of onnx_lines.TRANSFORMATIONS."""
+        """A key of onnx_filters.TRANSFORMATIONS."""
         ...
 
     @property
@@ -253,7 +253,7 @@ class OnnxAttributes(OnnxSizing, Protocol):
 
     @property
     def extrapolation_value(self) -> float:
-        """What an element of the forward is that reads outside."""
+        """Value of forward elements that read outside."""
         ...
 
     @property
@@ -310,13 +310,13 @@ def _axis(line: OnnxAxis, attributes: OnnxAttributes) -> Axis:
 
 
 def _lines(attributes: OnnxAttributes, call: OperatorCall) -> list[OnnxAxis | None]:
-    """Check the sizes and return one Line per axis, None for those that are not resized."""
+    """Check the sizes and return one OnnxAxis per axis, None for axes that are not resized."""
     made = extents(
         attributes,
         call.operator,
         call.source,
         kind=ARITHMETICS[attributes.arithmetic],
-        # A gradient is told both shapes.
+        # A gradient call has both shapes.
         result=call.result if call.gradient else None,
     )
     rois = _rois(attributes, call)

@@ -1,4 +1,4 @@
-"""One axis of an OpenVINO Interpolate-11: where output elements read, and with which weights.
+"""OpenVINO Interpolate-11 along one axis: coordinates, filters and padding.
 
 The axis is first padded with zeros. With `length` its padded length and scale the output's over it,
 output X reads at x, in float32 and by true division:
@@ -72,7 +72,7 @@ class OpenvinoAxis:
             return x * np.float32(self.length - 1) / last
         if self.transformation == "pytorch_half_pixel" and self.outputs == 1:
             return np.zeros_like(x)
-        # What a tiny scale takes beyond float32 is outside like all that is far.
+        # A tiny scale may overflow float32; such coordinates are outside.
         shift = np.float32(0) if self.transformation == "asymmetric" else half
         with np.errstate(over="ignore"):
             stretched: Coordinates = np.minimum((x + shift) / scale, np.finfo(np.float32).max)
@@ -239,7 +239,7 @@ def _divided(
 ) -> Taps:
     """Divide weights by the sum of their window on the padded axis, unless that is 0.
 
-    Padding has a part in the sum, which is taken tap by tap, but no taps.
+    Padding counts in the sum, which is taken tap by tap, but has no taps.
 
     low     first element of each output's window, which holds all that has a weight
     window  elements of each
@@ -251,7 +251,7 @@ def _divided(
     else:
         total = sampling.sum_from(weigh, low, taps=window, start=total)
         taps, first = min(window, line.inputs), line.pads[0]
-        # What is not in the window has no weight.
+        # Elements not in the window have no weight.
         low = np.clip(low, first, first + line.inputs - taps)
         read = sampling.weights_from(weigh, low, taps=taps)
     divisor = np.where(total == 0, total.dtype.type(1), total)

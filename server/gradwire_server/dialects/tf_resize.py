@@ -168,7 +168,7 @@ KINDS: Final[dict[str, tuple[Callable[[TensorflowAxis], Taps], int]]] = {
 def _axes(attributes: TensorflowAttributes, call: OperatorCall) -> Axes:
     check_batch_and_channel(call, spatial=SPATIAL)
     sizes = [(call.source[axis], call.result[axis]) for axis in SPATIAL]
-    # An empty size says nothing.
+    # An empty size is absent.
     for axis, (expected, (_, came)) in enumerate(zip(attributes.size, sizes, strict=False), 1):
         if expected != came:
             raise InvalidFieldError(

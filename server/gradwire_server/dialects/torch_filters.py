@@ -1,6 +1,6 @@
-"""What PyTorch's interpolation reads along one axis, and with which weights.
+"""PyTorch interpolation along one axis: coordinates, filters and antialias.
 
-They are those of torch 2.13 on a CPU with AVX2 or AVX-512, bit for bit, in float64 for float64
+Taps are those of torch 2.13 on a CPU with AVX2 or AVX-512, bit for bit, in float64 for float64
 tensors and in float32 for all others. Compilers contract products and sums there: where a formula
 says fma, the product is not rounded. Output X reads around x, with scale the reciprocal of the
 user's scale_factor, or inputs / outputs without one:
@@ -96,7 +96,7 @@ class TorchAxis:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A way of reading along an axis.
+    """A filter along an axis.
 
     sample     computes the taps of all outputs
     most_taps  the most any output may have
@@ -312,7 +312,7 @@ def _most_taps(line: TorchAxis, *, radius: int) -> int:
 
 
 def _sample(line: TorchAxis, *, weigh: Callable[[Numbers], Numbers], radius: int) -> ComputedTaps:
-    """Weigh blocks of outputs: what is computed on the way takes several times the taps' memory."""
+    """Weigh blocks of outputs: temporaries take several times the taps' memory."""
     kind, taps = line.compute.type, _most_taps(line, radius=radius)
     scale, support = float(line.scale()), kind(_support(line, radius))
     inverse = float(kind(1 / scale)) if scale >= 1 else 1.0

@@ -69,7 +69,7 @@ class TorchAttributes(Protocol):
 
 
 class Followed(TorchAttributes, Protocol):
-    """What torch_upsample_backward has besides."""
+    """Additional attribute of torch_upsample_backward."""
 
     @property
     def follow(self) -> str:
@@ -87,7 +87,7 @@ def _gradient_axes(attributes: Followed, call: OperatorCall) -> Axes:
 
 
 def _axes(attributes: TorchAttributes, call: OperatorCall, *, by_backward: bool) -> Axes:
-    """Tell the axes of the forward whose adjoint PyTorch's backward is, or of its own forward."""
+    """Return the axes of PyTorch's forward, or of the forward whose adjoint its backward is."""
     _check_rank(attributes, call)
     check_batch_and_channel(call, spatial=range(2, len(call.source)))
     lines = _lines(attributes, call)
