@@ -1,14 +1,14 @@
-"""What the server tells of itself: metrics for Prometheus, and both metrics and traces over OTLP.
+"""Metrics for Prometheus, metrics and traces over OTLP, and logs.
 
-definitions   every metric
-cells         the array a process counts in, which the supervisor of several shares
-notes         what it tells in words there: its latest errors
-recording     what calls add to it
-sampling      what no call tells
-ledger        the arrays of all workers, added up
-families      what they say, by metric
-exposition    the metrics as Prometheus reads them
-otlp, spans   OpenTelemetry, where it is installed and asked for
+definitions    every metric
+cells          array of one process's counts and its latest errors, shared with the supervisor
+phases         time of one call, by phase
+recording      metrics recorded by calls, and sampled from the server
+ledger         sums of all workers' arrays, and metric families made from them
+exposition     text formats of Prometheus
+otlp_settings  whether and where to export over OTLP
+otlp           export with OpenTelemetry, if it is installed and requested
+logs           log lines
 """
 
 from __future__ import annotations

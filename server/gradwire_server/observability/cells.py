@@ -1,22 +1,17 @@
-"""Where one process keeps its metrics: an array of float64 that another process may read.
+"""Metrics and latest errors of one process, in memory that another process may read.
 
-Its notes, which are words, lie behind the array.
+The metrics are an array of float64. The index of every time series follows from the definitions
+alone, so no index is shared, and workers' metrics are merged by adding their arrays. The supervisor
+makes the array in memory that it shares with one worker: nothing is sent, the array of a busy or
+dead worker can still be read, and the counts of a killed worker are not lost.
 
-The place of every time series follows from the definitions alone, so that no index is shared, and
-merging the workers' metrics is adding their arrays. An array that the supervisor made lives in
-memory it shares with one worker: nothing is sent, a worker that is busy or dead is read all the
-same, and what one counted up to the moment it was killed is not lost.
+prometheus_client's multiprocess mode was considered and rejected: it needs a folder named by the
+environment before the first import, leaves files of ended processes there, has no CPU and memory
+collectors, and takes about four times as long for an observation.
 
-prometheus_client's own multiprocess mode was looked at and left: it needs a folder named by the
-environment before the first import, leaves the files of the dead there, has no collectors of CPU
-and memory, and takes some four times as long for an observation.
-
-What a process tells in words beside its counts: what it is, and its latest errors.
-
-They lie behind the counts in the same memory, so that the process that answers for several workers
-reads them where they are, of one that is busy or was killed too. The memory has a fixed size: an
-error takes the place of the oldest one, and one that comes again only adds to its own count, so
-that a caller's thousand refusals leave what else went wrong in sight.
+The notes follow the array in the same memory: text that describes the process, and its latest
+errors. They have a fixed size: a new error replaces the oldest one, and a repeated error only
+increments its count, so a thousand refusals of one caller do not displace other errors.
 """
 
 from __future__ import annotations
@@ -38,26 +33,26 @@ from numpy.typing import NDArray
 
 from gradwire_server.observability.definitions import COUNTS, STATES, Metric
 
-# Number of the error, when it came last, how often, length and checksum of the text.
+# Number of the error, time of its latest occurrence, count, length and checksum of the text.
 _HEAD = struct.Struct("<QdQII")
 _AGAIN = struct.Struct("<dQ")
 _AGAIN_AT = 8
 _SLOT_BYTES = 2048
 _FACTS_BYTES = 4096
-# Errors that are kept of one process.
+# Errors stored for each process.
 MOST = 32
 NOTES_BYTES = _FACTS_BYTES + MOST * _SLOT_BYTES
-# An error that comes again after so long is another one.
+# An error repeated after more than this time is stored as a new one.
 _SAME_S = 60.0
 _LONGEST = 600
 
 
 @dataclass(frozen=True, slots=True)
 class NotedError:
-    """An error that calls ended in.
+    """An error of one or more calls.
 
-    latest      when it came last, in seconds since the Unix epoch
-    count       how often it came
+    latest      time of the latest occurrence, in seconds since the Unix epoch
+    count       number of occurrences
     request_id  of the first call
     """
 
@@ -73,7 +68,7 @@ class NotedError:
 
 @dataclass(slots=True)
 class _StoredNotes:
-    """An error's slot, when the first one came, by a clock that never jumps, and how many."""
+    """Slot of an error, monotonic time of its first occurrence, and its count."""
 
     slot: int
     first: float
@@ -81,7 +76,7 @@ class _StoredNotes:
 
 
 class Notes:
-    """The words of one process, in memory of NOTES_BYTES. Written by one thread."""
+    """Description and errors of one process, in NOTES_BYTES of memory. Written by one thread."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -90,11 +85,11 @@ class Notes:
         self._number = 0
 
     def tell(self, facts: Mapping[str, str]) -> None:
-        """Tell what this process is, in place of what it told before."""
+        """Write the description of this process, replacing the previous one."""
         self._write(0, _FACTS_BYTES, 1, dict(facts))
 
     def told(self) -> dict[str, str]:
-        """Return what the process told last; empty where that is nothing."""
+        """Return the description of the process; empty if none was written."""
         return self._read(0, _FACTS_BYTES) or {}
 
     def error(
@@ -108,7 +103,7 @@ class Notes:
         request_id: str,
         alike: str = "",
     ) -> None:
-        """Note an error; alike tells which count as one, if not those with one message."""
+        """Record an error; errors with the same `alike`, or else message, share one count."""
         key = (method, operator, reason, alike or message)
         now = time.monotonic()
         kept = self._kept.get(key)
@@ -128,7 +123,7 @@ class Notes:
         self._write(_place(slot), _SLOT_BYTES, self._number, told)
 
     def errors(self) -> list[NotedError]:
-        """Return the errors that are kept, in no order."""
+        """Return the stored errors, unordered."""
         found: list[NotedError] = []
         for slot in range(MOST):
             told = self._read(_place(slot), _SLOT_BYTES)
@@ -142,7 +137,7 @@ class Notes:
         if len(text) > size - _HEAD.size:
             shorter = {name: value[: size // 64] for name, value in told.items()}
             text = json.dumps(shorter).encode()
-        # A reader that sees a part of this finds that the checksum is another one.
+        # A reader that sees a partial write finds a checksum mismatch.
         start = place + _HEAD.size
         self._memory[start : start + len(text)] = text
         _HEAD.pack_into(self._memory, place, number, time.time(), 1, len(text), zlib.crc32(text))
@@ -160,7 +155,7 @@ class Notes:
 
 
 def newest(errors: Iterable[NotedError]) -> list[NotedError]:
-    """Return the latest errors, as many as are kept of one process; the last one first."""
+    """Return the latest errors, at most MOST; the latest one first."""
     return sorted(errors, key=lambda one: one.latest, reverse=True)[:MOST]
 
 
@@ -172,12 +167,12 @@ _BYTES = 8
 
 
 def width(metric: Metric) -> int:
-    """Cells of one time series; those of a histogram are its sum, then the count of each bucket."""
+    """Return the cells of one time series; a histogram has its sum, then a count per bucket."""
     return len(metric.buckets) + 2 if metric.kind == "histogram" else 1
 
 
 _STORED = (*COUNTS, *STATES)
-# Cell 0 tells which layout the others have.
+# Cell 0 identifies the layout of the others.
 _ENDS = tuple(accumulate((metric.children * width(metric) for metric in _STORED), initial=1))
 _STARTS = {metric.name: start for metric, start in zip(_STORED, _ENDS, strict=False)}
 
@@ -204,8 +199,8 @@ def place(metric: Metric, *values: str) -> int:
 class Cells:
     """The metrics of one process. Written by one thread.
 
-    fd     of the memory, for a process to share it; None where it is this process's alone
-    notes  what it tells in words
+    fd     file descriptor of shared memory; None for memory of this process alone
+    notes  description and errors of the process
     """
 
     def __init__(self, memory: bytearray | mmap.mmap, *, fd: int | None = None) -> None:
@@ -222,7 +217,7 @@ class Cells:
 
     @classmethod
     def shared(cls) -> Cells:
-        """Make cells for another process, which attaches itself to fd."""
+        """Make cells for another process, which attaches them by fd."""
         fd = os.memfd_create("gradwire-metrics")
         os.ftruncate(fd, _SIZE)
         cells = cls(mmap.mmap(fd, _SIZE), fd=fd)
@@ -231,9 +226,9 @@ class Cells:
 
     @classmethod
     def attached(cls, fd: int) -> Cells | None:
-        """Return the cells behind fd; None where the process that made them has others in mind.
+        """Return the cells of fd; None if their layout differs from this process's.
 
-        That happens where the package was replaced since the supervisor started.
+        Layouts differ if the package was replaced since the supervisor started.
         """
         try:
             size = os.fstat(fd).st_size
@@ -243,13 +238,13 @@ class Cells:
         return cells if cells is not None and cells.values[0] == _LAYOUT else None
 
     def close(self) -> None:
-        """Close fd, once the other process has it; the memory lasts as long as it is read."""
+        """Close fd once the other process has inherited it; the mapped memory stays valid."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
     def observe(self, histogram: int, bounds: tuple[float, ...], value: float) -> None:
-        """Count a value in the histogram at a cell."""
+        """Add a value to the histogram whose first cell is given."""
         values = self.values
         values[histogram] += value
         values[histogram + 1 + bisect_left(bounds, value)] += 1.0

@@ -1,7 +1,7 @@
-"""Every metric of the server: name, kind, unit, labels, buckets and help; docs/metrics.md is equal.
+"""Definitions of every metric: name, kind, unit, labels, buckets and help.
 
-The values of every label are known when the server starts, and none is a caller's own text: the
-number of time series is bounded whatever callers send.
+docs/metrics.md lists the same. The values of every label are known when the server starts, and none
+is a caller's own text, so the number of time series is bounded.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Unit = Literal["", "bytes", "seconds"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and all its values; the last one stands for every other."""
+    """A label and all its values; the last one stands for unlisted values."""
 
     name: str
     values: tuple[str, ...]
 
     def index(self, value: str) -> int:
-        """Return the place of a value among all."""
+        """Return the index of a value."""
         return self.values.index(value) if value in self.values else len(self.values) - 1
 
 
@@ -37,8 +37,8 @@ class Label:
 class Metric:
     """One metric.
 
-    name     as Prometheus has it: with its unit, and a counter's with _total
-    buckets  upper bounds of a histogram's buckets; one without bound follows
+    name     in Prometheus's form: with its unit, and _total for counters
+    buckets  upper bounds of a histogram's buckets; an unbounded one follows
     """
 
     name: str
@@ -51,13 +51,13 @@ class Metric:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Names of the labels, that of the worker first."""
+        """Names of the labels; the worker's comes first."""
         own = tuple(label.name for label in self.labels)
         return ("worker", *own) if self.by_worker else own
 
     @property
     def children(self) -> int:
-        """Time series, or histograms, of one worker at most."""
+        """Maximum number of time series, or histograms, of one worker."""
         return math.prod(len(label.values) for label in self.labels)
 
 
@@ -72,7 +72,7 @@ def _settings(start: str) -> list[Field[Any]]:
 
 _BACKENDS = tuple(name for name in _settings("backend")[0].metadata["choices"] if name != "auto")
 _SERVICE = v1.EvaluateRequest.DESCRIPTOR.file.services_by_name["GradientService"]
-# Names of gRPC status codes that handlers end with.
+# Names of gRPC status codes returned by handlers.
 _STATUSES = (
     "ABORTED",
     "CANCELLED",
@@ -98,7 +98,7 @@ PHASE = Label("phase", PHASES)
 CACHE = Label("cache", ("evaluations", "tables"))
 OUTCOME = Label("outcome", ("hit", "miss"))
 
-# From what one computation of a tiny tensor takes to what a stream of gigabytes does.
+# From the time of one computation of a tiny tensor to that of a stream of gigabytes.
 _SECONDS = (
     *(digit * 10.0**power for power in range(-5, 1) for digit in (1, 2.5, 5)),
     *(10.0, 30.0, 60.0, 300.0),
@@ -221,7 +221,7 @@ BUILD = Metric(
     ),
 )
 
-# What each worker keeps of its own; counts first, which outlive the process that counted.
+# Metrics stored by each worker; counts first, which outlive their process.
 DEVICE_MEMORY = Metric(
     "gradwire_device_memory_bytes",
     "gauge",
@@ -247,7 +247,7 @@ STATES = (
     *(DEVICE_MEMORY, BUILD),
 )
 
-# What follows from the others, or is known to the process that answers.
+# Metrics derived from the others, or known to the process that serves them.
 REQUESTS = Metric(
     "gradwire_requests_total",
     "counter",

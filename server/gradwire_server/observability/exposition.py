@@ -1,6 +1,7 @@
-"""Metrics in Prometheus's text formats, with processor time, memory and files of each process.
+"""Metrics in Prometheus's text formats, with figures of each process.
 
-The processes' figures come from prometheus_client's collector, which reads /proc.
+Processor time, memory and open files of processes come from prometheus_client's collector, which
+reads /proc.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _START = "process_start_time_seconds"
 
 
 class Processes:
-    """Reads them again and again; remembers the CPU time of those that have ended."""
+    """Figures of running processes; remembers the CPU time of ended ones."""
 
     def __init__(self) -> None:
         self._cpu: dict[tuple[str, int], float] = {}
         self._cpu_of_ended: dict[str, float] = defaultdict(float)
 
     def read(self, workers: Sequence[Worker]) -> list[Family]:
-        """Return the metrics of the workers' processes, and of this one if it is none of them."""
+        """Return the metrics of the workers' processes, and of this one if it is not a worker."""
         found: dict[str, dict[str, float]] = defaultdict(dict)
         pids = [(worker.name, pid) for worker in workers for pid in worker.pids]
         if all(pid != os.getpid() for _, pid in pids):
@@ -54,7 +55,7 @@ class Processes:
                 if metric == _CPU:
                     self._note_cpu(name, pid, value)
                     continue
-                # Two while one takes over from another.
+                # Two during a replacement.
                 before = found[metric].get(name, 0.0)
                 found[metric][name] = max(before, value) if metric == _START else before + value
         for gone in self._cpu.keys() - set(pids):
@@ -73,7 +74,7 @@ class Processes:
     def _note_cpu(self, name: str, pid: int, seconds: float) -> None:
         before = self._cpu.get((name, pid), 0.0)
         if seconds < before:
-            # Another process of the same number.
+            # Another process that has the same pid.
             self._cpu_of_ended[name] += before
         self._cpu[name, pid] = seconds
 
@@ -83,16 +84,16 @@ def _figures(pid: int) -> dict[str, float]:
     return {sample.name: sample.value for metric in collected for sample in metric.samples}
 
 
-# While it writes an answer its thread holds the interpreter, and the event loop would wait for the
-# switch interval again and again: it pauses after so many lines, for so long.
+# A thread that formats metrics holds the interpreter lock, and the event loop would repeatedly wait
+# for the switch interval; the thread therefore pauses for _PAUSE_S after each _LINES lines.
 _LINES = 40
 _PAUSE_S = 50e-6
-# Answers made at once; the others wait.
+# Responses formatted concurrently; further ones wait.
 _AT_ONCE = 4
 
 
 class Exposition:
-    """Writes what ledgers hold. Thread-safe."""
+    """Formats the metrics of ledgers. Thread-safe."""
 
     def __init__(self, ledgers: Ledgers) -> None:
         self._registry = CollectorRegistry()
@@ -100,14 +101,14 @@ class Exposition:
         self._free = threading.BoundedSemaphore(_AT_ONCE)
 
     def told(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics in the format that is asked for, and its content type."""
+        """Return the metrics in the accepted format, and its content type."""
         encode, content_type = choose_encoder(accept)
         with self._free:
             return encode(self._registry), content_type
 
 
 class _Metrics(Collector):
-    """Gives a registry of prometheus_client what the ledgers hold."""
+    """Collector of prometheus_client that returns the metrics of ledgers."""
 
     def __init__(self, ledgers: Ledgers) -> None:
         self._ledgers = ledgers
@@ -132,7 +133,7 @@ class _Metrics(Collector):
 
 
 class _WithPauses(list[PrometheusSample]):
-    """Samples whose reader lets other threads run now and then."""
+    """Samples whose iteration pauses regularly so that other threads run."""
 
     def __iter__(self) -> Iterator[PrometheusSample]:
         for number, sample in enumerate(super().__iter__()):

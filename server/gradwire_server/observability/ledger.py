@@ -33,18 +33,18 @@ from gradwire_server.observability.definitions import (
     Metric,
 )
 
-# How the process that only watches the workers is labeled.
+# Label of the supervisor process.
 SUPERVISOR = "supervisor"
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What is known of one worker at one moment.
+    """Metrics and processes of one worker at one moment.
 
-    name      as it is labeled
-    values    [TOTAL]; counts of all its processes so far, states of those that run
-    pids      of the processes that run: none while it is away, two while one takes over
-    restarts  processes that took the place of one that had ended
+    name      value of the worker label
+    values    [TOTAL]; counts of all its processes so far, states of the running ones
+    pids      of the running processes: none while it is down, two during a replacement
+    restarts  number of processes that replaced an ended one
     """
 
     name: str
@@ -56,8 +56,8 @@ class Worker:
 class Running:
     """One process of a worker.
 
-    cells  what it counts in; None where nobody wants to know
-    pid    0 until it is known
+    cells  of its metrics; None if metrics are not collected
+    pid    0 until the process has started
     """
 
     def __init__(self, cells: Cells | None, *, pid: int = 0) -> None:
@@ -75,7 +75,7 @@ class Running:
         return () if self.fd is None else (self.fd,)
 
     def note_start(self, pid: int) -> None:
-        """Note that the process has started, and has what it inherits."""
+        """Record that the process has started and has inherited its descriptors."""
         self.pid = pid
         if self.cells is not None:
             self.cells.close()
@@ -84,7 +84,7 @@ class Running:
 class Ledger:
     """The processes of one worker. Thread-safe.
 
-    wanted  whether anybody reads what they count
+    wanted  whether metrics are collected
     """
 
     def __init__(self, name: str, *, wanted: bool = True) -> None:
@@ -97,13 +97,13 @@ class Ledger:
         self._restarts = 0
 
     def add(self, running: Running) -> None:
-        """Read what a process writes from now on."""
+        """Include a process in readings from now on."""
         with self._lock:
             self._running.append(running)
 
     @contextmanager
     def process(self) -> Generator[Running]:
-        """Make cells for a process that starts; after the block it has ended."""
+        """Make cells for a new process; the process has ended when the block exits."""
         running = Running(Cells.shared() if self._wanted else None)
         self.add(running)
         try:
@@ -117,12 +117,12 @@ class Ledger:
                     running.cells.close()
 
     def note_restart(self) -> None:
-        """Count a process that takes the place of one that has ended."""
+        """Count a process that replaces an ended one."""
         with self._lock:
             self._restarts += 1
 
     def read(self) -> Worker:
-        """Return what there is now; counts never fall from one reading to the next."""
+        """Return the current state; counts never decrease between readings."""
         values = np.zeros(TOTAL)
         with self._lock:
             for running in self._running:
@@ -133,23 +133,23 @@ class Ledger:
             return Worker(self._name, values, pids, self._restarts)
 
     def errors(self) -> list[NotedError]:
-        """Return the latest errors, of processes that have ended too."""
+        """Return the latest errors, including those of ended processes."""
         with self._lock:
             running = [one.cells.notes.errors() for one in self._running if one.cells is not None]
             return newest([*self._errors, *(error for errors in running for error in errors)])
 
     def told(self) -> dict[str, str]:
-        """Return what the latest process tells of itself; empty where there is none."""
+        """Return the description of the latest process; empty if there is none."""
         with self._lock:
             running = [one.cells.notes.told() for one in self._running if one.cells is not None]
         return next((told for told in reversed(running) if told), dict[str, str]())
 
 
 class Ledgers:
-    """Those of all workers of a server.
+    """The ledgers of all workers of a server.
 
-    certificate_expires_s  tells when the server's certificate does, in seconds since 1970; None
-                           where there is none
+    certificate_expires_s  returns the expiry of the server's certificate, in seconds since 1970;
+                           None if there is no certificate
     """
 
     def __init__(self, workers: int, *, wanted: bool = True) -> None:
@@ -157,18 +157,18 @@ class Ledgers:
         self.certificate_expires_s: Callable[[], float | None] = lambda: None
 
     def read(self) -> list[Worker]:
-        """Return what is known of every worker now."""
+        """Return the current state of every worker."""
         return [ledger.read() for ledger in self.all]
 
     @classmethod
     def of_this_process(cls, cells: Cells) -> Ledgers:
-        """Make those of a server that is one process."""
+        """Make the ledgers of a server that is one process."""
         ledgers = cls(1)
         ledgers.all[0].add(Running(cells, pid=os.getpid()))
         return ledgers
 
 
-# Of a metric with few time series all are told, from the start; of others those that counted.
+# Metrics with few time series return all of them from the start; others only nonzero ones.
 _FEW_CELLS = 32
 
 
@@ -178,7 +178,7 @@ class Sample:
 
     labels   values, in the order of the metric's label names
     value    of a counter or gauge; the sum of a histogram
-    buckets  how many values fell into each bucket of a histogram, the one without bound last
+    buckets  count of each bucket of a histogram, the unbounded one last
     """
 
     labels: tuple[str, ...]
@@ -187,7 +187,7 @@ class Sample:
 
     @property
     def count(self) -> float:
-        """How many values a histogram has."""
+        """Number of values of a histogram."""
         return sum(self.buckets)
 
 
@@ -200,9 +200,9 @@ class Family:
 
 
 def families(workers: Sequence[Worker], certificate_expires_s: float | None = None) -> list[Family]:
-    """Return all that workers tell: merged, but for the metrics that tell workers apart.
+    """Return the metrics of all workers, and the certificate's.
 
-    And what is known of the certificate.
+    Workers are merged, except for metrics that have a worker label.
     """
     merged = np.sum([worker.values for worker in workers], axis=0) if workers else np.zeros(TOTAL)
     found = [_family(metric, workers, merged) for metric in (*COUNTS, *STATES)]

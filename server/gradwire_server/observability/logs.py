@@ -1,8 +1,8 @@
 """Log lines: an event and its facts, as key=value text or as JSON.
 
-The lines of calls that went as usual are written together, some at a time or a moment later: one by
-one they would cost a small call a tenth of its time. All others are written at once, those that
-wait before them, and so are the last ones when the process ends; if it is killed, the lines of the
+Lines of successful calls are buffered and written in batches, after at most 0.1 s: written one by
+one they would cost a small call a tenth of its time. All other lines flush the buffer and are
+written immediately, and the buffer is flushed when the process exits; if it is killed, the lines of
 calls of the last 0.1 s are lost.
 """
 
@@ -26,16 +26,16 @@ Facts = Mapping[str, object]
 _log = logging.getLogger("gradwire_server")
 
 
-# Lines that are written together, and how long the first of them waits at most.
+# Lines in a batch, and the longest delay of its first line.
 _TOGETHER = 32
 _MOMENT_S = 0.1
 _REFUSALS_S = 1.0
 
 
 class Refusals:
-    """Tells of what was refused for want of room, or of leave, at most once a second.
+    """Logs refusals for lack of capacity or permission, at most once a second.
 
-    A line for each would take a full server longer than the refusal itself. Threads may use it.
+    A line for each would cost an overloaded server more than the refusal itself. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def note(self, why: str, **facts: str) -> None:
-        """Count a refusal; why names the setting in the way. The facts are those of the latest."""
+        """Count a refusal; `why` names the limiting setting; the latest facts are logged."""
         with self._lock:
             self._counts[why] += 1
             now = time.monotonic()
@@ -57,11 +57,10 @@ class Refusals:
 
 
 def tell(level: int, event: str, facts: Facts) -> None:
-    """Log an event of which there are many; facts are the log's from now on.
+    """Log a frequent event; the caller must not modify `facts` afterwards.
 
-    Where `configure` has said how lines are written and nobody filters them, in an event loop that
-    is put off for a moment. Nor is there a record, whose way through loggers takes longer than the
-    rest.
+    After `configure`, and unless the logger has filters, the line is buffered in an event loop, and
+    no LogRecord is made, since passing one through loggers takes longer than the rest.
     """
     if not _log.isEnabledFor(level):
         return
@@ -72,15 +71,15 @@ def tell(level: int, event: str, facts: Facts) -> None:
 
 
 def write_waiting() -> None:
-    """Write the lines that wait: for processes that end without the usual exit."""
+    """Write buffered lines, in processes that end without the usual exit."""
     if _Lines.configured is not None:
         _Lines.configured.write_waiting()
 
 
 def configure(log_format: str, log_level: str, **always: object) -> None:
-    """Send the server's log lines to stderr; each tells also the facts given here."""
+    """Send the server's log lines to stderr; `always` is added to each."""
     lines = _Lines(_json if log_format == "json" else _text, sys.stderr, always)
-    # What exports traces has warnings of its own.
+    # The trace exporter logs warnings of its own.
     for name, level in ((_log.name, log_level.upper()), ("opentelemetry", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers = [lines]
@@ -92,14 +91,14 @@ def configure(log_format: str, log_level: str, **always: object) -> None:
     atexit.register(lines.write_waiting)
 
 
-# Of the time as text, level, event, facts, and a traceback or nothing.
+# Arguments: time as text, level, event, facts, and a traceback or nothing.
 _Format = Callable[[str, str, str, Facts, str], str]
 
 
 class _Lines(logging.Handler):
     """Writes lines to a stream.
 
-    always  facts that every line tells
+    always  facts added to every line
     """
 
     configured: _Lines | None = None
@@ -110,16 +109,16 @@ class _Lines(logging.Handler):
         self._stream = stream
         self._always = always
         self._waiting: deque[tuple[float, int, str, Facts, str]] = deque()
-        # Whether an event loop is going to write them.
+        # Whether an event loop has a write scheduled.
         self._due = False
-        # Since lines could last be written.
+        # Lines lost since the last successful write.
         self._lost = 0
         self._writing = threading.RLock()
-        # Of the latest line.
+        # Second of the latest line, and its text.
         self._second, self._text_of_second = -1, ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line of a record, after those that wait."""
+        """Write the line of a record, after the buffered lines."""
         facts: Facts = getattr(record, "facts", {})
         traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
         self._waiting.append(
@@ -128,7 +127,7 @@ class _Lines(logging.Handler):
         self.write_waiting()
 
     def put_off(self, at: float, level: int, event: str, facts: Facts) -> None:
-        """Write a line within a moment; at is in seconds since 1970."""
+        """Buffer a line; `at` is in seconds since 1970."""
         self._waiting.append((at, level, event, facts, ""))
         if len(self._waiting) >= _TOGETHER:
             self.write_waiting()
@@ -141,7 +140,7 @@ class _Lines(logging.Handler):
                 self._due = True
 
     def write_waiting(self) -> None:
-        """Write the lines that wait."""
+        """Write the buffered lines."""
         with self._writing:
             self._due = False
             lines: list[str] = []
@@ -154,7 +153,7 @@ class _Lines(logging.Handler):
             self._write(lines)
 
     def _write(self, lines: list[str]) -> None:
-        """Write lines, or count the lost: no call ends for a full disk, or a reader who is gone."""
+        """Write lines, or count lost ones: a full disk or a closed pipe fails no call."""
         if self._lost:
             facts = {**self._always, "lines": self._lost}
             lines.append(self._form(self._time(time.time()), "warning", "lines lost", facts, ""))

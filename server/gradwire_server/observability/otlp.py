@@ -1,4 +1,4 @@
-"""Traces and metrics over OTLP; imported only where an export is asked for."""
+"""Traces and metrics over OTLP; imported only if an export is requested."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 
 
 def resource() -> Resource:
-    """Describe this server; what the environment says of it comes first."""
+    """Describe this server; the environment's attributes take precedence."""
     own = {"service.name": "gradwire-server", "service.version": VERSION}
     told = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in own.items() if name not in told})
 
 
 def tracer_provider(endpoint: str | None) -> TracerProvider:
-    """Make what exports spans in batches; sampler and batches are as the variables say."""
-    # At its end the server shuts it down itself, and waits only so long.
+    """Make a provider that exports spans in batches; OTEL_ variables set sampler and batches."""
+    # The server shuts the provider down itself, with a time limit.
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return provider
@@ -48,7 +48,7 @@ class _Exporter(Protocol):
 
 
 class MetricsPusher:
-    """Exports what the ledgers hold, again and again and at the end, in a thread of its own."""
+    """Exports the metrics of ledgers, periodically and at the end, in its own thread."""
 
     def __init__(self, endpoint: str | None, ledgers: Ledgers) -> None:
         self._ledgers = ledgers
@@ -62,7 +62,7 @@ class MetricsPusher:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Export once more and stop; give up after some seconds."""
+        """Export once more and stop, within timeout_s."""
         self._over.set()
         self._thread.join(timeout_s)
         self._exporter.shutdown()
@@ -94,14 +94,14 @@ def _interval_s(told_ms: str) -> float:
 
 
 class _Form:
-    """Turns metrics into OpenTelemetry's form and names, at one moment."""
+    """Converts metrics to OpenTelemetry's form and names, at one moment."""
 
     def __init__(self, conventions: Conventions, started_ns: int, now_ns: int) -> None:
         self._conventions = conventions
         self._times = (started_ns, now_ns)
 
     def metric(self, family: Family) -> sdk.Metric:
-        """Turn one metric; the time of calls has the name the conventions give it."""
+        """Convert one metric; the duration of calls is named by the semantic conventions."""
         metric = family.metric
         if metric is REQUEST_DURATION:
             return self._durations(family)
@@ -155,19 +155,19 @@ class _Form:
 
 
 def otlp_name(metric: Metric) -> str:
-    """Return the name of a metric as OpenTelemetry forms names: unit and kind are not in it."""
+    """Return the OpenTelemetry name of a metric: without unit and kind."""
     plain = metric.name.removesuffix("_total").removesuffix(f"_{metric.unit}")
     return plain.replace("_", ".", 1)
 
 
-# What the conventions for gRPC count as an error of the server, and not of the caller.
+# Statuses that the conventions for gRPC count as server errors.
 _FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 
 
 class Tracer:
     """Starts and ends the spans of calls.
 
-    address  of the server, as callers know it
+    address  of the server, as used by callers
     """
 
     def __init__(self, provider: TracerProvider, *, address: str) -> None:
@@ -194,7 +194,7 @@ class Tracer:
         return span
 
     def end(self, span: trace.Span, call: Observed, *, status: str, reason: str) -> None:
-        """End the span of a call that has its status."""
+        """End the span of a call, with its status."""
         if not span.is_recording():
             span.end()
             return
@@ -216,7 +216,7 @@ class Tracer:
         span.end()
 
     def _tell_phases(self, span: trace.Span, call: Observed) -> None:
-        """Make a span for each phase, from when it began first to when it ended last."""
+        """Make a span for each phase, from its first begin to its last end."""
         context = trace.set_span_in_context(span)
         epoch_ns = time.time_ns() - time.perf_counter_ns()
         for phase, (began, ended) in call.phases.bounds.items():
@@ -229,7 +229,7 @@ class Tracer:
             child.end(epoch_ns + int(ended * 1e9))
 
     def close(self, timeout_s: float) -> None:
-        """Export what is left; give up after some seconds, as where nobody answers."""
+        """Export the remaining spans, within timeout_s; the collector may not answer."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(timeout_s)

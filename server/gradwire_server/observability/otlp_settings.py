@@ -1,6 +1,6 @@
 """Whether and where traces and metrics are exported; pure, without OpenTelemetry.
 
-The setting otlp_endpoint turns both on; without it the variables that OpenTelemetry specifies do.
+The setting otlp_endpoint enables both; without it the variables that OpenTelemetry specifies do.
 Either way OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER can turn them off.
 """
 
@@ -17,7 +17,7 @@ Signal = Literal["traces", "metrics"]
 
 PROTOCOL = "http/protobuf"
 EXAMPLE = "http://127.0.0.1:4318"
-# How spans are exported in batches, and what OpenTelemetry specifies where nothing is told.
+# Variables of the batch span processor, and the defaults that OpenTelemetry specifies.
 _BATCHES = {
     "OTEL_BSP_SCHEDULE_DELAY": 5000,
     "OTEL_BSP_EXPORT_TIMEOUT": 30000,
@@ -28,10 +28,10 @@ _BATCHES = {
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """How one signal is exported.
+    """Export of one signal.
 
     endpoint  full URL; None leaves it to the exporter, which reads the variables
-    asked     whether the setting asks for it, and not only the environment
+    asked     whether the setting requests it, and not only the environment
     """
 
     endpoint: str | None
@@ -39,10 +39,10 @@ class Export:
 
 
 def export_of(signal: Signal, endpoint: str, environment: Mapping[str, str]) -> Export | None:
-    """Return how a signal is exported; None where it is not.
+    """Return how a signal is exported; None if it is not.
 
-    Raises ValueError where a protocol is asked for that this server does not speak, or what is told
-    makes no sense: exporters would say so with every export, or in a traceback.
+    Raises ValueError for an unsupported protocol or invalid values: exporters would report those
+    with every export, or in a traceback.
     """
     name = signal.upper()
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":

@@ -1,4 +1,4 @@
-"""Where the time of one call goes."""
+"""Time that one call spends in each phase."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Phases:
     compute  computing
     send     encoding and writing the reply
 
-    Those of a stream overlap: together they may be longer than the call.
+    Phases of a stream overlap: their sum may exceed the call's duration.
 
-    bounds  when a phase began first and ended last, by time.perf_counter; none it has not had
-    at_once  calls that are in each phase at the moment, if anybody counts them
+    bounds   first begin and last end of each phase, by time.perf_counter; absent if it never began
+    at_once  number of calls now in each phase, if counted
     """
 
     def __init__(self, at_once: MutableMapping[Phase, int] | None = None) -> None:
@@ -36,7 +36,7 @@ class Phases:
         self.at_once = dict.fromkeys(PHASES, 0) if at_once is None else at_once
 
     def told(self) -> str:
-        """Write them as the header Server-Timing does, in ms: "receive;dur=0.042, ..."."""
+        """Format them as the header Server-Timing, in ms: "receive;dur=0.042, ..."."""
         receive, queue, compute, send = self.seconds.values()
         return (
             f"receive;dur={1e3 * receive:.3f}, queue;dur={1e3 * queue:.3f}, "
@@ -44,19 +44,19 @@ class Phases:
         )
 
     def note(self, phase: Phase, began: float, ended: float) -> None:
-        """Add a stay in a phase that nobody could have seen, by time.perf_counter."""
+        """Add a past interval of a phase, by time.perf_counter; leaving `at_once` unchanged."""
         self.seconds[phase] += ended - began
         if phase in self.bounds:
             began = self.bounds[phase][0]
         self.bounds[phase] = began, ended
 
     def spending(self, phase: Phase) -> _Spending:
-        """Add what the block takes."""
+        """Add the duration of the block to a phase."""
         return _Spending(self, phase)
 
 
 class _Spending:
-    """One stay in a phase. A class, since a generator takes several times as long."""
+    """One interval of a phase. A class, since a generator takes several times as long."""
 
     __slots__ = ("_began", "_phase", "_phases")
 

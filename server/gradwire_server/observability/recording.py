@@ -29,11 +29,11 @@ from gradwire_server.observability.phases import PHASES, Phase, Phases
 
 
 class Observed(Protocol):
-    """What a call tells of itself.
+    """A call, as metrics and traces read it.
 
-    operator     empty until it is known, and where there is none
+    operator     empty until it is known, and if there is none
     dtype        None likewise
-    traceparent  its place in a trace, in the form of W3C Trace Context
+    traceparent  trace and parent span, in the form of W3C Trace Context
     """
 
     method: str
@@ -46,17 +46,17 @@ class Observed(Protocol):
 
     @property
     def request_id(self) -> str:
-        """The caller's name for it, or one made for it."""
+        """Request id of the caller, or a generated one."""
         ...
 
     @property
     def peer(self) -> str:
-        """Address of the caller, as grpc has it."""
+        """Address of the caller, in grpc's form."""
         ...
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What came with the call, as far as it is text."""
+        """Metadata of the call, without binary values."""
         ...
 
 
@@ -75,7 +75,7 @@ class ObservedError(Protocol):
 
     @property
     def message(self) -> str:
-        """Text for people."""
+        """Human-readable text."""
         ...
 
     @property
@@ -85,13 +85,13 @@ class ObservedError(Protocol):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds after which a retry helps; None where the error sets none."""
+        """Seconds after which a retry may succeed; None if the error sets none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """First cells of what one kind of call counts in."""
+    """First cells of the time series of one kind of call."""
 
     in_flight: int
     duration: int
@@ -115,11 +115,11 @@ class Recorder:
         self._step = place(STEP)
 
     def begin(self, method: str) -> None:
-        """Count a call in."""
+        """Count the start of a call."""
         self._values[self._in_flight.get(method, self._in_flight["unknown"])] += 1.0
 
     def end(self, call: Observed, *, status: str, duration_s: float) -> None:
-        """Count a call out."""
+        """Count the end of a call."""
         key = (call.method, call.operator, call.dtype, status)
         series = self._series.get(key) or self._find(key)
         observe = self._cells.observe
@@ -136,7 +136,7 @@ class Recorder:
             observe(series.sent, SENT.buckets, call.sent_bytes)
 
     def fail(self, call: Observed, failed: ObservedError) -> None:
-        """Count an error and note it."""
+        """Count an error and add it to the notes."""
         reason, limit = failed.reason_name, failed.facts.get("limit", "")
         self._values[place(ERRORS, call.method, reason, limit)] += 1.0
         self._cells.notes.error(
@@ -146,12 +146,12 @@ class Recorder:
             reason=reason,
             message=failed.message,
             request_id=failed.facts.get("request_id", call.request_id),
-            # Those that tell when to come again tell each caller another time.
+            # Retry delays differ per caller, so such errors are grouped by limit.
             alike="" if failed.retry_after_s is None else limit or reason,
         )
 
     def items(self, operator: str, dtype: np.dtype[Any] | None, *, status: str, count: int) -> None:
-        """Count answers within a call of EvaluateMany; operator and dtype as a call's own."""
+        """Count answers within a call of EvaluateMany; operator and dtype as in `Observed`."""
         key = (operator, dtype, status)
         cell = self._items.get(key)
         if cell is None:
@@ -179,7 +179,7 @@ class Recorder:
 
 
 class _Tracer(Protocol):
-    """spans.Tracer, which is not there without OpenTelemetry."""
+    """Interface of otlp.Tracer, which needs OpenTelemetry."""
 
     def begin(self, call: Observed) -> Any: ...
     def end(self, span: Any, call: Observed, *, status: str, reason: str) -> None: ...
@@ -187,14 +187,14 @@ class _Tracer(Protocol):
 
 
 class Observer:
-    """Tells a recorder and a tracer of every call, where there are any."""
+    """Passes every call to a recorder and a tracer, if present."""
 
     def __init__(self, recorder: Recorder | None = None, tracer: _Tracer | None = None) -> None:
         self.recorder = recorder
         self.tracer = tracer
 
     def begin(self, call: Observed) -> object:
-        """Note that a call begins; return what `end` wants to know of it."""
+        """Record the start of a call; return the value that `end` needs."""
         if self.recorder is not None:
             self.recorder.begin(call.method)
         return None if self.tracer is None else self.tracer.begin(call)
@@ -208,7 +208,7 @@ class Observer:
         duration_s: float,
         failed: ObservedError | None = None,
     ) -> None:
-        """Note that a call has its status, and its error if it has one."""
+        """Record the status of a call, and its error if it has one."""
         if self.recorder is not None:
             self.recorder.end(call, status=status, duration_s=duration_s)
             if failed is not None:
@@ -226,9 +226,9 @@ class Observer:
         count: int = 1,
         failed: ObservedError | None = None,
     ) -> None:
-        """Note answers to items alike within a call, and their error if they have one.
+        """Record answers to equal items of a call, and their error if they have one.
 
-        evaluated  their operator and data type; None where they are not known
+        evaluated  their operator and data type; None if unknown
         """
         if self.recorder is not None:
             operator, dtype = evaluated or ("", None)
@@ -237,7 +237,7 @@ class Observer:
                 self.recorder.fail(call, failed)
 
     def step(self, nbytes: int) -> None:
-        """Note a step of a stream, and how many bytes it read and wrote."""
+        """Record a step of a stream, and the number of bytes it read and wrote."""
         if self.recorder is not None:
             self.recorder.step(nbytes)
 
@@ -248,7 +248,7 @@ _EVERY_S = 0.25
 class Sampler:
     """Writes readings into cells, four times a second and at the end. Belongs to one event loop.
 
-    readings  what is read, by the cell that it is written to
+    readings  functions to read, by the cell their value is written to
     """
 
     def __init__(self, cells: Cells, readings: Mapping[int, Callable[[], float]]) -> None:
@@ -263,7 +263,7 @@ class Sampler:
         self._task = asyncio.create_task(self._run())
 
     def renew(self, readings: Mapping[int, Callable[[], float]]) -> None:
-        """Read other things from now on."""
+        """Replace the readings."""
         self._readings = dict(readings)
         self.sample()
 

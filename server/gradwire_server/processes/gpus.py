@@ -1,8 +1,8 @@
-"""GPUs of this machine, and how the workers of a server divide them.
+"""GPUs of this machine, and their division among the workers.
 
-The supervisor never creates a CUDA context: it counts GPUs in a process that ends at once, which is
-what `python -m gradwire_server.processes.gpus MODULE` runs. Each worker then sees one GPU, by the
-variable CUDA_VISIBLE_DEVICES.
+The supervisor never creates a CUDA context: it counts GPUs in a short-lived process, `python -m
+gradwire_server.processes.gpus MODULE`. Each worker then sees one GPU, by the variable
+CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gradwire_server import backends
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.supervised import VISIBLE_DEVICES, module_arguments
 
-# CuPy's import and the driver's start take about a second; a driver that hangs takes for ever.
+# CuPy's import and the driver's start take about a second; a hanging driver never returns.
 _COUNT_S = 60.0
 
 
 def chosen(settings: Settings) -> tuple[str, ...]:
-    """Return the GPUs that the settings choose, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs that the settings select, by their names in CUDA_VISIBLE_DEVICES.
 
-    Raises ValueError that says what is missing where one is not there.
+    Raises ValueError, with the reason, if one is missing.
     """
     count = _count()
     numbers = settings.cuda_numbers or range(count)
@@ -40,12 +40,12 @@ def chosen(settings: Settings) -> tuple[str, ...]:
 
 
 def visible(number: int, outer: str | None) -> str:
-    """Return the name of a GPU for CUDA_VISIBLE_DEVICES, where the variable was `outer` before."""
+    """Return the name of a GPU for CUDA_VISIBLE_DEVICES; `outer` is the variable's old value."""
     return str(number) if outer is None else outer.split(",")[number].strip()
 
 
 def worker_count(settings: Settings, devices: Sequence[str]) -> int:
-    """Return how many workers serve; ValueError where the devices do not get equally many."""
+    """Return the number of workers; raise ValueError unless it is a multiple of the devices."""
     workers, count = settings.workers or len(devices), len(devices)
     if workers % count:
         raise ValueError(
@@ -56,14 +56,14 @@ def worker_count(settings: Settings, devices: Sequence[str]) -> int:
 
 
 def _count() -> int:
-    """Return how many GPUs there are; ValueError that says what is missing."""
+    """Return the number of GPUs; raise ValueError, with the reason, if CUDA cannot run."""
     child = subprocess.Popen(  # noqa: S603 - this module
         [sys.executable, *module_arguments(__name__), backends.DEVICES], stdout=subprocess.PIPE
     )
     try:
         told, _ = child.communicate(timeout=_COUNT_S)
     except subprocess.TimeoutExpired:
-        child.kill()  # and no wait for its end: nothing ends a process that hangs in a driver
+        child.kill()  # not waited for: nothing ends a process that hangs in a driver
         raise _cannot_run(f"the NVIDIA driver has not answered for {_COUNT_S:.0f} s") from None
     if child.returncode:
         raise _cannot_run(f"the process that counts GPUs ended with status {child.returncode}")
@@ -78,11 +78,11 @@ def _cannot_run(why: str) -> ValueError:
 
 
 def _tell(module: str) -> None:
-    """Write the count of GPUs, or what is missing, to standard output."""
+    """Write the number of GPUs, or the reason for its absence, to standard output."""
     try:
         said = {"count": import_module(module).check()}
     except (ImportError, RuntimeError, OSError) as error:
-        said = {"why": " ".join(str(error).split())}  # CuPy may say it in many lines
+        said = {"why": " ".join(str(error).split())}  # CuPy's messages may have many lines
     sys.stdout.write(json.dumps(said))
 
 

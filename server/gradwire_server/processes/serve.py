@@ -1,4 +1,4 @@
-"""One process that serves: from its start to the signal that stops it."""
+"""The life of one serving process, from its start to the stop signal."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from gradwire_server.server import Server, choose_backend, device_watch
 
 _log = logging.getLogger("gradwire_server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# How long a busy event loop keeps Python's lock from threads that compute, which need it a few
-# times in each call. With the default of 5 ms they hardly get on while calls have to be refused.
+# Switch interval of Python's lock, which computing threads need a few times in each call. With the
+# default of 5 ms a busy event loop that refuses calls nearly stops them.
 _SWITCH_INTERVAL_S = 5e-5
-# In the time in which one at least has to come.
+# Heartbeats sent within the stall timeout, in which at least one has to arrive.
 _BEATS = 8
 
 
 def run(serving: Coroutine[Any, Any, None]) -> None:
-    """Run serve() on an event loop of libuv: a small call takes a third fewer instructions."""
+    """Run serve() on uvloop: a small call takes a third fewer instructions."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serving)
 
@@ -51,16 +51,16 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully.
 
-    Where the device is lost this ends the process, with LOST_STATUS, once calls have their status.
+    If the device is lost the process exits with LOST_STATUS, once calls have their status.
 
-    worker     number among the processes that serve the address together; None for one alone, which
-               a second signal ends at once. One among several leaves on SIGUSR2, as if it had never
-               been there; one alone ignores that
-    backend    what computes; None takes the one that settings choose
-    cells      file descriptor of the memory for the metrics of a worker, if they are wanted
+    worker      number among the processes that serve the address together, which stop on SIGUSR2
+                without being NOT_SERVING first; None for a single process, which ignores SIGUSR2
+                and which a second signal ends at once
+    backend     None selects the one in the settings
+    cells       file descriptor of the memory for a worker's metrics, if they are collected
     on_serving  called in the event loop once the server serves
 
-    Raises ValueError where the backend cannot run.
+    Raises ValueError if the backend cannot run.
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
@@ -116,7 +116,7 @@ async def _start(
 
 
 async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
-    """Choose a backend that opens a device, in a thread: a driver may hang."""
+    """Choose a backend and open its device, in a thread since a driver may hang."""
     opener = ThreadPoolExecutor(1)
     opened = await device.result(*submit(opener, partial(choose_backend, settings)))
     opener.shutdown()
@@ -126,21 +126,21 @@ async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
 async def _started(
     start: Coroutine[None, None, Server], asked: asyncio.Event, device: DeviceWatch
 ) -> Server:
-    """Return a server that has started; the process ends where it cannot, or was asked to stop."""
+    """Return the started server; exit if the device is lost or a stop signal came."""
     starting = asyncio.ensure_future(start)
     await tasks.first(starting, asked, device.lost)
     if device.lost.is_set():
         _end_without_device()
     if not starting.done():
         _log.info("stopped while starting")
-        # A compiler at work cannot be asked to stop, and nothing else runs yet.
+        # A running compiler cannot be interrupted, and nothing else runs yet.
         os._exit(0)
     try:
         server = await starting
     except DeviceLostError as error:
         device.lose(str(error))
         _end_without_device()
-    # Garbage of the start: one of the first calls would wait for its collection.
+    # Otherwise one of the first calls would wait for the collection of the start's garbage.
     gc.collect()
     # Parents that start a server on port 0 read this line.
     print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
@@ -148,17 +148,17 @@ async def _started(
 
 
 def _end_without_device() -> Never:
-    """End the process whatever its threads do: one may hang in a driver for ever."""
+    """Exit without waiting for threads: one may hang in a driver forever."""
     logs.write_waiting()
     os._exit(LOST_STATUS)
 
 
 async def _beat(patience_s: float) -> None:
-    """Give the process that watches the workers a sign of life, several within its patience."""
+    """Send heartbeats to the supervisor, _BEATS within its stall timeout."""
     pipe = sys.stdout.fileno()
     os.set_blocking(pipe, False)
     while True:
-        # It may be stopped itself, and read nothing for long.
+        # A stopped supervisor does not read, and the pipe fills.
         with contextlib.suppress(BlockingIOError):
             os.write(pipe, b".")
         await asyncio.sleep(patience_s / _BEATS)

@@ -1,12 +1,12 @@
-"""Start of a process before its long imports: signals wait, and grpc writes no raw log lines.
+"""Signal blocking and grpc log settings, applied before long imports.
 
 SIGUSR2 would end the process by default. So would SIGTERM, but not in the first process of a
 container, for which Linux drops signals without a handler (pid_namespaces(7)): a container would
-then run on until it is killed. Both wait until there are handlers; what comes before hold() is all
-that a signal can still end, so nothing that takes long is imported here.
+then run until it is killed. Both stay blocked until handlers exist. A signal can end the process
+only before hold(), so this module imports nothing slow.
 
-grpc writes lines of its own to stderr, in no format of the log and one for each failed connection:
-anyone who reaches a port with TLS could fill a disk with them.
+grpc writes lines of its own to stderr, not in the log's format and one for each failed connection:
+anyone who can reach a port with TLS could fill a disk with them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _HELD = {signal.SIGUSR2, signal.SIGTERM} if os.getpid() == 1 else {signal.SIGUSR
 
 
 def hold() -> None:
-    """Let signals wait. Threads that the caller starts hold them for good."""
+    """Block the signals. Threads started by the caller keep them blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
 def release() -> None:
-    """Let them come, and what has waited, now that there are handlers."""
+    """Unblock the signals, pending ones included, once handlers exist."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
 def silence() -> None:
-    """Have grpc write none, unless GRPC_VERBOSITY asks for some; it reads that when imported."""
+    """Disable grpc's log lines unless GRPC_VERBOSITY is set, which grpc reads when imported."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

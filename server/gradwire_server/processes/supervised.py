@@ -1,4 +1,4 @@
-"""A worker as its supervisor sees it: the process that runs now, and its replacements."""
+"""Supervision of one worker: its running process, and replacements."""
 
 from __future__ import annotations
 
@@ -22,22 +22,20 @@ from gradwire_server.scheduling.device_watch import LOST_STATUS
 _log = logging.getLogger("gradwire_server")
 
 _WORKER = "gradwire_server.processes.worker"
-# CUDA's: names the GPUs that a process sees.
+# CUDA's variable with the GPUs that a process sees.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-# The system ends a killed process sooner, unless a driver holds it.
+# A killed process ends sooner, unless it hangs in a driver.
 _KILL_S = 10.0
 
 
 class WorkerProcess:
-    """The process of one worker. A line on its standard output says that it serves.
+    """The process of one worker. A line on its standard output reports that it serves.
 
-    After that it gives signs of life as long as its event loop turns. One that is stopped, or in
-    which nothing moves, would be given connections by the kernel all the same: it is killed, and so
-    replaced.
+    After that line it sends heartbeats while its event loop runs. The kernel would continue to pass
+    connections to a stopped or hanging process, so the supervisor kills and replaces it.
 
-    pid       its number
-    served_s  how many seconds it has served
-    stuck     set where it has not ended after SIGKILL: a driver holds it
+    served_s  seconds for which it served
+    stuck     set if it has not ended after SIGKILL, since it hangs in a driver
     """
 
     def __init__(self, process: Process, *, stall_timeout_s: float) -> None:
@@ -54,11 +52,11 @@ class WorkerProcess:
     async def start(
         cls, job: WorkerConfig, running: Running, *, device: str | None = None
     ) -> WorkerProcess:
-        """Start one; it prepares for its job and begins with it after go().
+        """Start a process, which prepares for its job and waits for go().
 
-        device  the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None for all
+        device  value of CUDA_VISIBLE_DEVICES for the process; None for all GPUs
         """
-        # A session of its own: Ctrl-C reaches its parent only, which then stops all in order.
+        # In a new session, so that Ctrl-C reaches only the parent, which stops all in order.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, *module_arguments(_WORKER)),
             stdin=PIPE,
@@ -73,22 +71,22 @@ class WorkerProcess:
         return cls(process, stall_timeout_s=job.settings.stall_timeout_s)
 
     def go(self) -> None:
-        """Have it begin."""
+        """Let the process begin its job."""
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         self._process.stdin.close()
 
     @property
     def serves(self) -> bool:
-        """Whether it serves now."""
+        """Whether the process serves now."""
         return self._began is not None and self._process.returncode is None and not self._killed
 
     async def came_to_serve(self) -> bool:
-        """Wait until it serves, has ended without, or is stuck; return whether it serves."""
+        """Wait until the process serves, has ended or is stuck; return whether it has served."""
         await tasks.first(self._said, self.stuck)
         return self._said.done() and self._said.result()
 
     async def ended(self) -> int:
-        """Wait for its end and return its exit status."""
+        """Wait for the process to end and return its exit status."""
         status = await self._process.wait()
         await self.came_to_serve()
         if self._began is not None and not self.served_s:
@@ -96,7 +94,7 @@ class WorkerProcess:
         return status
 
     async def ended_or_stuck(self) -> int | None:
-        """Wait for its end and return its exit status; None where SIGKILL does not end it."""
+        """Wait for the process to end and return its exit status; None if it is stuck."""
         ended = asyncio.ensure_future(self.ended())
         try:
             await tasks.first(ended, self.stuck)
@@ -105,14 +103,14 @@ class WorkerProcess:
             ended.cancel()
 
     def send(self, number: int) -> None:
-        """Send it a signal, if it has not ended."""
+        """Send a signal to the process, if it has not ended."""
         if self._process.returncode is not None:
             return
         if number == signal.SIGKILL and not self._killed:
             self._killed = True
             asyncio.get_running_loop().call_later(_KILL_S, self._note_stuck)
-        # Not asyncio's send_signal(): that polls the process, and may take the exit status that the
-        # watcher of child processes waits for, which reports 255 then.
+        # asyncio's send_signal() polls the process and may consume its exit status; the watcher of
+        # child processes would then report 255.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -131,7 +129,7 @@ class WorkerProcess:
             return
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         silences = 0
-        # One alone may be this process's own, if it was stopped itself.
+        # A single silence may mean that this process itself was stopped.
         while silences < 2:  # noqa: PLR2004
             try:
                 async with asyncio.timeout(patience_s / 2):
@@ -147,7 +145,7 @@ class WorkerProcess:
 def module_arguments(module: str) -> tuple[str, ...]:
     """Return the arguments with which this interpreter runs a module.
 
-    With -P, without which the current folder hides modules, unless this process runs without it.
+    They include -P, so that the current folder does not shadow modules, if this process has it.
     """
     safe = () if sys.path[0] == str(Path.cwd()) else ("-P",)
     return (*safe, "-m", module)
@@ -155,21 +153,21 @@ def module_arguments(module: str) -> tuple[str, ...]:
 
 _log = logging.getLogger("gradwire_server")
 
-# A process that dies sooner after it came to serve, or never did, died quickly.
+# A process that served for less than this time, or never, died quickly.
 _QUICK_S = 10.0
 _FIRST_PAUSE_S = 0.1
-# Callers of the SDK wait for a server for some 11 s: a pause and a start fit in.
+# SDK clients wait for a server for about 11 s, enough for a pause and a start.
 _LONGEST_PAUSE_S = 5.0
-# So many failed starts in a row, while no other one serves, end the server.
+# Consecutive failed starts after which the server ends, if no other worker serves.
 _MOST_FAILED_STARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a worker stands now.
+    """State of a worker.
 
     serves    whether it serves
-    restarts  how often it was replaced because it had died
+    restarts  number of replacements after a process died
     """
 
     serves: bool
@@ -177,16 +175,16 @@ class Standing:
 
 
 class SupervisedWorker:
-    """A place that one process after another takes.
+    """A worker whose process is replaced when it dies or is renewed.
 
-    ready  set once a first process has served
-    tried  set once a first process has served, or has ended without
+    ready  set once the first process serves
+    tried  set once the first process serves or has ended
 
     number    of the worker
     start     starts a process for it
-    any_hope  tells whether any worker serves, or has not been tried yet
-    ledger    what adds up the metrics of its processes
-    facts     that its log lines tell besides
+    any_hope  returns whether any worker serves, or has not been tried yet
+    ledger    sums the metrics of its processes
+    facts     added to its log lines
     """
 
     def __init__(
@@ -214,20 +212,20 @@ class SupervisedWorker:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the worker in messages."""
         return f"worker {self._number}"
 
     @property
     def standing(self) -> Standing:
-        """How it stands now."""
+        """Current state of the worker."""
         return Standing(any(process.serves for process in self._alive), self._restarts)
 
     async def keep(self, turn: asyncio.Event) -> None:
         """Run a process, and another one whenever it dies, until told to stop.
 
-        turn  what the first process waits for before it begins
+        turn  set when the first process may begin
 
-        Raises RuntimeError where that makes no sense any more.
+        Raises RuntimeError if further replacements would be useless.
         """
         process = self._process = await self._start(turn)
         while True:
@@ -245,11 +243,11 @@ class SupervisedWorker:
                 process = self._process
 
     async def renew(self, patience_s: float) -> bool:
-        """Start another process, and once it serves let the one there is finish its calls and go.
+        """Start a new process; once it serves, let the old one finish its calls and exit.
 
-        patience_s  what that may take
+        patience_s  time limit for the old process, after which it is killed
 
-        Returns False where the new one does not come to serve; the one there is stays then.
+        Returns False, and keeps the old process, if the new one fails to start.
         """
         async with self._changing:
             old = self._process
@@ -271,15 +269,15 @@ class SupervisedWorker:
         return True
 
     def send(self, number: int) -> None:
-        """Send every process of the place a signal."""
+        """Send a signal to every process of the worker."""
         for process in self._alive:
             process.send(number)
 
     async def _end_of(self, process: WorkerProcess) -> int:
         """Wait for the end of a process and return its exit status.
 
-        One that not even SIGKILL ends may still have the device and its memory. It is waited for as
-        long as it takes, but not beyond its replacement in a rolling restart or the server's end.
+        A process that SIGKILL does not end may still hold the device and its memory. The wait lasts
+        until the process ends, a rolling restart replaces it, or the server stops.
         """
         status = await process.ended_or_stuck()
         if status is not None:
@@ -321,9 +319,9 @@ class SupervisedWorker:
             del self._alive[process]
 
     async def _recover(self, process: WorkerProcess, status: int) -> bool:
-        """Wait before a replacement, the longer the more often; return whether there is to be one.
+        """Wait before a replacement, with backoff; return False if the server is stopping.
 
-        Raises RuntimeError where it would not start either.
+        Raises RuntimeError if a replacement would not start either.
         """
         if not process.served_s:
             self._failed_starts += 1
@@ -341,7 +339,7 @@ class SupervisedWorker:
         return not self._stopping.is_set()
 
     def _check_hope(self, status: int) -> None:
-        # A device that is lost may come back, as what was killed may serve the next time.
+        # A lost device may come back, and a killed process may serve the next time.
         if status > 0 and status != LOST_STATUS and not self.ready.is_set():
             raise RuntimeError(f"{self.name} could not start: it ended with status {status}")
         if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_hope():
@@ -354,7 +352,7 @@ class SupervisedWorker:
             )
 
     def _check_stopped(self, status: int) -> None:
-        # One that had not served yet knows no other way to stop.
+        # A process that does not serve yet is ended by SIGTERM.
         if status not in (0, -signal.SIGTERM):
             raise RuntimeError(f"{self.name} ended with status {status}, told to stop")
 
@@ -364,7 +362,7 @@ class SupervisedWorker:
 
 
 def _now() -> asyncio.Event:
-    """Return a turn that has come."""
+    """Return an event that is already set."""
     turn = asyncio.Event()
     turn.set()
     return turn

@@ -1,13 +1,13 @@
-"""Runs several workers on one port, replaces those that die, and renews them one by one.
+"""Supervisor of several workers on one port: starts, replaces and renews them.
 
-Workers are fresh processes: neither grpc nor a GPU's driver survives a fork, and what breaks one
-worker for good goes with it. All of them listen on the port (SO_REUSEPORT) and the kernel spreads
-connections among them; this process only holds the port and watches. It makes no grpc object and no
-CUDA context: each worker on a GPU opens its own, and a lost one ends with that worker.
+Workers are fresh processes, since neither grpc nor a GPU's driver survives a fork; permanent damage
+in a worker ends with its process. All workers listen on the port (SO_REUSEPORT) and the kernel
+spreads connections among them; the supervisor only holds the port and watches. It makes no grpc
+object and no CUDA context: each worker on a GPU opens its own, which ends with the worker.
 
-A rolling restart renews one worker after the other: a new process starts, serves beside the old
-one, and only then the old one finishes its calls and goes. The port is served all the while, so
-health stays SERVING. A new process that does not come to serve stops the restart.
+A rolling restart renews one worker after the other: a new process starts and serves beside the old
+one, then the old one finishes its calls and exits. The port is served throughout, so health stays
+SERVING. If a new process fails to start, the restart stops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gradwire_server.scheduling import tasks
 _log = logging.getLogger("gradwire_server")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# What a worker may take to stop beyond its drain delay and grace period.
+# Time for a worker to stop, beyond its drain delay and grace period.
 _STOP_S = 20.0
 
 
@@ -40,9 +40,9 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
 
     SIGUSR2 renews the workers.
 
-    devices  GPUs that workers take in turn, as CUDA_VISIBLE_DEVICES names them
+    devices  GPUs, named as in CUDA_VISIBLE_DEVICES; worker i gets number i modulo their count
 
-    Raises RuntimeError where workers do not start, or no one does any more.
+    Raises RuntimeError if workers do not start, or can no longer be replaced.
     """
     logs.configure(settings.log_format, settings.log_level)
     with (
@@ -53,7 +53,7 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
 
 
 class Crew:
-    """All workers, and what they are told together."""
+    """All workers of a server, and signals sent to all of them."""
 
     def __init__(
         self, settings: Settings, address: str, ledgers: Ledgers, devices: Sequence[str] = ()
@@ -82,18 +82,18 @@ class Crew:
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """How each worker stands now, by number."""
+        """State of each worker, by number."""
         return tuple(place.standing for place in self._places)
 
     async def run(self) -> None:
-        """Keep every place taken until told to stop, or one cannot be."""
+        """Keep every worker running until told to stop, or one cannot be replaced."""
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._signal, number)
         loop.add_signal_handler(signal.SIGUSR2, self._renewal_wanted.set)
         startup.release()
-        # An interrupt that came before its handler is raised here, where nothing has begun: asyncio
-        # waits for ever for a process whose start is cancelled.
+        # A pending interrupt is raised here, before anything has started: asyncio waits forever for
+        # a process whose start is cancelled.
         await asyncio.sleep(0)
         keeping = await self._start()
         renewing = asyncio.create_task(self._renew_when_asked())
@@ -118,14 +118,14 @@ class Crew:
         return await WorkerProcess.start(job, running, device=self._device(number).get("device"))
 
     def _device(self, number: int) -> dict[str, str]:
-        """Return the GPU of a worker, as a fact of its log lines; empty where it has none."""
+        """Return the GPU of a worker, as a fact of its log lines; empty if it has none."""
         devices = self._devices
         return {"device": devices[number % len(devices)]} if devices else {}
 
     async def _start(self) -> list[asyncio.Task[None]]:
-        """Start all workers and wait until each was tried and one serves, or one ends for good."""
-        # What keeps the first from starting keeps all, and what it compiles the others find: they
-        # wait for it with all the rest done.
+        """Start all workers; wait until all were tried and one serves, or one ends for good."""
+        # The others, already prepared, wait for the first: its failure to start would be theirs
+        # too, and they load the code that it compiles.
         turns = [asyncio.Event() for _ in self._places]
         keeping = [
             asyncio.create_task(place.keep(turn))

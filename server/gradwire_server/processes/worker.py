@@ -1,4 +1,4 @@
-"""One of several processes that serve one port; the supervisor starts it, and nobody else."""
+"""Main program of a worker process, started by the supervisor only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve as the job on standard input says, at most as long as the parent lives.
+    """Serve the job given on standard input, at most as long as the parent lives.
 
-    The job is one line. What takes time and cannot fail is done then, the rest when the parent
+    The job is one line. Slow steps that cannot fail run when it arrives, the others when the parent
     closes its end.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

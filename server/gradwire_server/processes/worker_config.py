@@ -1,4 +1,4 @@
-"""What each of several workers is told: its settings, with its share of what bounds the machine."""
+"""Configuration of each worker, with its share of the machine's limits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gradwire_server.config.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker is told when it starts, on its standard input.
+    """Configuration sent to a worker on its standard input.
 
     number   of the worker, from 0
-    parent   process that watches it
-    cores    it may run on; none for any
-    cells    file descriptor of the memory for its metrics, if they are wanted
+    parent   pid of the supervisor
+    cores    it may run on; empty for any
+    cells    file descriptor of the memory for its metrics, if they are collected
     devices  the module of backends.DEVICES
     """
 
@@ -48,9 +48,9 @@ class WorkerConfig:
 
 
 def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
-    """Return the settings of one worker: what bounds a machine is divided among all.
+    """Return the settings of one worker: limits of the machine are divided among all.
 
-    devices  GPUs of the server; what bounds one is divided among its workers
+    devices  number of GPUs; limits of a GPU are divided among its workers
     """
     of_a_device = settings.workers // devices if devices else 1
     return replace(
@@ -65,7 +65,7 @@ def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
 
 
 def divide(cores: list[int], workers: int) -> list[tuple[int, ...]]:
-    """Divide cores among workers, neighbors together; workers share where cores are too few."""
+    """Divide cores among workers, neighbors together; workers share cores if there are too few."""
     count = len(cores)
     if count < workers:
         return [(cores[number % count],) for number in range(workers)]
