@@ -1,4 +1,4 @@
-"""Addresses: whether one is free to listen on, how several processes hold a port, and URLs."""
+"""Addresses: free-port checks, ports shared by processes, and URLs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from urllib.parse import urlsplit
 
 Place = tuple[socket.AddressFamily, Any]
 
-# How often a free port is looked for that is free on every address of a host.
+# Attempts to find a port that is free on every address of a host.
 _TRIES = 16
 
 
 def check_free(address: str) -> None:
-    """Refuse an address where a server answers: grpc would take over a part of it, or all."""
+    """Raise OSError if a server answers on the address: grpc would share or replace it."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:").removeprefix("//")
         places: list[Place] = [(socket.AF_UNIX, path)]
     else:
         host, port = split(address)
-        # A port of our choice is free; of a host that is not there grpc tells, with the address.
+        # Port 0 needs no check; grpc reports unknown hosts, with the address.
         places = _places(host, port) if port else []
     for family, place in places:
         with socket.socket(family) as probe:
@@ -42,8 +42,8 @@ def split(address: str) -> tuple[str, int]:
 def held(address: str) -> Generator[str]:
     """Hold HOST:PORT for processes that listen on it with SO_REUSEPORT; yield it with the port.
 
-    Port 0 becomes a free one. The sockets that hold it are bound and never listen, so that no
-    connection comes to them. Raises OSError where anything else has the port.
+    Port 0 becomes a free port. The sockets that hold it are bound and never listen, so they receive
+    no connections. Raises OSError if the port is in use.
     """
     check_free(address)
     host, port = split(address)
@@ -71,13 +71,13 @@ def _hold(host: str, port: int, sockets: ExitStack) -> int:
         spot = (place[0], bound or port, *place[2:])
         try:
             if spot[1]:
-                # A port that others share would be shared with them too: first without sharing.
+                # Bind without SO_REUSEPORT first, so as not to share a port of other processes.
                 with socket.socket(family) as probe:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(spot)
             holder = sockets.enter_context(socket.socket(family))
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            # Connections of an earlier server in TIME_WAIT do not keep the port, and the probe of
+            # Connections in TIME_WAIT of an earlier server do not block the port, and the probe of
             # another supervisor fails as long as this one holds it.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(spot)
@@ -85,7 +85,7 @@ def _hold(host: str, port: int, sockets: ExitStack) -> int:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise
-            # A name may have an IPv6 address where the machine has none.
+            # A name may resolve to an IPv6 address on a machine without IPv6.
             missing = error
         else:
             bound = holder.getsockname()[1]
@@ -95,7 +95,7 @@ def _hold(host: str, port: int, sockets: ExitStack) -> int:
 
 
 def _places(host: str, port: int) -> list[Place]:
-    """Return the socket addresses a host stands for."""
+    """Return the socket addresses of a host."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except socket.gaierror:
@@ -104,13 +104,13 @@ def _places(host: str, port: int) -> list[Place]:
 
 
 def is_host_and_port(address: str) -> bool:
-    """Tell whether a text is of the form HOST:PORT."""
+    """Return whether a text has the form HOST:PORT."""
     host, _, port = address.rpartition(":")
     return bool(host) and port.isascii() and port.isdecimal() and int(port) < 1 << 16
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether the host of HOST:PORT is this machine's own, which no other one reaches."""
+    """Return whether the host of HOST:PORT is loopback."""
     host = address.rpartition(":")[0].strip("[]")
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -118,7 +118,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_http_url(text: str) -> bool:
-    """Tell whether a text is the URL of a server that speaks HTTP."""
+    """Return whether a text is an HTTP or HTTPS URL."""
     try:
         url = urlsplit(text)
         return (
@@ -129,5 +129,5 @@ def is_http_url(text: str) -> bool:
             and text.isprintable()
             and " " not in text
         )
-    except ValueError:  # of a port that is no number, or of half an IPv6 address
+    except ValueError:  # the port is not a number, or an IPv6 address is incomplete
         return False

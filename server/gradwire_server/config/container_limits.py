@@ -1,6 +1,6 @@
-"""What a container lets this process have: the limits of Linux's control groups.
+"""Memory and CPU limits of the container, from Linux's control groups.
 
-Without them a server would let in calls for memory that is not there, and be killed, and compute in
+Without them a server would admit calls beyond the available memory and be killed, and compute in
 more threads than get processor time. https://docs.kernel.org/admin-guide/cgroup-v2.html has
 memory.max and cpu.max, .../cgroup-v1/memory.html memory.limit_in_bytes, and
 https://docs.kernel.org/scheduler/sched-bwc.html cpu.cfs_quota_us.
@@ -18,20 +18,20 @@ from typing import Final
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
-# Without a limit version 1 tells the largest number of whole pages.
+# Without a limit, version 1 reports the largest number of whole pages.
 _UNLIMITED: Final = 1 << 60
 
-# What each worker takes beside the memory that calls are charged; docs/sizing.md has the figures.
+# Memory of each worker beside that charged to calls; docs/sizing.md has the figures.
 _WORKER_BYTES: Final = 512 << 20
-# Address space that libraries map, and memory allocators for their threads.
+# Address space mapped by libraries, and by memory allocators for their threads.
 _MAPPED_BYTES: Final = 1 << 30
 
 
 def memory_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
-    """Return the least limit of memory of the groups this process is in; None where there is none.
+    """Return the lowest memory limit of the groups of this process; None without a limit.
 
-    groups  where the file systems of control groups are mounted
-    own     names the groups of this process
+    groups  mount point of the control group file systems
+    own     file with the groups of this process
     """
     told = (
         int(word)
@@ -44,22 +44,22 @@ def memory_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
 
 
 def processors(groups: Path = _GROUPS, own: Path = _OWN) -> int:
-    """Return how many processors' time this process may take, at least 1.
+    """Return the number of processors available to this process, at least 1.
 
-    Those that it may run on, or fewer where a quota of time allows less: that is rounded up.
+    It is the number of processors in its affinity, or the quota of time, rounded up, if lower.
     """
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _quota(groups, own))))
 
 
 def room_bytes(limit_bytes: int, workers: int) -> int:
-    """Return how much of a limit of memory is for calls: what workers leave, at least a quarter."""
+    """Return the part of a memory limit left for calls by workers, at least a quarter."""
     return max(limit_bytes // 4, limit_bytes - workers * _WORKER_BYTES)
 
 
 def address_space_room_bytes(workers: int) -> int | None:
-    """Return how much memory RLIMIT_AS (`ulimit -v`) leaves for calls; None without that limit.
+    """Return the memory that RLIMIT_AS (`ulimit -v`) leaves for calls; None without that limit.
 
-    It is each worker's own, and libraries map much of it.
+    The limit applies to each worker, and libraries map much of it.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
@@ -69,7 +69,7 @@ def address_space_room_bytes(workers: int) -> int | None:
 
 @functools.cache
 def _quota(groups: Path, own: Path) -> float:
-    """Return the least quota of processor time, in processors."""
+    """Return the lowest quota of processor time, in processors."""
     shares = [math.inf]
     for folder in _folders("cpu", groups, own):
         words = _words(folder / "cpu.max") or [
@@ -82,9 +82,9 @@ def _quota(groups: Path, own: Path) -> float:
 
 
 def _folders(controller: str, groups: Path, own: Path) -> Iterator[Path]:
-    """Yield the folders of the groups of this process, and of those that they are part of.
+    """Yield the folders of the groups of this process, and of their parent groups.
 
-    A container may see its own group as the root of all, or under its name on the host.
+    A container may see its own group as the root, or under its name on the host.
     """
     for line in _lines(own):
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""One frozen Settings: every flag, environment variable and limit comes from its fields."""
+"""Settings, whose fields define every flag, environment variable and limit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gradwire_server.config.addresses import is_host_and_port, is_http_url, is_l
 from gradwire_server.config.tokens import Scope, read_scopes
 from gradwire_server.engine import Limits
 
-# What messages and grpc can carry, and what a machine can; in seconds some thirty years.
+# Upper bounds: limits of messages, of grpc and of machines; times, some thirty years.
 _MOST = {
-    # From 0, the least that a niceness may be made without rights, to the greatest there is.
+    # The highest niceness of Linux; values below 0 would need privileges.
     "compute_niceness": 19,
     "max_rank": Limits().max_rank,
     "max_message_bytes": 2**31 - 1,
     "max_connection_calls": 2**31 - 1,
     "malloc_keep_bytes": 2**31 - 1,
-    # More than any machine has cores: a port, say, given by mistake would end the machine.
+    # More than the cores of any machine; a port number given by mistake would exhaust it.
     "workers": 1024,
 }
 _MOST_S = 1e9
@@ -38,12 +38,12 @@ _MAY_BE_ZERO = {
 
 
 def flag(name: str) -> str:
-    """Return the flag of the setting called `name`."""
+    """Return the flag of the setting `name`."""
     return f"--{name.replace('_', '-')}"
 
 
 def check_number(name: str, value: float) -> None:
-    """Raise ValueError where a setting's number is out of bounds, or none; it names the flag."""
+    """Raise ValueError, which names the flag, if a number is out of bounds or NaN."""
     least = 0 if name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
     if not value >= least:
         raise ValueError(f"{flag(name)} is {value}; at least {least} is needed")
@@ -53,9 +53,9 @@ def check_number(name: str, value: float) -> None:
 
 
 def check_calls(address: str, *, clear: bool) -> None:
-    """Refuse to serve in the clear beyond this machine.
+    """Raise ValueError if calls from other machines would be unencrypted.
 
-    clear  whether that is wanted, or TLS keeps it from being so
+    clear  whether that is allowed by a setting, or TLS is used
     """
     if address == "unix:":
         raise ValueError("--address is unix: without a path")
@@ -67,11 +67,11 @@ def check_calls(address: str, *, clear: bool) -> None:
 
 
 def check_http(address: str, *, is_open: bool, asks: bool, clear: bool) -> None:
-    """Refuse to tell others of the server, and to have tokens sent in the clear.
+    """Raise ValueError if other machines could read without permission, or send tokens unencrypted.
 
-    is_open  whether everybody may read
-    asks     whether readers show a token or a certificate
-    clear    as of check_calls
+    is_open  whether reading needs no permission
+    asks     whether readers authenticate by token or certificate
+    clear    as in check_calls
     """
     if not is_host_and_port(address):
         raise ValueError(f"--http-port is {address}; PORT or HOST:PORT is needed")
@@ -89,7 +89,7 @@ def check_http(address: str, *, is_open: bool, asks: bool, clear: bool) -> None:
         )
 
 
-# The largest header of a message. Parsing one holds the event loop; docs/sizing.md has figures.
+# The largest header of a message. Parsing blocks the event loop; docs/sizing.md has figures.
 MAX_HEADER_BYTES = 16 << 10
 
 _MASK = "***"
@@ -107,7 +107,7 @@ _LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a server runs. A field is the flag --field-name and the variable GRADWIRE_FIELD_NAME.
+    """Settings of a server: flags --field-name and variables GRADWIRE_FIELD_NAME.
 
     Errors name the flag.
     """
@@ -311,7 +311,7 @@ class Settings:
             )
 
     def _check_devices(self) -> None:
-        """Refuse numbers that are none, and those of GPUs that would not be asked."""
+        """Raise ValueError for invalid GPU numbers, and for any if the backend uses no GPU."""
         if self.cuda_numbers and self.backend != "cuda":
             raise ValueError(
                 f"--cuda-devices is {self.cuda_devices} and --backend {self.backend}, which takes "
@@ -332,12 +332,12 @@ class Settings:
 
     @property
     def http_address(self) -> str:
-        """HOST:PORT of the HTTP port; empty where there is none."""
+        """HOST:PORT of the HTTP port; empty if there is none."""
         return f"127.0.0.1:{self.http_port}" if self.http_port.isdecimal() else self.http_port
 
     @property
     def cuda_numbers(self) -> tuple[int, ...]:
-        """Numbers of the GPUs that compute; empty for all. ValueError where they are none."""
+        """Numbers of the GPUs to use; empty for all. Raises ValueError if they are invalid."""
         try:
             return backends.device_numbers(self.cuda_devices)
         except ValueError as error:
@@ -345,7 +345,7 @@ class Settings:
 
     @property
     def scopes_of_strangers(self) -> frozenset[Scope]:
-        """What anonymous_scopes says. ValueError where a word of it is no scope."""
+        """The scopes of anonymous_scopes. Raises ValueError for an unknown scope."""
         try:
             return read_scopes(self.anonymous_scopes)
         except ValueError as error:
@@ -353,7 +353,7 @@ class Settings:
 
     @property
     def limits(self) -> Limits:
-        """What one evaluation may take."""
+        """Limits of one evaluation."""
         return Limits(**{one.name: getattr(self, one.name) for one in fields(Limits)})
 
     @property

@@ -1,10 +1,10 @@
-"""The tokens file: who may call, by the SHA-256 of what they show. No token is ever in it.
+"""The tokens file: SHA-256 hashes of accepted tokens, with scopes and expiry.
 
-    # name  sha256  scopes  last day (UTC), if there is one
+    # name  sha256  scopes  last day (UTC), optional
     trainer 5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 evaluate 2027-06-30
 
-A token is 32 random bytes, so its plain hash tells nothing about it. A changed file is written
-beside the one there is and takes its place at once: servers read it meanwhile.
+The file never contains a token. A token is 32 random bytes, so its plain hash reveals nothing about
+it. Changes are written to a second file that replaces the first atomically, since servers read it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN_BYTES = 32
 
 
 class Scope(StrEnum):
-    """What a caller may do: have operators evaluated, or look into the server."""
+    """Permissions of a caller: to evaluate operators, or to inspect the server."""
 
     EVALUATE = "evaluate"
     INSPECT = "inspect"
@@ -43,7 +43,7 @@ class Token:
     """One line of the file.
 
     digest   SHA-256 of the token, 32 bytes
-    expires  the last day on which it is taken, UTC; None for no end
+    expires  last day on which it is valid, UTC; None for no expiry
     """
 
     name: str
@@ -53,7 +53,7 @@ class Token:
 
     @property
     def line(self) -> str:
-        """The token as the file has it."""
+        """The token as a line of the file."""
         words = [self.name, self.digest.hex(), ",".join(sorted(self.scopes))]
         return " ".join([*words, *([] if self.expires is None else [self.expires.isoformat()])])
 
@@ -64,7 +64,7 @@ def digest_of(token: str) -> bytes:
 
 
 def read_scopes(text: str) -> frozenset[Scope]:
-    """Read "evaluate,inspect"; the empty text is none. ValueError where a word is no scope."""
+    """Parse "evaluate,inspect"; empty text is no scope. Raise ValueError for an unknown one."""
     words = [word.strip() for word in text.split(",")] if text else []
     known = {scope.value: scope for scope in Scope}
     for word in words:
@@ -74,7 +74,7 @@ def read_scopes(text: str) -> frozenset[Scope]:
 
 
 def read_tokens(content: bytes) -> tuple[Token, ...]:
-    """Read a file's content; ValueError names the line at fault, but nothing that is in it."""
+    """Parse a file's content; ValueError names the invalid line without quoting it."""
     if not content.strip():
         raise ValueError("the file is empty; one that lets nobody in has a comment at least")
     tokens: dict[str, Token] = {}
@@ -93,7 +93,7 @@ def read_tokens(content: bytes) -> tuple[Token, ...]:
 
 
 def _read_line(words: list[str]) -> Token:
-    if not 3 <= len(words) <= 4:  # noqa: PLR2004 - the last one may be left out
+    if not 3 <= len(words) <= 4:  # noqa: PLR2004 - the last one is optional
         raise ValueError(f"{len(words)} words; name, sha256, scopes and maybe a date are needed")
     name, digest, scopes = words[:3]
     if not _NAME.fullmatch(name):
@@ -112,10 +112,10 @@ def _read_line(words: list[str]) -> Token:
 def add_token(
     path: Path, *, name: str, scopes: Iterable[Scope], expires: date | None = None
 ) -> str:
-    """Make a token, put its line into the file, and return it: nothing else has it.
+    """Make a token, add its line to the file, and return it; it is stored nowhere else.
 
-    The file is made where there is none, for its user alone. Raises ValueError where the name is
-    there already or no name, or the file cannot be read as one of tokens; OSError as files do.
+    A missing file is created, readable by its user only. Raises ValueError if the name exists or is
+    invalid, or the file is not a valid tokens file; OSError as files do.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name[:80]!r} is no name: {_NAMES}")
@@ -131,7 +131,7 @@ def add_token(
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Take a token's line out of the file; ValueError where there is none of the name."""
+    """Remove a token's line from the file; raise ValueError for an unknown name."""
     with _changing(path) as lines:
         kept = [line for line in lines if line.partition("#")[0].split()[:1] != [name]]
         if len(kept) == len(lines):
@@ -141,9 +141,9 @@ def revoke_token(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Generator[list[str]]:
-    """Yield the lines of a file, and put them in its place as they are afterwards."""
+    """Yield the lines of a file, and replace the file by the lines as modified."""
     path = path.resolve()
-    # Those who change the file at once take turns; the folder is locked, for the file is replaced.
+    # Concurrent changes are serialized; the folder is locked, since the file is replaced.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -165,7 +165,7 @@ def _replace(path: Path, text: str) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             with contextlib.suppress(FileNotFoundError):
-                # A server of another user that could read the file still can.
+                # Servers of other users keep their permission to read the file.
                 known = path.stat()
                 os.fchmod(descriptor, known.st_mode & 0o644)
                 with contextlib.suppress(PermissionError):

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def _installed_version() -> str:
-    """Return it; of a source tree on the path, which nothing was installed from, another."""
+    """Return the installed version, or a placeholder for a source tree that is not installed."""
     try:
         return version("gradwire")
     except PackageNotFoundError:
