@@ -1,17 +1,15 @@
 """The HTTP port: health, metrics and the status page, one for all workers.
 
-listener  threads that accept connections, away from the event loop; TLS
-requests  reads one request in bounded memory and time, writes one answer
-guard     whose Host, and who may read what
-site      which path has what
-history   what was counted in the last minutes
-status    what the page tells, as a dictionary: pure
-page      the page, from that dictionary: pure
-markup    elements of HTML that escape what they hold
+listener  threads that accept connections, outside the event loop; TLS; requests and answers
+access    checks of the Host header and of permissions
+site      answers by path
+history   counts of the last minutes
+status    content of the status page, as a dictionary: pure
+page      HTML of the page, from that dictionary: pure
 
-A library was looked for and left out: what is answered are five paths without a body, and aiohttp
-or uvicorn with starlette would bring seven more packages and an event loop of their own into the
-process that serves gRPC. Threads of the standard library wait in the kernel while nobody asks.
+No HTTP library is used: the port has five paths without request bodies, and aiohttp or uvicorn with
+starlette would add seven packages and a second event loop to the process that serves gRPC. Idle
+threads of the standard library wait in the kernel.
 """
 
 from __future__ import annotations

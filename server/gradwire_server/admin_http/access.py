@@ -1,4 +1,4 @@
-"""Whose Host a request may name, and who may read what."""
+"""Checks of a request's Host header and permissions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
 
 class AccessCheck:
-    """Refuses requests.
+    """Refuses requests with a foreign Host or without permission.
 
-    names     under which the server is reached, beside those of this machine and any IP address
-    is_open   whether everybody may read all
+    names     accepted host names, beside localhost and any IP address
+    is_open   whether reading needs no permission
     """
 
     def __init__(self, authorizer: Authorizer, names: Iterable[str], *, is_open: bool) -> None:
@@ -36,10 +36,10 @@ class AccessCheck:
         self._refusals = Refusals()
 
     def wrong_host(self, request: Request) -> Answer | None:
-        """Refuse a request that was sent to another name.
+        """Return an error for a request with a foreign Host; None if the host is accepted.
 
-        A page of an attacker's site may have the browser ask this server, once its own name leads
-        here; the name is what tells.
+        This prevents DNS rebinding: an attacker's page whose name resolves to this server could
+        have the browser send requests to it.
         """
         if not request.host or self._is_ours(_name(request.host)):
             return None
@@ -49,7 +49,7 @@ class AccessCheck:
         )
 
     def refusal(self, request: Request) -> Answer | None:
-        """Refuse who may not read what the server tells of itself."""
+        """Return an error for a caller without the inspect scope; None if permitted."""
         if self._is_open:
             return None
         refused = self._authorizer.refusal(
@@ -73,7 +73,7 @@ class AccessCheck:
         if name in self._names or name == "localhost" or name.endswith(".localhost"):
             return True
         try:
-            # Nobody's name leads an address elsewhere.
+            # An IP address cannot be rebound.
             ipaddress.ip_address(name)
         except ValueError:
             return False
@@ -81,13 +81,13 @@ class AccessCheck:
 
 
 def _name(host: str) -> str:
-    """Return the name in HOST[:PORT], in lower case; nothing where it is not of that form."""
+    """Return the host of HOST[:PORT] in lower case; empty if the text has another form."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2]).lower() if found else ""
 
 
 def _as_bearer(authorization: str | None) -> str | None:
-    """Turn a browser's name and password into the token that the password is."""
+    """Convert Basic credentials of a browser to Bearer; the password is the token."""
     scheme, _, encoded = (authorization or "").partition(" ")
     if scheme.lower() != "basic":
         return authorization

@@ -1,4 +1,4 @@
-"""What was counted in the last minutes: rates now and before, and quantiles of late."""
+"""Counts of the last minutes: current and past rates, and quantiles."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gradwire_server.observability.definitions import (
 from gradwire_server.observability.ledger import Worker
 
 EVERY_S = 5.0
-# Five minutes, and both their ends.
+# Readings in five minutes, including both ends.
 MOST = 61
-# What is told as the rate of the moment is that since so long.
+# Window of the current rate, in seconds.
 _LATELY_S = 9.0
-# Statuses that are no error of anybody's.
+# Statuses not counted as errors.
 _FINE = ("OK", "CANCELLED")
 
 Floats = NDArray[np.float64]
@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All that was counted until a moment.
+    """All counts up to one moment.
 
     calls        [method, operator]
     failed       [operator]           calls with another status than OK and CANCELLED
@@ -49,7 +49,7 @@ class Totals:
     durations    [operator, bucket]   of calls
     phases       [phase, bucket]
     tensor_bytes []                   received and sent
-    beats        [worker]             how often the event loop was seen alive
+    beats        [worker]             heartbeats of the event loop
     """
 
     calls: Floats
@@ -62,7 +62,7 @@ class Totals:
     beats: Floats
 
     def since(self, before: Totals) -> Totals:
-        """Return what was counted after another moment."""
+        """Return the counts since an earlier moment."""
         return Totals(
             **{
                 one.name: getattr(self, one.name) - getattr(before, one.name)
@@ -72,13 +72,13 @@ class Totals:
 
 
 def totals(workers: Sequence[Worker]) -> Totals:
-    """Add up what workers have counted."""
+    """Return the sum of the workers' counts."""
     values = workers[0].values
     for worker in workers[1:]:
         values = values + worker.values
     shape = [len(label.values) for label in REQUEST_DURATION.labels]
     requests = values[span(REQUEST_DURATION)].reshape(*shape, width(REQUEST_DURATION))
-    # Of each histogram the first cell is the sum, the others are its buckets.
+    # A histogram's first cell is its sum, the others are its buckets.
     by_status = requests[..., 1:].sum(axis=2)
     wrong = np.array([status not in _FINE for status in STATUS_LABEL.values])
     items = values[span(ITEMS)].reshape([len(label.values) for label in ITEMS.labels])
@@ -96,9 +96,9 @@ def totals(workers: Sequence[Worker]) -> Totals:
 
 
 class History:
-    """Reads the totals now and then, in a thread of its own. Thread-safe.
+    """Reads the totals periodically in its own thread. Thread-safe.
 
-    read  gives the totals now
+    read  returns the current totals
     """
 
     def __init__(self, read: Callable[[], Totals]) -> None:
@@ -128,22 +128,22 @@ class History:
             self._seen.append((now, read))
 
     def silent_s(self) -> list[float]:
-        """Return for how long each worker's event loop was not seen alive; EVERY_S is usual."""
+        """Return the seconds since each worker's last heartbeat; up to EVERY_S is usual."""
         with self._lock:
             since = [float(at) for at in self._silent_since]
         now = time.monotonic()
         return [now - at for at in since]
 
     def lately(self, now: Totals) -> tuple[float, Totals]:
-        """Return what was counted in the last seconds, and in how many."""
+        """Return the window of the current rate in seconds, and its counts."""
         return self._since(_LATELY_S, now)
 
     def minutes(self, now: Totals) -> tuple[float, Totals]:
-        """Return what was counted in the minutes that are kept, and the seconds they have."""
+        """Return the duration of the whole history in seconds, and its counts."""
         return self._since(MOST * EVERY_S, now)
 
     def steps(self) -> list[tuple[float, Totals]]:
-        """Return what was counted from one reading to the next, and in how many seconds."""
+        """Return seconds and counts between successive readings."""
         with self._lock:
             seen = list(self._seen)
         return [
@@ -166,10 +166,10 @@ class History:
 def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | None:
     """Return the value below which a share of a histogram's values lie; None where it is empty.
 
-    counts  [bucket], the one without bound last
+    counts  [bucket], the unbounded one last
 
-    Within a bucket values are taken to be spread evenly, as Prometheus' histogram_quantile does;
-    one beyond the last bound is told as that bound.
+    Values are assumed to be evenly spread within a bucket, as in Prometheus' histogram_quantile; a
+    quantile beyond the last bound is returned as that bound.
     """
     total = float(counts.sum())
     if not total:

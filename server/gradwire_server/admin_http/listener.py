@@ -1,9 +1,8 @@
-"""Accepts connections of the HTTP port in threads of its own, away from the event loop.
+"""Listener of the HTTP port, with requests and answers.
 
-However many come, and whatever they say or leave out: a bounded number is open, each is read for a
-bounded time, and one more closes the oldest, since an answer is over in milliseconds.
-
-One request of a connection, read in bounded memory and time, and one answer.
+Connections are accepted in threads outside the event loop. The number of open connections is
+bounded, a further one closes the oldest, since an answer takes milliseconds, and each connection
+has one request, read in bounded memory and time, and one answer.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _READ_BYTES = 4096
 _END = b"\r\n\r\n"
 _VERSIONS = ("HTTP/1.0", "HTTP/1.1")
 _METHODS = ("GET", "HEAD")
-# Nothing here is for other sites: not to be framed, kept, guessed at, or read from their pages.
+# Forbid framing, caching, content sniffing, and reading by other sites.
 _ALWAYS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -41,9 +40,9 @@ _ALWAYS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request gets.
+    """Answer to a request.
 
-    more  headers, by name, beside those that every answer has; they win over those
+    more  additional headers by name; they override the default ones
     """
 
     status: HTTPStatus
@@ -74,7 +73,7 @@ class Answer:
 
 
 class BadRequestError(Exception):
-    """A request that is none, or too much of one; `answer` says so."""
+    """Invalid or too large request; `answer` is the error to send."""
 
     def __init__(self, status: HTTPStatus, text: str, **more: str) -> None:
         super().__init__(text)
@@ -83,12 +82,12 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked.
+    """Parsed request.
 
     path       without its query
-    host       of the header Host, with its port; empty where HTTP/1.0 sends none
-    headers    the last of each name, by its name in lower case
-    peer       where it comes from, as grpc has it
+    host       of the header Host, with its port; empty if HTTP/1.0 sends none
+    headers    last value of each, by name in lower case
+    peer       address of the caller, in grpc's form
     certified  whether TLS has checked a certificate of the caller
     """
 
@@ -101,11 +100,11 @@ class Request:
 
 
 def read_head(connection: socket.socket, *, patience_s: float) -> bytes | None:
-    """Return a request up to the empty line; None where the caller goes without one.
+    """Return a request up to the empty line; None if the caller disconnects before.
 
-    patience_s  for all of it: who sends a byte now and then is not waited for
+    patience_s  time limit for the whole head, however its bytes arrive
 
-    Raises BadRequestError where it is too long or not HTTP, TimeoutError.
+    Raises BadRequestError if it is too long or not HTTP, TimeoutError.
     """
     until = time.monotonic() + patience_s
     head = b""
@@ -127,7 +126,7 @@ def read_head(connection: socket.socket, *, patience_s: float) -> bytes | None:
 
 
 def parse(head: bytes, *, peer: str, certified: bool) -> Request:
-    """Read a request's head; raise BadRequestError where it asks for what there is not."""
+    """Parse a request's head; raise BadRequestError if it is invalid or unsupported."""
     line, _, rest = head.partition(b"\r\n")
     words = line.decode("latin-1").split(" ")
     if len(words) != 3 or words[2] not in _VERSIONS or not words[1].startswith("/"):  # noqa: PLR2004
@@ -147,7 +146,7 @@ def parse(head: bytes, *, peer: str, certified: bool) -> Request:
     if (len(hosts) != 1 and (hosts or version != "HTTP/1.0")) or not all(map(str.strip, hosts)):
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Host with a name is needed")
     if len(headers.get_all("Authorization", [])) > 1:
-        # Whoever stands in front may have looked at another one.
+        # A proxy may have checked another one.
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Authorization at most is read")
     if "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
         raise BadRequestError(HTTPStatus.BAD_REQUEST, "a request here has no body")
@@ -161,23 +160,23 @@ def parse(head: bytes, *, peer: str, certified: bool) -> Request:
     )
 
 
-# Who takes longer to ask, or to read the answer, is no reader.
+# Time limit for sending a request, and for reading the answer.
 _PATIENCE_S = 5.0
 _MOST_OPEN = 32
 _TLS_HANDSHAKE = b"\x16"
-# Where no connection can be accepted, for want of file descriptors, the next try waits.
+# Delay after a failed accept, for example for lack of file descriptors.
 _NEXT_TRY_S = 0.1
 
 Respond = Callable[[Request], Answer]
 
 
 class Listener:
-    """Answers on an address from when it is made until close().
+    """Listens on an address from construction until close(); answers after start().
 
-    tls      gives the context of the moment; None for plain HTTP
+    tls      returns the current context; None for plain HTTP
     address  HOST:PORT with the port bound
 
-    Raises OSError where the address cannot be had.
+    Raises OSError if the address cannot be bound.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class Listener:
         )
 
     def start(self) -> None:
-        """Answer from now on; who has come already is answered too."""
+        """Start answering, including connections that already wait."""
         self._thread.start()
 
     def close(self) -> None:
@@ -248,7 +247,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._cut(down_to=0)
 
     def _cut(self, *, down_to: int) -> None:
-        """End the oldest connections: their threads find them so, and close them."""
+        """Shut down the oldest connections; their threads then close them."""
         with self._lock:
             while len(self._open) > down_to:
                 oldest = next(iter(self._open))
@@ -257,7 +256,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                     oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: readers come and go, and stderr is for log lines."""
+        """Ignore errors: readers may disconnect, and stderr is for log lines."""
 
 
 class _HttpConnection(socketserver.BaseRequestHandler):
@@ -272,7 +271,7 @@ class _HttpConnection(socketserver.BaseRequestHandler):
                 told = Answer.text(HTTPStatus.BAD_REQUEST, "this port speaks TLS: https")
                 connection.sendall(told.encode())
             else:
-                # A copy of the socket, which the server closes itself: the latter stays as it is.
+                # Wrap a duplicate: the server closes the original socket itself.
                 with server.tls().wrap_socket(connection.dup(), server_side=True) as secured:
                     self._answer(secured)
 
@@ -297,6 +296,6 @@ class _HttpConnection(socketserver.BaseRequestHandler):
 
 
 def _peer(address: tuple[Any, ...]) -> str:
-    """Write where a connection comes from as grpc does."""
+    """Return the address of a connection in grpc's form."""
     host, port = str(address[0]), address[1]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,4 +1,4 @@
-"""Which path has what: health for everybody, and for who may look into the server all else."""
+"""Paths of the HTTP port: public health, and metrics and status for authorized callers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from gradwire_server.observability.ledger import Ledgers
 from gradwire_server.security.authorization import Authorizer
 from gradwire_server.security.certificates import Certificates, contexts
 
-# However many look at it, the page is made so often at most.
+# Shortest interval between renderings of the page.
 _AT_MOST_EVERY_S = 0.5
 
 T = TypeVar("T")
 
 
 class Site:
-    """What answers on the HTTP port, from when it is made until close().
+    """Serves the HTTP port, from construction until close().
 
     address  HOST:PORT with the port bound
 
-    certificates  for TLS; None where there is to be none
-    served        address of the server that it is for
+    certificates  for TLS; None for plain HTTP
+    served        gRPC address of the server
 
-    Raises OSError where the address cannot be had, ValueError where the tokens cannot be used.
+    Raises OSError if the address cannot be bound, ValueError if the tokens file is invalid.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Site:
         )
 
     def _healthz(self) -> Answer:
-        """Tell whether the server lives: not so where every event loop that serves hangs."""
+        """Answer whether the server is alive: not if every serving event loop hangs."""
         if is_alive(self._ledgers.read(), self._history.silent_s()):
             return Answer.text(HTTPStatus.OK, "alive")
         return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, "the event loop hangs")
@@ -110,7 +110,7 @@ class Site:
 
 
 class _CachedAnswer(Generic[T]):
-    """A value that is made anew when it is wanted, at most so often. Thread-safe."""
+    """A value recomputed on demand, at most every _AT_MOST_EVERY_S. Thread-safe."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

@@ -1,11 +1,11 @@
-"""The one place that says who may do what, for every protocol and port.
+"""Authorization of calls, for every protocol and port.
 
 Health is for everybody. Where there is a tokens file, all else takes a token with the scope it
 needs, from wherever the call comes and whatever certificate it shows. Where there is none, callers
 of this machine and those whose certificate TLS has checked may do everything; others may do what
 `anonymous_scopes` says.
 
-It knows no protocol: who calls it brings the header, and where the call comes from.
+The module is independent of protocols: its caller passes the header and the peer's address.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCHEME = "bearer"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call is not let in.
+    """Reason for refusing a call.
 
     authenticated  False where a token is missing or not taken (UNAUTHENTICATED, 401); True where
                    what is missing is a scope (PERMISSION_DENIED, 403)
@@ -45,11 +45,11 @@ class Refusal:
 
 
 class Authorizer:
-    """Lets calls in or refuses them. Any number of threads may use it.
+    """Authorizes calls or refuses them. Thread-safe.
 
     clock  seconds since 1970, by which tokens expire
 
-    Raises ValueError where the tokens file cannot be used.
+    Raises ValueError if the tokens file is invalid.
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
@@ -67,11 +67,11 @@ class Authorizer:
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether there is a tokens file; if not, what counts is where a call comes from."""
+        """Whether there is a tokens file; without one, the origin of a call decides."""
         return self._tokens is not None
 
     def is_open(self, scope: Scope) -> bool:
-        """Whether everybody has a scope, so that nobody needs to be asked."""
+        """Return whether a scope needs no authentication."""
         return self._tokens is None and scope in self._anonymous
 
     def refusal(
@@ -136,7 +136,7 @@ class Authorizer:
 
 
 def _find(tokens: tuple[Token, ...], digest: bytes) -> Token | None:
-    """Compare with every token, each in the same time, wherever the one sought may be."""
+    """Return the token of a digest; compares with every token, in constant time."""
     found = None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):
@@ -150,7 +150,7 @@ def _unknown(message: str) -> Refusal:
 
 @lru_cache(maxsize=1 << 10)
 def is_local(peer: str) -> bool:
-    """Whether a peer, as grpc names it, is on this machine: by loopback or by a unix socket."""
+    """Return whether a peer, in grpc's form, is on this machine: loopback or unix socket."""
     family, _, rest = peer.partition(":")
     if family in {"unix", "unix-abstract"}:
         return True

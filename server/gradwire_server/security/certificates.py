@@ -1,7 +1,7 @@
-"""The server's certificates, read anew when their files change; what cannot be used is kept out.
+"""The server's certificates, reloaded when their files change.
 
-New connections get the new ones, those there are go on as they began. A file that is not whole, a
-key that belongs to another certificate and the like are logged, and what was there stays.
+New connections use the new certificates, existing ones are unaffected. Unusable files, such as
+incomplete ones or a key of another certificate, are logged, and the previous ones stay in use.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NAMES = ("tls_key", "tls_certificate", "tls_client_ca")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Papers:
-    """What a server shows, and whom it lets in.
+    """Key, certificates and client authorities of a server.
 
     key, chain   its private key and its certificates, as PEM
-    authorities  whose clients are let in, as PEM; None for everybody
+    authorities  of accepted client certificates, as PEM; None if clients need none
     context      the same for Python's ssl, TLS 1.2 or newer
-    expires_s    when the certificate does, in seconds since 1970; None where that cannot be told
+    expires_s    expiry of the certificate, in seconds since 1970; None if unknown
     """
 
     key: bytes
@@ -41,14 +41,14 @@ class Papers:
 
     @property
     def expired(self) -> bool:
-        """Whether the certificate's time is over."""
+        """Whether the certificate has expired."""
         return self.expires_s is not None and self.expires_s < time.time()
 
 
 class Certificates:
-    """Those that the settings name. Any number of threads may use it.
+    """Certificates named by the settings. Thread-safe.
 
-    Raises ValueError where they cannot be used.
+    Raises ValueError if they cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,11 +61,11 @@ class Certificates:
 
     @classmethod
     def of(cls, settings: Settings) -> Certificates | None:
-        """Return them; None where settings want no TLS. Raises as the constructor does."""
+        """Return the certificates; None without TLS. Raises as the constructor does."""
         return cls(settings) if settings.tls_certificate else None
 
     def get(self) -> Papers:
-        """Return what is shown now."""
+        """Return the current key and certificates."""
         return self._papers.get()
 
     def _made(self, contents: tuple[bytes, ...]) -> Papers:
@@ -79,11 +79,11 @@ class Certificates:
         return Papers(key, chain, authorities, context, _expires_s(chain, context))
 
     def _context(self, authorities: bytes | None) -> ssl.SSLContext:
-        """Have OpenSSL look at what gRPC would keep to itself."""
+        """Check the files with OpenSSL, since gRPC does not report errors in them."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # A key that needs a password is none here; nobody is asked for one.
+            # Keys with a password are refused without a prompt.
             context.load_cert_chain(
                 self._paths["tls_certificate"], self._paths["tls_key"], password=lambda: b""
             )
@@ -110,9 +110,9 @@ class Certificates:
 
 
 def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
-    """Shake hands with a client that trusts this very certificate, and ask what it has seen.
+    """Return the certificate's expiry, from an in-memory handshake with a client that trusts it.
 
-    Python's ssl tells no date of a certificate that nobody has checked.
+    Python's ssl decodes the dates of verified certificates only.
     """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
@@ -137,11 +137,10 @@ def _reason(error: OSError) -> str:
 
 
 def contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return what gives the context of the moment; None where there is to be no TLS.
+    """Return a function that returns the current context; None without TLS.
 
-    Where there are authorities, a caller may show a certificate of theirs, which then stands for a
-    token, and one of others is refused. One that shows none may still ask for health: what probes
-    has no certificate.
+    With authorities, a client certificate of theirs replaces a token, and other certificates are
+    refused. Callers without a certificate may still request health, since probes have none.
     """
     if certificates is None:
         return None
