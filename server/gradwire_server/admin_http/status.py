@@ -1,4 +1,4 @@
-"""What the status page tells, as a dictionary of plain values: /status.json is just this.
+"""Content of the status page and /status.json, as plain values.
 
 state      serving, partly (some workers do not), away (none does: it starts, stops or is replaced)
 rates      a second, of the last seconds; None until there is anything to compare with
@@ -47,17 +47,17 @@ from gradwire_server.observability.phases import PHASES
 
 _QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))
 _MOST_ERRORS = 20
-# Before, two readings are too near to tell a rate.
+# Shortest window for which a rate is computed.
 _LEAST_S = 1.0
 # An event loop that was silent for so long hangs: it is seen every few seconds otherwise.
 SILENT_S = 4 * EVERY_S
-# After so long it does not come back by itself.
+# After this silence an event loop does not recover by itself.
 DEAD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the page is about, and does not change.
+    """Constant facts of the server that the page describes.
 
     settings  of the whole server
     address   where it serves
@@ -77,7 +77,7 @@ class Subject:
 def status(
     subject: Subject, ledgers: Ledgers, history: History, processes: Processes
 ) -> dict[str, Any]:
-    """Return what there is to tell now."""
+    """Return the current status."""
     workers = ledgers.read()
     places = _workers(workers, history.silent_s(), processes)
     serving = sum(place["state"] == "serving" for place in places)
@@ -105,12 +105,12 @@ def status(
 
 
 def is_ready(ledgers: Ledgers) -> bool:
-    """Tell whether any worker serves."""
+    """Return whether any worker serves."""
     return any(_states(ledgers.read(), READY))
 
 
 def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
-    """Tell whether the server lives: not so where every event loop that serves hangs.
+    """Return whether the server is alive: not if every serving event loop hangs.
 
     silent_s  for how long each worker's event loop was not seen alive
     """
@@ -120,7 +120,7 @@ def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
 
 
 def state_of(worker: Worker, silent_s: float) -> str:
-    """Say how a worker stands: away, not ready, hangs or serving."""
+    """Return the state of a worker: away, not ready, hangs or serving."""
     if not worker.pids:
         return "away"
     if not any(_states([worker], READY)):

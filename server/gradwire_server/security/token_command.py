@@ -1,4 +1,4 @@
-"""`gradwire-server token`: makes the tokens of those who may call, and takes them back."""
+"""`gradwire-server token`: creates, lists and revokes tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _last_day(
 
 
 def _print(made: str, name: str, path: Path) -> None:
-    """Show a token; take it out of the file again where nobody can have seen it."""
+    """Print a token; revoke it if printing fails."""
     try:
         click.echo(made)
     except OSError as error:
@@ -57,7 +57,7 @@ class _CreatesByDefault(click.Group):
 
 @contextmanager
 def _named(path: Path) -> Generator[None]:
-    """Tell what is wrong with a file in one line that names it."""
+    """Convert errors of a file to one line that names it."""
     try:
         yield
     except OSError as error:
