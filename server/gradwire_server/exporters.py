@@ -1,29 +1,21 @@
 """Metrics and traces of a server: their collection, the HTTP port and the OTLP exporters.
 
-The only module that imports the optional packages for these, where a setting asks for them.
+Modules that need optional packages are imported here only, where a setting asks for them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from gradwire_server.config.settings import Settings
-from gradwire_server.observability.otlp_settings import Export, Signal, export_of
-from gradwire_server.security.certificates import Certificates
-
-if TYPE_CHECKING:
-    from gradwire_server.admin_http import Site
-    from gradwire_server.observability.otlp import MetricsPusher, Tracer
-import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
-
 from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
+from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION, Preparer
 from gradwire_server.observability import Cells, Ledgers, Observer, Recorder, Sampler
@@ -42,11 +34,17 @@ from gradwire_server.observability.definitions import (
     STREAMS,
     STREAMS_LIMIT,
 )
+from gradwire_server.observability.otlp_settings import Export, Signal, export_of
 from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.security.certificates import Certificates
+
+if TYPE_CHECKING:
+    from gradwire_server.admin_http import Site
+    from gradwire_server.observability.otlp import MetricsPusher, Tracer
 
 _log = logging.getLogger("gradwire_server")
 
-# What a collector may take for the last metrics and spans.
+# Time limit, in seconds, for exporting the last metrics and spans.
 LAST_EXPORT_S = 3.0
 
 
@@ -159,9 +157,6 @@ def _is_there() -> bool:
         return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
     except ModuleNotFoundError:
         return False
-
-
-_log = logging.getLogger("gradwire_server")
 
 
 class Instruments:

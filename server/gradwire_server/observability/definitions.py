@@ -221,7 +221,6 @@ BUILD = Metric(
     ),
 )
 
-# Metrics stored by each worker; counts first, which outlive their process.
 DEVICE_MEMORY = Metric(
     "gradwire_device_memory_bytes",
     "gauge",
@@ -230,6 +229,7 @@ DEVICE_MEMORY = Metric(
     by_worker=True,
 )
 
+# Metrics that each worker stores: counts outlive their process, states do not.
 COUNTS = (
     REQUEST_DURATION,
     PHASE_DURATION,

@@ -151,8 +151,6 @@ def module_arguments(module: str) -> tuple[str, ...]:
     return (*safe, "-m", module)
 
 
-_log = logging.getLogger("gradwire_server")
-
 # A process that served for less than this time, or never, died quickly.
 _QUICK_S = 10.0
 _FIRST_PAUSE_S = 0.1

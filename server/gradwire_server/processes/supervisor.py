@@ -1,4 +1,6 @@
-"""Supervisor of several workers on one port: starts, replaces and renews them.
+"""Supervisor of several workers on one port: their start, stop and rolling restart.
+
+supervised.py replaces a worker that dies.
 
 Workers are fresh processes, since neither grpc nor a GPU's driver survives a fork; permanent damage
 in a worker ends with its process. All workers listen on the port (SO_REUSEPORT) and the kernel

@@ -16,7 +16,8 @@
   streams. If there is no room, a stream whose data is late gives way: it has computed nothing yet,
   and its caller may retry.
 - Each request of one stream holds the memory it needs from its arrival on. A few requests keep
-  every thread at work; beyond those, a stream holds at most its share of the budget.
+  every thread at work; beyond those, a stream holds at most its share of the budget,
+  and its next request waits (Holdings; rpc/batch.py).
 
 An evaluation that has had a turn is never refused. Every refusal carries a retry delay derived from
 the rate at which the queue drains (estimator.py).
