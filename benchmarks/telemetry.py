@@ -37,7 +37,7 @@ from gradwire import Client, ops, v1
 from gradwire.tensors import DTYPES
 from gradwire_server.observability import Cells, Observer, Recorder
 from gradwire_server.observability.otlp import Tracer
-from gradwire_server.observability.phases import Phases
+from gradwire_server.observability.recording import Phases
 
 _REPEATS = 20_000
 _SCRAPED_CALLS = 3000
@@ -93,7 +93,7 @@ class FinishedCall:
 
 def hooks_us() -> dict[str, float]:
     """Return microseconds of begin and end, by who listens."""
-    recorder = Recorder(Cells.private())
+    recorder = Recorder(Cells())
     unsampled = Tracer(TracerProvider(sampler=ALWAYS_OFF), address="127.0.0.1:1")
     observers = {
         "nobody": Observer(),

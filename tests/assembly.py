@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -26,15 +26,20 @@ def fused(assembly: str) -> list[str]:
 
 @cache
 def of_kernels() -> dict[str, str]:
-    """Return the assembly of each function that the compiled backend calls by its address."""
+    """Return the assembly of each function of the compiled backend, of all its types together."""
     import_module(f"{_PACKAGE}.compilation").load("")
-    modules = [one for name, one in sys.modules.items() if name.startswith(f"{_PACKAGE}.")]
-    return {
-        f"{module.__name__}.{name}": text
-        for module in modules
-        for name, function in vars(module).items()
-        for text in of_function(function)
-    }
+    texts: dict[str, str] = {}
+    for function in compiled_functions():
+        name = f"{function.__wrapped__.__module__}.{function.__qualname__}"
+        texts[name] = "\n".join([texts.get(name, ""), *of_function(function)])
+    return texts
+
+
+def compiled_functions() -> list[Any]:
+    """Return the package's functions that numba has compiled."""
+    kinds = {"CFunc", "CPUDispatcher"}
+    found = [one for one in gc.get_objects() if type(one).__name__ in kinds]
+    return [one for one in found if one.__wrapped__.__module__.startswith(f"{_PACKAGE}.")]
 
 
 def of_function(function: Any) -> Iterator[str]:

@@ -29,7 +29,7 @@ class Hall:
             "max_streams": 1,
             "retry_after_s": 0.5,
             "threads": 1,
-            "max_standing_queue_s": 0.5,
+            "standing_queue_s": 0.5,
             "clock": lambda: self.now,
             **limits,
         }

@@ -58,7 +58,7 @@ def window_methods() -> set[int]:
 
 def _named(*names: str, picking: str) -> set[int]:
     records = import_module(f"{_PACKAGE}.records")
-    can_pick = import_module(f"{_PACKAGE}.shuffles").CAN_PICK
+    can_pick = import_module(f"{_PACKAGE}.instructions").CAN_PICK
     return {getattr(records, name) for name in (*names, *[picking] * can_pick)}
 
 

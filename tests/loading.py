@@ -8,10 +8,9 @@ from functools import partial
 from typing import Protocol
 
 from gradwire import AsyncClient, RetryPolicy
-from gradwire.bench.document import ScenarioResult
-from gradwire.bench.fleet import Fleet
-from gradwire.bench.running import Pace, Runner
-from gradwire.bench.scenarios import Scenario
+from gradwire.loadtest.result import ScenarioResult
+from gradwire.loadtest.runner import Fleet, Pace, Runner
+from gradwire.loadtest.scenarios import Scenario
 
 
 class Run(Protocol):

@@ -43,7 +43,7 @@ def compiled(threads: int) -> Backend:
 def streaming(threads: int) -> Generator[Backend]:
     """Let a compiled backend write all results past the caches, short rows as well."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{_PACKAGE}.blocking._LEAST_STREAMED", 0)
+        patch.setattr(f"{_PACKAGE}.jobs._LEAST_STREAMED", 0)
         made: Backend = import_module(_PACKAGE).NumbaCpu(threads=threads, streamed_bytes=0)
         made.warm_up()
         yield made

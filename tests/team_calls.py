@@ -18,7 +18,7 @@ _PACKAGE = "gradwire_server.backends.numba_cpu"
 
 def team_code() -> ModuleType:
     """Return the module that is compiled to share work."""
-    module: ModuleType = import_module(f"{_PACKAGE}.compilation").load("").team
+    module: ModuleType = import_module(f"{_PACKAGE}.compilation").load("").threads
     return module
 
 
@@ -29,7 +29,7 @@ def free_threads(backend: Backend) -> int:
 
 def word(place: int, field: str) -> int:
     """Return a field of what threads share."""
-    offset: int = vars(import_module(f"{_PACKAGE}.mailboxes"))[field]
+    offset: int = vars(team_code())[field]
     return ctypes.c_int64.from_address(place + offset).value
 
 
@@ -41,8 +41,8 @@ def counting() -> int:
     computed, and at x how often a thread's buffers are in use already.
     """
     numba: Any = import_module("numba")
-    atomics = import_module(f"{_PACKAGE}.atomics")
-    exchange, fetch_add, int64 = atomics.exchange, atomics.fetch_add, numba.types.int64
+    code, int64 = team_code(), numba.types.int64
+    exchange, fetch_add = code.exchange, code.fetch_add
     usleep = numba.types.ExternalFunction("usleep", numba.types.int32(numba.types.uint32))
 
     def run(job: int, x: int, y: int, scratch: int, first: int, stop: int) -> None:  # noqa: PLR0917 - as it is called

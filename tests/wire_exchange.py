@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dialect_tables import EXAMPLES
 from gradwire import v1
-from gradwire._job import prepare
+from gradwire._wire.requests import prepare
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from raw_calls import PATIENCE_S, REQUEST_ID, RawClient
 from serving import serving

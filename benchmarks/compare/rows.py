@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 
 import numpy as np
 
@@ -31,6 +32,9 @@ _CALLERS = 4
 _SMALL_MESSAGE = requests()["tiny"][0]
 _MEDIUM_MESSAGE = bilinear(1, 3, 64, 64)
 _LONG_MESSAGE = requests()["long"][0]
+_SHORT_MESSAGE = requests()["short"][0]
+# Calls a second of the bystander.
+_SELDOM = 100.0
 _MEMORY_SIDE, _FULL_MEMORY_SIDE = 8192, 23168
 
 
@@ -131,6 +135,29 @@ def _overloaded(server: Server, rate: float) -> Figures:
     }
 
 
+def _bystander(stack: ExitStack, side: Side) -> Take:
+    """Have a caller call now and then while others keep the server busy with short calls."""
+    server = stack.enter_context(side.serving("--log-level", "warning"))
+
+    def take() -> Figures:
+        busy = [Connection(server.address, EVALUATE, _SHORT_MESSAGE) for _ in range(_CALLERS)]
+        lone = Connection(server.address, EVALUATE, _SMALL_MESSAGE)
+        load = Thread(target=closed_loop, args=(busy, _CALLERS, _LASTING_S))
+        load.start()
+        open_loop([lone], _SELDOM, _LASTING_S)
+        load.join()
+        for connection in (*busy, lone):
+            connection.close()
+        ms = [1e3 * one.seconds for one in lone.over if one.status == 0]
+        return {
+            "p50_ms": float(np.median(ms)),
+            "p99_ms": float(np.percentile(ms, 99)),
+            "busy_rate": sum(len(one.over) for one in busy) / _LASTING_S,
+        }
+
+    return take
+
+
 def _memory(side: Side, *, numbers: int) -> Figures:
     """Stream once between new processes: two of the same code keep 110 and 134 MiB for life."""
     with side.serving("--log-level", "warning") as server, side.runner() as runner:
@@ -224,6 +251,11 @@ def rows(*, full: bool = False) -> dict[str, ComparedRow]:
             "calls of 25 ms due at three times the baseline's peak",
             {"goodput": "higher", "p99_ms": "lower", "refused_p50_ms": "lower"},
             _overload,
+        ),
+        "bystander": ComparedRow(
+            "small calls, one every 10 ms, beside 4 callers whose calls take some 0.1 ms",
+            {"p50_ms": "lower", "p99_ms": "lower", "busy_rate": "higher"},
+            _each(_bystander),
         ),
         "memory": ComparedRow(
             f"highest anonymous memory while {'2 GiB' if full else '256 MiB'} stream",

@@ -1,5 +1,6 @@
 """Kinds of calls of the overload benchmark.
 
+- short     4 bytes there, 16 KiB back, 1024 x 1024 elements: computing, some 0.1 ms
 - ms        4 bytes there, 16 KiB back, 4096 x 4096 elements: computing, about a millisecond
 - work      the same of 8192 x 8192 elements: 5 ms
 - ten       the same of 10240 x 10240 elements: 10 ms
@@ -58,6 +59,7 @@ def requests() -> dict[str, tuple[bytes, ...]]:
     """Return the messages of each kind, one for each connection in turn."""
     ms, work = _laborious(4096), _laborious(8192)
     return {
+        "short": (_laborious(1024),),
         "ms": (ms,),
         "work": (work,),
         "ten": (_laborious(10240),),

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.servers import Server, own_cpu_s
 from gradwire import Client, ops, tensors, v1
-from gradwire._framing import chunk_frame, read_chunk
-from gradwire._job import prepare
+from gradwire._wire.framing import chunk_frame, read_chunk
+from gradwire._wire.requests import prepare
 
 OPERATOR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 EVALUATE = "/gradwire.v1.GradientService/Evaluate"

@@ -21,9 +21,9 @@ from benchmarks.servers import OURS
 from benchmarks.wire import loads
 from benchmarks.wire.rounds import CHUNK, LARGE, LARGE_RESULT, numbers, start
 from gradwire import ops, tensors, v1
-from gradwire._framing import chunk_frame, read_chunk
+from gradwire._wire.framing import chunk_frame, read_chunk
 from gradwire_server import command
-from gradwire_server.observability import phases
+from gradwire_server.observability import definitions, recording
 
 _COLUMNS = 64
 _WARM = 5
@@ -110,13 +110,15 @@ def _stays(log: Path, phase: str) -> list[Stay]:
 def _serve(log: Path) -> None:
     """Run the server, with every stay in a phase told to a file."""
     told = log.open("w", encoding="utf-8", buffering=1)
-    note = phases.Phases.note
+    note = recording.Phases.note
 
-    def telling(self: phases.Phases, phase: phases.Phase, began: float, ended: float) -> None:
+    def telling(
+        self: recording.Phases, phase: definitions.Phase, began: float, ended: float
+    ) -> None:
         told.write(f"{phase} {began!r} {ended!r}\n")
         note(self, phase, began, ended)
 
-    phases.Phases.note = telling  # type: ignore[method-assign]
+    recording.Phases.note = telling  # type: ignore[method-assign]
     command.main()
 
 

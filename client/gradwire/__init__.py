@@ -8,7 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gradwire._version import VERSION
+from gradwire._core.retries import RetryPolicy
+from gradwire._wire.environment import VERSION
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
@@ -25,15 +26,13 @@ from gradwire.errors import (
     UnsupportedOperatorError,
     UseStreamError,
 )
-from gradwire.retries import RetryPolicy
-from gradwire.timing import Timing
 
 if TYPE_CHECKING:
     from gradwire import ops, v1
-    from gradwire._many_async import AsyncResults
-    from gradwire._many_items import Item
-    from gradwire._many_results import Results
-    from gradwire._server_info import AttributeInfo, OperatorInfo, ServerInfo, ServerLimits
+    from gradwire._core.reports import AttributeInfo, OperatorInfo, ServerInfo, ServerLimits, Timing
+    from gradwire._transport.async_batch import AsyncResults
+    from gradwire._transport.batch import Results
+    from gradwire._wire.arguments import Item
     from gradwire.async_client import AsyncClient
     from gradwire.client import Client
 
@@ -73,14 +72,15 @@ __all__ = [
 _MODULES = {"chunks", "health", "ops", "tensors", "v1"}
 _HOMES = {
     "AsyncClient": "async_client",
-    "AsyncResults": "_many_async",
-    "AttributeInfo": "_server_info",
+    "AsyncResults": "_transport.async_batch",
+    "AttributeInfo": "_core.reports",
     "Client": "client",
-    "Item": "_many_items",
-    "OperatorInfo": "_server_info",
-    "Results": "_many_results",
-    "ServerInfo": "_server_info",
-    "ServerLimits": "_server_info",
+    "Item": "_wire.arguments",
+    "OperatorInfo": "_core.reports",
+    "Results": "_transport.batch",
+    "ServerInfo": "_core.reports",
+    "ServerLimits": "_core.reports",
+    "Timing": "_core.reports",
 }
 
 

@@ -14,13 +14,9 @@ import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
-from gradwire._calls import Evaluation
-from gradwire._channel import AsyncChannel, AsyncLink
-from gradwire._connecting import explained
-from gradwire._many import Exchange
-from gradwire._many_async import AsyncResults
-from gradwire._many_items import Item
-from gradwire._options import (
+from gradwire._core.batch import ItemBatch
+from gradwire._core.evaluation import Evaluation, UnaryTries
+from gradwire._core.options import (
     CHUNK_BYTES,
     CONNECTIONS,
     RETRY,
@@ -28,15 +24,25 @@ from gradwire._options import (
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
+    read_target,
 )
-from gradwire._per_process import PerProcess
-from gradwire._server_info import OperatorInfo, ServerInfo, read_operators, read_server_info
-from gradwire._targets import read_target
-from gradwire._tracing import Context, call_span, method_of
-from gradwire._unary import AsyncMethod, AsyncUnary, Reply, Request, UnaryCall
+from gradwire._core.reports import (
+    OperatorInfo,
+    ServerInfo,
+    Timing,
+    read_operators,
+    read_server_info,
+)
+from gradwire._core.retries import RetryPolicy
+from gradwire._transport.async_batch import AsyncResults
+from gradwire._transport.async_channels import AsyncChannel, AsyncClientChannels
+from gradwire._transport.channels import PerProcess, check_credentials
+from gradwire._transport.diagnosis import explained
+from gradwire._transport.streams import start_stream
+from gradwire._transport.tracing import Context, call_span, method_of
+from gradwire._transport.unary import AsyncMethod, AsyncUnary, Reply, Request
+from gradwire._wire.arguments import Item
 from gradwire.errors import GradwireError, UnavailableError
-from gradwire.retries import RetryPolicy
-from gradwire.timing import Timing
 
 
 class AsyncClient:
@@ -65,7 +71,7 @@ class AsyncClient:
     ) -> None:
         self._options = Options(
             target=read_target(target),
-            credentials=credentials,
+            credentials=check_credentials(credentials),
             connections=connections,
             timeout_s=timeout_s,
             stream_threshold_bytes=stream_threshold_bytes,
@@ -77,7 +83,7 @@ class AsyncClient:
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
         )
-        self._links = PerProcess(lambda: AsyncLink(self._options))
+        self._links = PerProcess(lambda: AsyncClientChannels(self._options))
         self._target = ",".join(self._options.target)
         self._unary = AsyncUnary(
             self._target,
@@ -102,6 +108,7 @@ class AsyncClient:
         on_progress and on_timing are called in the event loop's thread. array and out belong to the
         call until this returns.
         """
+        link = self._link().blocking
         evaluation = Evaluation(
             op,
             array,
@@ -111,7 +118,8 @@ class AsyncClient:
             on_progress=on_progress,
             on_timing=on_timing,
             options=self._options,
-            link=self._link().blocking,
+            budget=link.budget,
+            servers=link.shares.sound_targets,
         )
         while not evaluation.streams:
             error = await self._try_unary(evaluation)
@@ -155,7 +163,7 @@ class AsyncClient:
         are taken by a task of this event loop, as soon as there is room. So those that come
         asynchronously may wait for earlier results; what blocks the thread blocks the loop.
         """
-        exchange = Exchange(
+        exchange = ItemBatch(
             options=self._options,
             budget=self._link().blocking.budget,
             ordered=ordered,
@@ -177,7 +185,7 @@ class AsyncClient:
         )
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
-        """Return what the server tells of each of its operators."""
+        """Return the server's description of each operator."""
         request = v1.ListOperatorsRequest()
         return read_operators(await self._call(lambda line: line.stub.ListOperators, request))
 
@@ -199,7 +207,10 @@ class AsyncClient:
         patience = health.Patience(timeout_s, one_server=self._options.one_server)
         while True:
             reply = await self._unary.ask(check, health.check_request(), timeout_s=patience.check_s)
-            pause_s = patience.pause_s(reply)
+            try:
+                pause_s = patience.pause_s(reply)
+            except UnavailableError as error:
+                raise await asyncio.to_thread(explained, error, self._options) from error.__cause__
             if pause_s is None:
                 return
             await asyncio.sleep(pause_s)
@@ -210,7 +221,7 @@ class AsyncClient:
         if link is not None:
             await link.close()
 
-    def _link(self) -> AsyncLink:
+    def _link(self) -> AsyncClientChannels:
         link = self._links.get()
         if link.loop is not asyncio.get_running_loop():
             raise RuntimeError(
@@ -244,17 +255,20 @@ class AsyncClient:
             while (failure := await self._try_stream(evaluation, link)) is not None:
                 await self._pause(failure, evaluation.recover)
 
-    async def _try_stream(self, evaluation: Evaluation, link: AsyncLink) -> GradwireError | None:
+    async def _try_stream(
+        self, evaluation: Evaluation, link: AsyncClientChannels
+    ) -> GradwireError | None:
         with call_span("EvaluateStream", target=self._target, bearer=self._options.bearer) as span:
             error = await self._run_stream(evaluation, link, metadata=span.metadata)
             span.note(error)
         return error
 
     async def _run_stream(
-        self, evaluation: Evaluation, link: AsyncLink, *, metadata: Context | None
+        self, evaluation: Evaluation, link: AsyncClientChannels, *, metadata: Context | None
     ) -> GradwireError | None:
         ended = asyncio.Event()
-        stream = evaluation.start_stream(
+        stream = start_stream(
+            evaluation,
             link.blocking,
             metadata=metadata,
             on_end=lambda: link.in_loop(ended.set),
@@ -277,7 +291,7 @@ class AsyncClient:
     async def _call(self, method: AsyncMethod[Request, Reply], request: Request) -> Reply:
         link = self._link()
         await link.known()
-        call = UnaryCall(self._options, link.blocking)
+        call = UnaryTries(self._options, link.blocking.budget)
         name = method_of(request)
         while True:
             reply = await self._unary.ask(method, request, timeout_s=call.left_s, name=name)

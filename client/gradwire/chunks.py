@@ -1,4 +1,4 @@
-"""What a stream has moved: kept from try to try, so that a broken one goes on where it stopped."""
+"""Transfers: the bytes that streams have moved, kept across tries so that they resume."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradwire import tensors, v1
-from gradwire._job import Job
+from gradwire._wire.requests import ArrayRequest
 from gradwire.errors import EvaluationChangedError, ServerError
 
 
-class Landing:
-    """Where a result is stored, by one transfer or several that each bring a part.
+class ResultBuffer:
+    """Buffer of a result, filled by one transfer or by several shares.
 
-    array   None as long as no server has described it
+    array   None before a server has described the result
     view    its bytes
-    digest  names the evaluation whose bytes it takes; empty for any
+    digest  of the evaluation whose bytes it accepts; empty for any
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ArrayRequest) -> None:
         self._job = job
         self._lock = threading.Lock()
         self.array: NDArray[Any] | None = None
@@ -31,7 +31,7 @@ class Landing:
         self.digest = ""
 
     def settle(self, opened: v1.Opened) -> None:
-        """Take a server's description of the result."""
+        """Take the server's description of the result."""
         with self._lock:
             if self.digest and opened.evaluation_digest != self.digest:
                 raise EvaluationChangedError(
@@ -45,9 +45,9 @@ class Landing:
 
 
 class Transfer:
-    """The input on its way up and the result on its way down.
+    """Progress of an input to the server and of a result from it.
 
-    A sending and a receiving thread work on it at once, a third one looks on. Each attribute is
+    A sending and a receiving thread use it at once, and a third one reads it. Each attribute is
     written by one of them.
 
     first        byte of the result with which it begins
@@ -55,24 +55,24 @@ class Transfer:
     read_before  end of the input bytes that the server wants
     received     end of the consecutive bytes of the result that are stored
     moved_at     when bytes last moved, on the monotonic clock
-    rests        whether it waits for another transfer, so that nothing of it is due to move
+    rests        whether it waits for another transfer, and need not progress
 
-    part     bytes of the result to bring; None for all
-    landing  where to store them; None for an array of its own
+    part     bytes of the result to transfer; None for all
+    landing  buffer for them; None for one of its own
     """
 
     def __init__(
         self,
-        job: Job,
+        job: ArrayRequest,
         *,
         chunk_bytes: int,
         part: range | None = None,
-        landing: Landing | None = None,
+        landing: ResultBuffer | None = None,
     ) -> None:
         self._job = job
         self._chunk_bytes = chunk_bytes
         self._part = part
-        self._landing = landing or Landing(job)
+        self._landing = landing or ResultBuffer(job)
         self._read_from: int | None = None
         self.source = tensors.WireView(job.source, job.input)
         self.read_before = self.source.nbytes
@@ -94,12 +94,12 @@ class Transfer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it brings all of the result."""
+        """Whether it transfers the whole result."""
         return self._part is None
 
     @property
     def complete(self) -> bool:
-        """Whether all that it is to bring is stored."""
+        """Whether all its bytes are stored."""
         view = self._landing.view
         return view is not None and self.received == self._stop(view)
 
@@ -108,7 +108,7 @@ class Transfer:
 
     @property
     def progressed(self) -> bool:
-        """Whether the current try brought result bytes that no try before it had."""
+        """Whether the current try received result bytes beyond all earlier tries."""
         return self._farthest > self._received_before
 
     def begin(self) -> v1.EvaluateStreamRequest:
@@ -139,7 +139,7 @@ class Transfer:
             self.rests = False
 
     def restart(self) -> None:
-        """Forget the result bytes: those of another evaluation do not fit them."""
+        """Discard the result bytes: those of another evaluation do not match."""
         self._landing.digest = ""
         self.received = self.first
 

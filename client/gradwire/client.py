@@ -12,13 +12,9 @@ import grpc
 from numpy.typing import NDArray
 
 from gradwire import health, ops, v1
-from gradwire._calls import Evaluation
-from gradwire._channel import BlockingChannel, Link
-from gradwire._connecting import explained
-from gradwire._many import Exchange
-from gradwire._many_items import Item
-from gradwire._many_results import Results
-from gradwire._options import (
+from gradwire._core.batch import ItemBatch
+from gradwire._core.evaluation import Evaluation, UnaryTries
+from gradwire._core.options import (
     CHUNK_BYTES,
     CONNECTIONS,
     RETRY,
@@ -26,16 +22,29 @@ from gradwire._options import (
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
+    read_target,
 )
-from gradwire._per_process import PerProcess
-from gradwire._server_info import OperatorInfo, ServerInfo, read_operators, read_server_info
-from gradwire._targets import read_target
-from gradwire._tracing import method_of
-from gradwire._unary import Method, Reply, Request, Unary, UnaryCall
-from gradwire._watching import try_stream
+from gradwire._core.reports import (
+    OperatorInfo,
+    ServerInfo,
+    Timing,
+    read_operators,
+    read_server_info,
+)
+from gradwire._core.retries import RetryPolicy
+from gradwire._transport.batch import Results
+from gradwire._transport.channels import (
+    BlockingChannel,
+    ClientChannels,
+    PerProcess,
+    check_credentials,
+)
+from gradwire._transport.diagnosis import explained
+from gradwire._transport.streams import try_stream
+from gradwire._transport.tracing import method_of
+from gradwire._transport.unary import Method, Reply, Request, Unary
+from gradwire._wire.arguments import Item
 from gradwire.errors import GradwireError, UnavailableError
-from gradwire.retries import RetryPolicy
-from gradwire.timing import Timing
 
 
 class Client:
@@ -94,7 +103,7 @@ class Client:
     ) -> None:
         self._options = Options(
             target=read_target(target),
-            credentials=credentials,
+            credentials=check_credentials(credentials),
             connections=connections,
             timeout_s=timeout_s,
             stream_threshold_bytes=stream_threshold_bytes,
@@ -106,10 +115,14 @@ class Client:
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
         )
-        self._link = PerProcess(lambda: Link(self._options))
+        self._link = PerProcess(lambda: ClientChannels(self._options))
         self._target = ",".join(self._options.target)
-        bearer = self._options.bearer
-        self._unary = Unary(self._target, lambda: self._link.get().unary, bearer=bearer)
+        self._unary = Unary(
+            self._target,
+            lambda: self._link.get().unary,
+            bearer=self._options.bearer,
+            closed=lambda: self._link.closed,
+        )
 
     def evaluate(
         self,
@@ -141,6 +154,7 @@ class Client:
         Raises InvalidRequestError, a ValueError, where an argument is wrong, TypeError where array
         or out is no array.
         """
+        link = self._link.get()
         evaluation = Evaluation(
             op,
             array,
@@ -150,7 +164,8 @@ class Client:
             on_progress=on_progress,
             on_timing=on_timing,
             options=self._options,
-            link=self._link.get(),
+            budget=link.budget,
+            servers=link.shares.sound_targets,
         )
         while (error := self._try(evaluation)) is not None:
             self._pause(error, evaluation.recover)
@@ -205,7 +220,7 @@ class Client:
         Items with large tensors go by evaluate()'s streams, one at a time.
         """
         link = self._link.get()
-        exchange = Exchange(
+        exchange = ItemBatch(
             options=self._options,
             budget=link.budget,
             ordered=ordered,
@@ -227,7 +242,7 @@ class Client:
         )
 
     def operators(self) -> tuple[OperatorInfo, ...]:
-        """Return what the server tells of each of its operators."""
+        """Return the server's description of each operator."""
         request = v1.ListOperatorsRequest()
         return read_operators(self._call(lambda line: line.stub.ListOperators, request))
 
@@ -249,7 +264,10 @@ class Client:
         patience = health.Patience(timeout_s, one_server=self._options.one_server)
         while True:
             reply = self._unary.ask(check, health.check_request(), timeout_s=patience.check_s)
-            pause_s = patience.pause_s(reply)
+            try:
+                pause_s = patience.pause_s(reply)
+            except UnavailableError as error:
+                raise explained(error, self._options) from error.__cause__
             if pause_s is None:
                 return
             time.sleep(pause_s)
@@ -277,7 +295,7 @@ class Client:
         return None
 
     def _call(self, method: Method[Request, Reply], request: Request) -> Reply:
-        call = UnaryCall(self._options, self._link.get())
+        call = UnaryTries(self._options, self._link.get().budget)
         name = method_of(request)
         while True:
             reply = self._unary.ask(method, request, timeout_s=call.left_s, name=name)

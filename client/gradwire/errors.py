@@ -12,40 +12,20 @@ GradwireError
 ├── UnavailableError            no server answers, or it starts, stops or lost its GPU (a
 │                               ConnectionError)
 ├── AuthenticationError         the server takes no call without a token, or not this one
-├── PermissionDeniedError       the server does not do this for who calls
+├── PermissionDeniedError       the caller lacks the permission
 ├── EvaluationChangedError      the stream to resume is not the one this server computes
 └── ServerError                 a fault of the server, or an answer that makes no sense
 
-`grpc.RpcError` never reaches a caller; _statuses.py turns statuses into these. All of them can be
-pickled.
+`grpc.RpcError` never reaches a caller: gradwire._wire.statuses converts statuses to these errors.
+All of them can be pickled.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Final, Self
+from typing import Self
 
-# What a caller of the SDK writes for a path of the wire.
-_ARGUMENTS: Final = (
-    (re.compile(r"\boperator\.\w+\.(?=\w)"), ""),
-    (re.compile(r"\boperator\.(?=\w)"), ""),
-    (re.compile(r"\binput\.sizes\b"), "array.shape"),
-    (re.compile(r"\binput\.data_type\b"), "array.dtype"),
-    (re.compile(r"\binput\.strides\b"), "array.strides"),
-    (re.compile(r"\boutput\.sizes\b"), "output_shape"),
-    (re.compile(r"\boutput\.data_type\b"), "out.dtype"),
-    (re.compile(r"\boutput\.strides\b"), "out.strides"),
-    (re.compile(r"^(?:input|data)(?=:|$)"), "array"),
-    (re.compile(r"^output(?=:|$)"), "output_shape"),
-)
-
-
-def named_as_arguments(text: str) -> str:
-    """Put the SDK's names of arguments and attributes in the place of paths of the wire."""
-    for path, name in _ARGUMENTS:
-        text = path.sub(name, text)
-    return text
+from gradwire._wire.text import named_as_arguments
 
 
 class GradwireError(Exception):

@@ -1,4 +1,4 @@
-"""Asks a server's standard health service how it does.
+"""Health of a server, from its standard health service.
 
 The two messages of `grpc.health.v1.Health.Check` are small enough to be read and written here,
 which spares every user of the SDK a dependency.
@@ -12,12 +12,11 @@ from typing import Final
 
 import grpc
 
-from gradwire._channel import from_rpc_error, open_channel
-from gradwire._options import check_credentials
-from gradwire._resolver import resolve
-from gradwire._targets import channel_targets, read_target
+from gradwire._core.options import channel_targets, read_target
+from gradwire._core.retries import LASTING_ATTEMPTS
+from gradwire._transport.channels import check_credentials, from_rpc_error, open_channel
+from gradwire._transport.replicas import resolve
 from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
-from gradwire.retries import LASTING_ATTEMPTS
 
 SERVING: Final = "SERVING"
 METHOD: Final = "/grpc.health.v1.Health/Check"
@@ -39,9 +38,9 @@ def health(
     timeout_s: float = 5.0,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> str:
-    """Return how a service does: "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN" or "UNKNOWN".
+    """Return the health of a service: "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN" or "UNKNOWN".
 
-    target   as for Client; of several servers the best tells
+    target   as for Client; the best of several servers counts
     service  its full name; by default the server as a whole
 
     Raises UnavailableError where no server answers, DeadlineExceededError where it takes too long.
@@ -90,7 +89,7 @@ def read_status(response: bytes) -> str:
 
 
 class Patience:
-    """The wait for a server to serve: what wait_ready() of both clients goes by.
+    """Schedule of wait_ready() of both clients.
 
     one_server  whether each check goes to the same server, as far as is known
     """
@@ -109,7 +108,7 @@ class Patience:
     def pause_s(self, reply: bytes | GradwireError) -> float | None:
         """Return the seconds until the next check, or None once the server serves.
 
-        reply  what the last check brought or failed with
+        reply  reply or error of the last check
 
         Raises UnavailableError when time is over, or the server would go on to answer as it does.
         """
@@ -124,7 +123,9 @@ class Patience:
             return None
         if time.monotonic() + _PAUSE_S < self._until:
             return _PAUSE_S
-        raise UnavailableError(f"no server was ready within {self._timeout_s} s: {last}")
+        late = UnavailableError(f"no server was ready within {self._timeout_s} s: {last}")
+        late.unreachable = isinstance(last, UnavailableError) and last.unreachable
+        raise late
 
 
 def _is_unknown_service(error: grpc.RpcError) -> bool:

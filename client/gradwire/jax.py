@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import ops
-from gradwire._bridges import CLIENTS, Evaluator, as_text, check_shapes, linear, told
-from gradwire._many_items import Item
+from gradwire._core.bridges import CLIENTS, Evaluator, as_text, check_shapes, linear, told
+from gradwire._wire.arguments import Item
+from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.jax import Method
 from gradwire.tensors import data_type_of
@@ -65,7 +66,7 @@ def evaluate(
     data_type_of(x.dtype)
     check_shapes(operator, x.shape, output_shape)
     shape = tuple(map(index, output_shape))
-    call = _JaxCall(as_text(operator), as_text(other), shape, CLIENTS.number(client))
+    call = _JaxCall(as_text(operator), as_text(other), shape, CLIENTS.number(client, Client))
     return _evaluate(call, x)
 
 

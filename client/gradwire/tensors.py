@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradwire import v1
-from gradwire._arrays import share_memory, to_array
-from gradwire._wire_order import WireOrder, nested_axes
-from gradwire._words import counted
+from gradwire._wire.arrays import WireOrder, nested_axes, share_memory, to_array
+from gradwire._wire.text import counted
 from gradwire.errors import InvalidRequestError
 
 __all__ = [

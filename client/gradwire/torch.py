@@ -18,8 +18,17 @@ from importlib import import_module
 from typing import Any, Literal
 
 from gradwire import ops
-from gradwire._arrays import to_array
-from gradwire._bridges import CLIENTS, Evaluator, as_text, check_shapes, from_text, linear, told
+from gradwire._core.bridges import (
+    CLIENTS,
+    Evaluator,
+    as_text,
+    check_shapes,
+    from_text,
+    linear,
+    told,
+)
+from gradwire._wire.arrays import to_array
+from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.torch import Follow, Mode
 
@@ -106,7 +115,7 @@ def _texts(operator: ops.Operator, adjoint: ops.Operator | None) -> tuple[str, s
 
 
 def _number(client: Evaluator | None) -> int:
-    return CLIENTS.number(client)
+    return CLIENTS.number(client, Client)
 
 
 def _interpolation(

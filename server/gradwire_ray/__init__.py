@@ -1,13 +1,12 @@
-"""gradwire on a Ray cluster: `gradwire-ray`.
+"""Replicas of gradwire-server on a Ray cluster: `gradwire-ray`.
 
-Ray places actors, gives them their share of GPUs and starts them anew elsewhere. It carries no
-call: each actor owns a process that is the very same server as `gradwire-server`, which callers
-reach directly. So calls keep TLS, tokens, health, deadlines and back-pressure as they are, and a
-fault of the server is none of Ray's, or the other way round. A server ends with the actor that owns
-it, and the actor with its server: Ray then starts both anew.
+Ray places actors, gives them their share of GPUs and starts dead ones anew (`max_restarts`). It
+carries no call: each actor owns a process that is the very same server as `gradwire-server`, which
+callers reach directly. So calls keep TLS, tokens, health, deadlines and back-pressure as they are.
+A server ends with its actor, and an actor with its server.
 
-One more actor, the controller, lives beside Ray's head. Once a second it asks every replica how
-busy it is, sets how many there are to be (scaling.py), and tells their addresses over HTTP, which
-the SDK follows: `Client("replicas+http://HOST:PORT/NAME")`. It holds up nothing when it fails:
-callers go on with the list they have.
+One more actor, the controller, runs beside Ray's head. Replicas report to it twice a second. It
+sets how many there are to be (scaling.py), and serves their addresses over HTTP, which the SDK
+follows: `Client("replicas+http://HOST:PORT/NAME")`. While it is down, callers use the list they
+have. It stores nothing: its successor asks Ray for the replicas' names, and they report to it.
 """

@@ -5,27 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import uuid
-from collections.abc import Collection
+import time
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from gradwire_ray.deployment import Deployment
-from gradwire_ray.replica import Replica, Report
+from gradwire_ray.replica import STOP_S, Replica
 
 # Detached actors are found by their names in it, from any program.
 NAMESPACE = "gradwire"
 _CONNECT_S = 10.0
 _HEAD = "node:__internal_head__"
-
-
-class AwayError(Exception):
-    """An actor does not answer now; it may be on its way to another node."""
-
-
-class GoneError(Exception):
-    """An actor is dead for good."""
 
 
 def log() -> None:
@@ -96,76 +88,75 @@ def place_controller(kind: type[Any], deployment: Deployment) -> Any:
 def controller(name: str) -> Any:
     """Return a deployment's controller; LookupError where there is none."""
     try:
-        return _ray().get_actor(f"{name}/controller", namespace=NAMESPACE)
-    except ValueError as error:
+        return _actor(f"{name}/controller")
+    except LookupError as error:
         raise LookupError(f"no {name} is up on this cluster") from error
 
 
-def place_replica(deployment: Deployment) -> tuple[str, Any]:
-    """Start one replica wherever there is room; return its name and the actor."""
-    name = f"{deployment.name}/replica-{uuid.uuid4().hex[:8]}"
-    actor = (
-        _ray()
-        .remote(_ReplicaActor)
-        .options(
-            name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            num_cpus=deployment.num_cpus,
-            num_gpus=deployment.num_gpus,
-            max_restarts=-1,
-            # A report is told while it stops.
-            max_concurrency=4,
-            scheduling_strategy="SPREAD",
-        )
-        .remote(tuple(deployment.flags), deployment.threads)
-    )
-    return name, actor
+def place_replica(deployment: Deployment) -> None:
+    """Start one replica wherever there is room."""
+    name = f"{deployment.name}/replica-{time.time_ns():x}"
+    _ray().remote(_ReplicaActor).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=deployment.num_cpus,
+        num_gpus=deployment.num_gpus,
+        max_restarts=-1,
+        # One thread may wait for the end that another one has asked for.
+        max_concurrency=4,
+        scheduling_strategy="SPREAD",
+    ).remote(name, deployment)
 
 
-def replicas(name: str) -> dict[str, Any]:
-    """Return the replicas there are, by their names."""
-    ray = _ray()
-    found: dict[str, Any] = {}
-    for one in ray.util.list_named_actors():
-        if one.startswith(f"{name}/replica-"):
-            found[one] = ray.get_actor(one, namespace=NAMESPACE)
-    return found
+def replica_names(name: str) -> list[str]:
+    """Return the names of the replicas that run or are to run, the oldest first."""
+    actors = _ray().util.list_named_actors()
+    return sorted(one for one in actors if one.startswith(f"{name}/replica-"))
 
 
-def done(asked: Collection[Any], *, timeout_s: float) -> Collection[Any]:
-    """Return those of several references whose answers have come, or come in time."""
-    if not asked:
-        return ()
-    ready, _ = _ray().wait(list(asked), num_returns=len(asked), timeout=timeout_s)
-    return frozenset(ready)
+def stop_replica(name: str, drain_s: float) -> None:
+    """Have a replica finish its calls, as far as it can be reached."""
+    with suppress(LookupError, RuntimeError):
+        result(_actor(name).stop.remote(drain_s), timeout_s=drain_s + 2 * STOP_S)
+
+
+def remove(name: str) -> None:
+    """End an actor for good."""
+    with suppress(LookupError):
+        _ray().kill(_actor(name), no_restart=True)
 
 
 def result(asked: Any, *, timeout_s: float | None = None) -> Any:
-    """Return an answer; AwayError or GoneError where the actor has none."""
-    exceptions = import_module("ray.exceptions")
+    """Return an answer; RuntimeError where the actor has none."""
     try:
         return _ray().get(asked, timeout=timeout_s)
-    except exceptions.ActorDiedError as error:
-        raise GoneError(_last_words(error)) from error
-    except exceptions.RayError as error:
-        raise AwayError(_last_words(error)) from error
+    except import_module("ray.exceptions").RayError as error:
+        raise RuntimeError(
+            f"the actor has ended, or does not answer: {_last_words(error)}"
+        ) from error
 
 
-def remove(actor: Any) -> None:
-    """End an actor for good."""
-    _ray().kill(actor, no_restart=True)
+def _actor(name: str) -> Any:
+    try:
+        return _ray().get_actor(name, namespace=NAMESPACE)
+    except ValueError as error:
+        raise LookupError(f"no {name} runs on this cluster") from error
 
 
 class _ReplicaActor:
     """A replica that ends, for Ray to start it anew, when its server does."""
 
-    def __init__(self, flags: tuple[str, ...], threads: int) -> None:
+    def __init__(self, name: str, deployment: Deployment) -> None:
         log()
-        self._replica = Replica(flags, host=host(), threads=threads, on_end=lambda: os._exit(1))
-
-    def report(self) -> Report:
-        return self._replica.report()
+        tell = _actor(deployment.controller).tell.options(num_returns=0)
+        self._replica = Replica(
+            deployment.flags,
+            host=host(),
+            threads=deployment.threads,
+            send=lambda report: tell.remote(name, report),
+            on_end=lambda: os._exit(1),
+        )
 
     def stop(self, drain_s: float) -> None:
         self._replica.stop(drain_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -100,54 +101,49 @@ def up(address: str, *, most: int | None, least: int, wait_s: float, **values: A
     --backend and so on. Files named there have to be on every node, by the same absolute path.
     Servers listen on their node's address, which needs TLS or --insecure.
     """
-    try:
+    with _errors_shown():
         deployment = Deployment(least=least, most=least if most is None else most, **values)
         cluster.connect(address)
         _check_nothing_is_left(deployment.name)
         actor = cluster.place_controller(Controller, deployment)
-        status = _wait(actor, deployment.least, until=time.monotonic() + wait_s)
-    except (ValueError, RuntimeError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(status["target"])
+        try:
+            target = _wait(actor, deployment.least, until=time.monotonic() + wait_s)
+        except BaseException:
+            with suppress(LookupError, RuntimeError):
+                _take_down(deployment.name)
+            raise
+    click.echo(target)
 
 
 def _check_nothing_is_left(name: str) -> None:
-    """Raise RuntimeError where replicas serve that no controller of this name looks after."""
+    """Raise RuntimeError where replicas serve that no controller of this name lists."""
     with suppress(LookupError):
         cluster.controller(name)
         return
-    if cluster.replicas(name):
+    if cluster.replica_names(name):
         raise RuntimeError(
             f"replicas of an earlier {name} are left, whose controller has ended; "
             f"gradwire-ray down --name {name} ends them"
         )
 
 
-def _wait(actor: Any, count: int, *, until: float) -> dict[str, Any]:
-    """Wait until so many replicas serve; where they do not, say why, and leave none."""
-    try:
-        status = _asked(actor)
-        # One that fails at first fails again, mostly for what the flags say.
-        while (
-            (serving := _count_serving(status)) < count
-            and not status["failure"]
-            and time.monotonic() < until
-        ):
-            time.sleep(_LOOK_S)
-            status = _asked(actor)
-    except BaseException:
-        with suppress(click.ClickException):
-            _take_down(actor)
-        raise
-    if serving < count:
-        _take_down(actor)
-        why = status["failure"] or "the cluster may have no room for more, see `ray status`"
-        raise click.ClickException(f"{serving} of {count} replicas serve: {why}")
+def _ask(actor: Any) -> dict[str, Any]:
+    status: dict[str, Any] = cluster.result(actor.status.remote(), timeout_s=_ASK_S)
     return status
 
 
-def _count_serving(status: dict[str, Any]) -> int:
-    return sum(one["state"] == "serving" for one in status["replicas"])
+def _wait(actor: Any, least: int, *, until: float) -> str:
+    """Wait until so many replicas serve; return the target. RuntimeError if they do not."""
+    while True:
+        status = _ask(actor)
+        serving = sum(one["state"] == "serving" for one in status["replicas"])
+        if serving >= least:
+            return str(status["target"])
+        # A server that fails at first fails again, mostly for what its flags say.
+        if status["failure"] or time.monotonic() > until:
+            why = status["failure"] or "the cluster may have no room for more, see `ray status`"
+            raise RuntimeError(f"{serving} of {least} replicas serve: {why}")
+        time.sleep(_LOOK_S)
 
 
 @gradwire_ray.command()
@@ -156,7 +152,9 @@ def _count_serving(status: dict[str, Any]) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(address: str, name: str, *, as_json: bool) -> None:
     """Show the replicas: where they are, how they stand, how busy they are."""
-    told = _asked(_controller(address, name))
+    with _errors_shown():
+        cluster.connect(address)
+        told = _ask(cluster.controller(name))
     if as_json:
         click.echo(json.dumps(told, indent=2))
         return
@@ -176,51 +174,31 @@ def status(address: str, name: str, *, as_json: bool) -> None:
 @_name
 def down(address: str, name: str) -> None:
     """Have all replicas finish their calls, and end."""
-    try:
+    with _errors_shown():
         cluster.connect(address)
-        left = cluster.replicas(name)
+        left = cluster.replica_names(name)
         try:
-            actor = cluster.controller(name)
+            _take_down(name)
         except LookupError:
             if not left:
                 raise
-            # Nobody lists them any more.
-            for replica in left.values():
+            # No controller lists them any more.
+            for replica in left:
                 cluster.remove(replica)
-            return
-    except (RuntimeError, LookupError) as error:
+
+
+def _take_down(name: str) -> None:
+    cluster.result(cluster.controller(name).stop.remote())
+    cluster.remove(f"{name}/controller")
+
+
+@contextmanager
+def _errors_shown() -> Generator[None]:
+    """Show errors of a block as the command line does its own."""
+    try:
+        yield
+    except (ValueError, LookupError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
-    _take_down(actor)
-
-
-def _controller(address: str, name: str) -> Any:
-    try:
-        cluster.connect(address)
-        return cluster.controller(name)
-    except (RuntimeError, LookupError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _asked(actor: Any) -> dict[str, Any]:
-    try:
-        told: dict[str, Any] = cluster.result(actor.status.remote(), timeout_s=_ASK_S)
-    except cluster.AwayError as error:
-        raise click.ClickException(f"the controller does not answer: {error}") from error
-    except cluster.GoneError as error:
-        raise click.ClickException(f"the controller has ended: {error}") from error
-    return told
-
-
-def _take_down(actor: Any) -> None:
-    try:
-        cluster.result(actor.stop.remote())
-    except cluster.AwayError as error:
-        raise click.ClickException(
-            f"the controller does not answer, Ray may be starting it anew: {error}"
-        ) from error
-    except cluster.GoneError as error:
-        raise click.ClickException(f"the controller has ended: {error}") from error
-    cluster.remove(actor)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Keeps as many replicas as there are to be, and knows which of them serve.
+"""The actor that lists the replicas that serve, and keeps as many as there are to be.
 
-Every replica is asked for a report once a second. One that has not answered for a while is taken
-off the list and comes back when it answers: whether its machine, its network or Ray is slow cannot
-be told from here. One that Ray calls dead is replaced.
+Ray starts dead replicas anew; which there are, Ray tells by their names. A replica reports twice a
+second while its server serves. One that is silent for a while is off the list until it reports
+again, whether its server, its machine or its network is slow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gradwire_ray import cluster
@@ -25,93 +25,55 @@ _log = logging.getLogger("gradwire_ray")
 State = Literal["starting", "serving", "silent", "leaving"]
 
 _LOOK_S = 1.0
-# A replica that says nothing for so long is not told of any more.
-_SILENCE_S = 3.0
-# Nor is one whose server tells its actor nothing for so long, twice a second being usual.
-_HANGS_S = 5.0
-# How long callers may take to notice that one is not told of any more; the SDK looks every 2 s.
+# A replica that reports nothing for so long is off the list.
+_SILENCE_S = 5.0
+# How long callers may take to notice that one is off the list; the SDK looks every 2 s.
 _NOTICE_S = 5.0
-# Replicas that do not come to serve are tried again after a pause that doubles up to this.
-_MOST_PAUSE_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """A replica as the controller knows it.
 
-    actor     Ray's handle
-    asked     the report it was asked for, as a reference of Ray's; None where none is due
     report    its last one, and heard_at when that came
-    away      whether Ray could not reach it the last time
-    refused   calls it had refused by its last report, of the server with that pid
-    stopping  a reference that is done when it has stopped; None while it is not told to
-    leave_at  when it is told to
+    stopping  the thread that stops and removes it; None while it stays
     """
 
-    name: str
-    actor: Any
-    asked: Any = None
     report: Report | None = None
     heard_at: float = 0.0
-    away: bool = False
-    refused: int = 0
-    stopping: Any = None
-    leave_at: float | None = None
+    stopping: threading.Thread | None = None
 
     @property
     def state(self) -> State:
         """How it stands."""
-        if self.leave_at is not None:
+        if self.stopping is not None or (self.report and self.report.stopping):
             return "leaving"
-        if self.report is None:
+        if self.report is None or self.report.failure:
             return "starting"
-        # Of a server that hangs its actor still tells.
-        silent_s = time.monotonic() - self.heard_at
-        silent = silent_s > _SILENCE_S or self.report.silent_s > _HANGS_S
-        return "silent" if silent else "serving"
+        return "silent" if time.monotonic() - self.heard_at > _SILENCE_S else "serving"
 
-    def take(self, report: Report) -> int:
-        """Take note of a report; return how many calls it has refused since the last one."""
-        before = self.refused if self.report and self.report.pid == report.pid else 0
-        self.report, self.heard_at, self.refused = report, time.monotonic(), report.load.refused
-        if report.stopping and self.leave_at is None:
-            # A controller before this one told it to.
-            self.leave_at = self.heard_at
-        return report.load.refused - before
-
-
-@dataclass(slots=True)
-class Failures:
-    """Replicas that ended before they served, in a row: the next one waits."""
-
-    count: int = 0
-    last: str = ""
-    next_at: float = field(default=0.0)
-
-    def note(self, error: Exception) -> None:
-        """Note one."""
-        self.count += 1
-        self.last = str(error)
-        self.next_at = time.monotonic() + min(2.0**self.count, _MOST_PAUSE_S)
+    def take(self, report: Report) -> None:
+        """Take note of a report."""
+        self.report, self.heard_at = report, time.monotonic()
 
 
 class Controller:
     """Ray makes an actor of it, whose methods run in threads.
 
-    Raises RuntimeError where the port cannot be had, ValueError where TLS files cannot be used. One
-    that takes over replicas ends its process instead, for Ray to start another one: it is the only
-    one who could take them down.
+    Raises RuntimeError if the port cannot be had, ValueError if TLS files cannot be used. If there
+    are replicas already it ends its process instead, for Ray to start another one: only a
+    controller can have them finish their calls.
     """
 
     def __init__(self, deployment: Deployment) -> None:
         cluster.log()
         self._deployment = deployment
+        self._failure = ""
+        # Replaced as a whole: several threads read it.
+        self._members: dict[str, Member] = {}
+        # Those of a controller before this one stay.
+        self._find()
         self._scaling = Scaling(deployment)
-        self._failures = Failures()
-        # Those of a controller before this one serve on.
-        self._members = [
-            Member(name, actor) for name, actor in cluster.replicas(deployment.name).items()
-        ]
         self._scaling.wanted = min(max(len(self._members), deployment.least), deployment.most)
         try:
             self._listing = self._list(cluster.host())
@@ -121,36 +83,40 @@ class Controller:
             _log.error("replicas cannot be listed error=%s", error)
             time.sleep(_LOOK_S)
             os._exit(1)
-        self._stopping, self._stop_lock = threading.Event(), threading.Lock()
+        self._stopping = threading.Event()
         self._running = threading.Thread(target=self._run, name="gradwire-controller", daemon=True)
         self._running.start()
 
+    def tell(self, name: str, report: Report) -> None:
+        """Take a replica's report."""
+        if member := self._members.get(name):
+            member.take(report)
+
     def status(self) -> dict[str, Any]:
-        """Return what `gradwire-ray status` shows."""
-        deployment = self._deployment
+        """Return the fields of `gradwire-ray status`."""
+        deployment, members = self._deployment, self._members
+        reports = [member.report for member in members.values() if member.report]
         return {
             "name": deployment.name,
             "target": self._listing.url,
             "wanted": self._scaling.wanted,
             "least": deployment.least,
             "most": deployment.most,
-            "failure": self._failures.last if self._failures.count else "",
-            "replicas": [_told(member) for member in self._members],
+            "failure": next((one.failure for one in reports if one.failure), self._failure),
+            "replicas": [_told(name, member) for name, member in members.items()],
         }
 
     def stop(self) -> None:
-        """Have all replicas finish their calls and end; tell of none any more."""
+        """Have all replicas finish their calls and end; list none."""
         self._stopping.set()
         self._running.join()
-        with self._stop_lock:
-            now = time.monotonic()
-            for member in self._members:
-                notice_s = _NOTICE_S if member.report else 0.0
-                member.leave_at = member.leave_at or now + notice_s
-            while self._members:
-                self._say_goodbye()
-                time.sleep(_LOOK_S / 4)
-            self._listing.close()
+        self._find()
+        members = self._members
+        for name, member in members.items():
+            self._remove(name, member)
+        for member in members.values():
+            if member.stopping is not None:
+                member.stopping.join()
 
     def _list(self, host: str) -> Listing:
         deployment = self._deployment
@@ -168,106 +134,61 @@ class Controller:
                 "--port would do"
             ) from error
 
+    def _addresses(self) -> list[str]:
+        members = self._members.values()
+        return [one.report.address for one in members if one.report and one.state == "serving"]
+
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_S):
             try:
                 self._look()
-            except Exception:  # noqa: BLE001 - it is logged, with all there is
-                # Whatever it is, replicas serve on, and the next look may do better.
+            except Exception as error:  # noqa: BLE001 - logged, and shown by status
+                # Replicas go on serving, and the next look may do better.
                 _log.exception("a look at the replicas failed")
+                self._failure = str(error)
+            else:
+                self._failure = ""
+
+    def _find(self) -> None:
+        """Have a member for each replica that Ray has, the oldest first."""
+        names = cluster.replica_names(self._deployment.name)
+        self._members = {name: self._members.get(name, Member()) for name in names}
 
     def _look(self) -> None:
-        refused = self._ask()
-        serving = [member for member in self._members if member.state == "serving"]
-        loads = [member.report.load for member in serving if member.report is not None]
+        self._find()
+        members = self._members
+        reports = [one.report for one in members.values() if one.report and one.state == "serving"]
         before = self._scaling.wanted
-        wanted = self._scaling.look(loads, refused=refused)
+        wanted = self._scaling.look(reports)
         if wanted != before:
             _log.info("scaling from=%d to=%d", before, wanted)
-        staying = [member for member in self._members if member.leave_at is None]
+        staying = [name for name, member in members.items() if member.state != "leaving"]
         for _ in range(wanted - len(staying)):
-            self._place()
-        # The youngest goes: it has the least in its caches.
-        for member in staying[wanted:]:
-            member.leave_at = time.monotonic() + _NOTICE_S
-        self._say_goodbye()
+            cluster.place_replica(self._deployment)
+        # The youngest goes, whose caches hold the least; so do those that stop already, since a
+        # controller before this one told them to.
+        for name, member in members.items():
+            if name not in staying[:wanted]:
+                self._remove(name, member)
 
-    def _place(self) -> None:
-        if self._failures.count and time.monotonic() < self._failures.next_at:
-            return
-        try:
-            name, actor = cluster.place_replica(self._deployment)
-        except (ValueError, RuntimeError) as error:
-            # Ray will not have it so, such as 1.5 GPUs.
-            _log.error("replica cannot be placed error=%s", error)
-            self._failures.note(error)
-            return
-        self._members.append(Member(name, actor))
+    def _remove(self, name: str, member: Member) -> None:
+        """Have a replica finish its calls and end, in a thread."""
+        if member.stopping is None:
+            member.stopping = threading.Thread(
+                target=self._stop_replica, args=(name, member.report), daemon=True
+            )
+            member.stopping.start()
 
-    def _ask(self) -> int:
-        """Ask all for reports, take those that come in time; return the calls refused meanwhile."""
-        refused = 0
-        for member in self._members:
-            if member.asked is None:
-                member.asked = member.actor.report.remote()
-        answered = cluster.done([member.asked for member in self._members], timeout_s=_LOOK_S / 2)
-        for member in [one for one in self._members if one.asked in answered]:
-            asked, member.asked = member.asked, None
-            try:
-                refused += member.take(cluster.result(asked))
-            except cluster.GoneError as error:
-                self._forget(member, error)
-            except cluster.AwayError as error:
-                if not member.away:
-                    _log.warning("replica is away replica=%s error=%s", member.name, error)
-                member.away = True
-            else:
-                if member.away:
-                    _log.info("replica is back replica=%s", member.name)
-                member.away, self._failures.count = False, 0
-        return refused
-
-    def _forget(self, member: Member, error: Exception) -> None:
-        _log.error("replica is gone replica=%s error=%s", member.name, error)
-        self._members.remove(member)
-        if member.report is None:
-            self._failures.note(error)
-
-    def _say_goodbye(self) -> None:
-        """Have those leave whose time has come, and forget those that have."""
-        now = time.monotonic()
-        for member in list(self._members):
-            if member.leave_at is None or now < member.leave_at:
-                continue
-            if member.report is None:
-                # It has no call, and where there is no room it would never come to stop.
-                cluster.remove(member.actor)
-                self._members.remove(member)
-            elif member.stopping is None:
-                member.stopping = member.actor.stop.remote(self._deployment.drain_s)
-            elif cluster.done([member.stopping], timeout_s=0):
-                cluster.remove(member.actor)
-                self._members.remove(member)
-
-    def _addresses(self) -> list[str]:
-        return [
-            member.report.address
-            for member in list(self._members)
-            if member.report is not None and member.state == "serving"
-        ]
+    def _stop_replica(self, name: str, report: Report | None) -> None:
+        # Without a server it has no call, and without room it would never come to stop.
+        if report is not None and not report.failure:
+            time.sleep(_NOTICE_S)
+            cluster.stop_replica(name, self._deployment.drain_s)
+        cluster.remove(name)
 
 
-def _told(member: Member) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": member.name, "state": member.state}
-    if member.report is not None:
-        load = member.report.load
-        told |= {
-            "address": member.report.address,
-            "host": member.report.host,
-            "pid": member.report.pid,
-            "waiting": round(load.waiting, 2),
-            "busy": round(load.busy, 2),
-            "loop": round(load.loop, 2),
-            "streams": load.streams,
-        }
+def _told(name: str, member: Member) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": name, "state": member.state}
+    if member.report is not None and not member.report.failure:
+        told |= asdict(member.report)
     return told

@@ -1,41 +1,78 @@
-"""The process of a replica: a server as `gradwire-server` runs it, which tells its load.
+"""Program of a replica's server, which writes its load to standard output.
 
     python -m gradwire.cli.tethered gradwire_ray.hosted FLAG ...
 
-Its standard output has the line that tells the address, then a line of load twice a second; or a
-line that tells why it cannot serve.
+Its standard output has the line with the address, then a line of load twice a second; or a line
+that says why it cannot serve.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
+import time
 from dataclasses import replace
 
-from gradwire_ray import load
 from gradwire_ray.replica import REFUSAL
 from gradwire_server.command import read_settings
 from gradwire_server.processes import serve, startup
 from gradwire_server.server import Server
 
+# Intervals of samples, and of lines.
+_SAMPLE_S = 0.05
+_LINE_S = 0.5
+
 
 def main() -> None:
     """Serve until SIGTERM."""
     startup.hold()
-    telling: set[asyncio.Task[None]] = set()
-
-    def tell(server: Server) -> None:
-        telling.add(asyncio.ensure_future(load.tell(server, sys.stdout.fileno())))
-
+    writing: set[asyncio.Task[None]] = set()
     try:
         # Workers are more replicas here, whatever this machine's variables say.
         settings = replace(read_settings(sys.argv[1:]), workers=1, pin_workers=False)
-        serve.run(serve.serve(settings, on_serving=tell))
+        serve.run(
+            serve.serve(
+                settings,
+                on_serving=lambda server: writing.add(asyncio.ensure_future(_write_load(server))),
+            )
+        )
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The actor passes it on; the log of its process has it too.
         sys.stdout.write(f"{REFUSAL}{' '.join(str(error).split())}\n")
         sys.stdout.flush()
         sys.exit(f"Error: {error}")
+
+
+async def _write_load(server: Server) -> None:
+    """Write lines with the fields of a Report, as long as the server serves."""
+    output = sys.stdout.fileno()
+    os.set_blocking(output, False)
+    admission, threads = server.service.admission, server.settings.threads
+    while True:
+        waiting = computing = samples = 0
+        began, used = time.monotonic(), time.thread_time()
+        while (passed := time.monotonic() - began) < _LINE_S:
+            # The slot beyond those of the threads is that of the next evaluation.
+            waiting += admission.queue_depth + max(0, admission.computing - threads)
+            computing += min(admission.computing, threads)
+            samples += 1
+            await asyncio.sleep(_SAMPLE_S)
+        load = {
+            "waiting": round(waiting / samples, 2),
+            "busy": round(computing / samples / threads, 2),
+            "loop": round(min(1.0, (time.thread_time() - used) / passed), 2),
+            "refused": sum(admission.refusals.values()),
+            "streams": admission.streams,
+        }
+        try:
+            os.write(output, json.dumps(load).encode() + b"\n")
+        except BlockingIOError:
+            # The actor is stopped, or slow; it gets the next one.
+            continue
+        except BrokenPipeError:
+            return
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The list of replicas, told over HTTP to whoever asks; the SDK's `replicas+http://` reads it.
+"""List of replicas over HTTP, for the SDK's targets `replicas+http://`.
 
-It holds addresses and nothing else, so that no token is asked for. Where the server has TLS, the
-list has it too, with the same certificate: who may change the list may lead callers astray.
+It holds addresses and nothing else, so that it needs no token. If the server has TLS, the list has
+it too, with the same certificate: a changed list would lead callers, and their tokens, astray.
 """
 
 from __future__ import annotations

@@ -1,68 +1,81 @@
-"""One replica: an actor, and the server's process that it owns. Knows nothing of Ray."""
+"""One replica: the process of a server and its owner. Imports no Ray."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import IO
-
-from gradwire_ray.load import Load
+from dataclasses import dataclass, replace
 
 _log = logging.getLogger("gradwire_ray")
 
-_GREETING = b"gradwire-server listening on "
-# Begins the line in which a server tells why it cannot serve.
+_GREETING = "gradwire-server listening on "
+# Begins the line in which a server says why it cannot serve.
 REFUSAL = "gradwire-server cannot serve: "
-# What a server may take to stop beyond its drain delay and grace period.
-_STOP_S = 25.0
-# A server tells its load twice a second; one that is silent for so long hangs.
+# Time to stop that a server gets beyond its drain delay and grace period.
+STOP_S = 25.0
+# A server writes its load twice a second; one that is silent for so long hangs.
 _SILENCE_S = 60.0
+# Pause before a server that did not start is started anew.
+_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a replica tells of itself.
+    """State of a replica, and its load in the last half second.
 
     address   HOST:PORT
     host      of the machine
     pid       of the server's process
-    silent_s  since it last told its load; one that is well does so twice a second
-    stopping  whether it was told to stop, and takes no call any more
+    waiting   evaluations that waited for a thread, on average
+    busy      share of the computing threads in use, 0 to 1
+    loop      share of the time in which the event loop was at work, 0 to 1
+    refused   evaluations refused for want of room, since the server started
+    streams   open at the end
+    stopping  whether the server finishes its calls, to end
+    failure   why the server has ended; empty while it serves
     """
 
-    address: str
-    host: str
-    pid: int
-    load: Load
-    silent_s: float = 0.0
+    address: str = ""
+    host: str = ""
+    pid: int = 0
+    waiting: float = 0.0
+    busy: float = 0.0
+    loop: float = 0.0
+    refused: int = 0
+    streams: int = 0
     stopping: bool = False
+    failure: str = ""
 
 
 class Replica:
-    """Owns a server's process; Ray makes an actor of it, whose methods run in threads.
+    """Owner of a server's process; Ray makes an actor of it.
 
     flags   of gradwire-server, without the address
-    on_end  called in another thread when the server has ended without being told to
-
-    Raises RuntimeError, with what the server said, where it does not come to serve.
+    send    called in another thread with reports: twice a second while the server serves, and
+            once it has ended without being told to
+    on_end  called after that; after a pause, if the server never served
     """
 
     def __init__(
-        self, flags: Sequence[str], *, host: str, threads: int, on_end: Callable[[], object]
+        self,
+        flags: Sequence[str],
+        *,
+        host: str,
+        threads: int,
+        send: Callable[[Report], object],
+        on_end: Callable[[], object],
     ) -> None:
-        self._host = host
+        self._send = send
         self._on_end = on_end
-        self._stopping = False
+        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._load = Load()
-        self._heard_at = time.monotonic()
         # The pipe at its standard input ends it should this process be killed.
         self._server = subprocess.Popen(  # noqa: S603 - our own server
             [
@@ -79,67 +92,58 @@ class Replica:
             },
             start_new_session=True,
         )
-        assert self._server.stdout is not None  # noqa: S101 - Popen was asked for a pipe
-        self._address = self._wait_for_address(self._server.stdout)
-        self._listening = threading.Thread(
-            target=self._listen, args=(self._server.stdout,), daemon=True
-        )
+        self._report = Report(host=host, pid=self._server.pid)
+        self._failure = "its worker's log, in the folder logs of Ray's session, tells more"
+        self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 
-    def report(self) -> Report:
-        """Return how it is; RuntimeError where the server has said nothing for long."""
-        silent_s = time.monotonic() - self._heard_at
-        if silent_s > _SILENCE_S and not self._stopping:
-            _log.error("server hangs pid=%d silent_s=%.0f", self._server.pid, silent_s)
-            self._server.kill()
-            raise RuntimeError(f"the server has said nothing for {silent_s:.0f} s")
-        return Report(
-            address=self._address,
-            host=self._host,
-            pid=self._server.pid,
-            load=self._load,
-            silent_s=silent_s,
-            stopping=self._stopping,
-        )
-
     def stop(self, drain_s: float) -> None:
-        """Have the server finish its calls and end, at the latest after drain_s and a moment.
+        """Have the server finish its calls and end; kill it if that takes STOP_S longer.
 
-        Told again, it waits for the same end.
+        A second call waits for the same end.
         """
         with self._lock:
             # A second signal would end the calls at once.
-            if not self._stopping:
-                self._stopping = True
+            if not self._stopping.is_set():
+                self._stopping.set()
                 self._server.send_signal(signal.SIGTERM)
         try:
-            self._server.wait(drain_s + _STOP_S)
+            self._server.wait(drain_s + STOP_S)
         except subprocess.TimeoutExpired:
             _log.warning("server is killed, it has not stopped pid=%d", self._server.pid)
             self._server.kill()
         self._listening.join()
 
-    def _wait_for_address(self, said: IO[bytes]) -> str:
-        why = "the log of its worker has its words, in the folder logs of Ray's session"
-        for line in said:
-            if line.startswith(_GREETING):
-                return line.removeprefix(_GREETING).decode().strip()
-            if line.startswith(REFUSAL.encode()):
-                why = line.decode(errors="replace").removeprefix(REFUSAL).strip()
-        status = self._reap()
-        raise RuntimeError(f"on {self._host} the server ended with status {status}: {why}")
-
-    def _listen(self, said: IO[bytes]) -> None:
-        for line in said:
-            if line.startswith(b"{"):
-                self._load = Load.read(line)
-                self._heard_at = time.monotonic()
-        status = self._reap()
-        if not self._stopping:
-            _log.error("server ended pid=%d status=%d", self._server.pid, status)
+    def _listen(self) -> None:
+        """Send reports until the server has ended; kill it if it hangs."""
+        assert self._server.stdout is not None  # noqa: S101 - Popen was asked for a pipe
+        output = self._server.stdout.fileno()
+        # Compilation may take minutes before the first line.
+        while select.select([output], (), (), _SILENCE_S if self._report.address else None)[0]:
+            # Lines are shorter than what a pipe writes at once, so that none comes in parts.
+            if not (text := os.read(output, 1 << 16)):
+                break
+            for line in text.decode(errors="replace").splitlines():
+                self._read(line)
+        else:
+            _log.error("server hangs pid=%d silent_s=%.0f", self._server.pid, _SILENCE_S)
+            self._server.kill()
+        with self._server:
+            status = self._server.wait()
+        if self._stopping.is_set():
+            return
+        _log.error("server ended pid=%d status=%d", self._server.pid, status)
+        why = f"on {self._report.host} the server ended with status {status}: {self._failure}"
+        self._send(replace(self._report, failure=why))
+        # One that never served would most likely fail again.
+        if self._report.address or not self._stopping.wait(_PAUSE_S):
             self._on_end()
 
-    def _reap(self) -> int:
-        """Wait for the end of the server, which is near, and return its exit status."""
-        with self._server:
-            return self._server.wait()
+    def _read(self, line: str) -> None:
+        if line.startswith(_GREETING):
+            self._report = replace(self._report, address=line.removeprefix(_GREETING).strip())
+        elif line.startswith(REFUSAL):
+            self._failure = line.removeprefix(REFUSAL).strip()
+        elif line.startswith("{"):
+            load = json.loads(line)
+            self._send(replace(self._report, stopping=self._stopping.is_set(), **load))

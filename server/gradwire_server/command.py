@@ -1,4 +1,4 @@
-"""The command line of the server: a flag and an environment variable for every setting."""
+"""The command line of the server: a flag, a variable and a key of a file for every setting."""
 
 from __future__ import annotations
 
@@ -16,17 +16,29 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gradwire._variables import PREFIX, unknown_variables
+from gradwire._wire.environment import PREFIX, unknown_variables
 from gradwire_server import backends
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port
-from gradwire_server.config.settings import Settings, flag
+from gradwire_server.config.settings import Settings, flag, read_config
 from gradwire_server.config.version import VERSION
+from gradwire_server.errors import counted
 from gradwire_server.processes import gpus, supervisor
 from gradwire_server.security.token_command import token
 
 
 def _options(command: click.Command) -> click.Command:
+    command.params.append(
+        click.Option(
+            ["--config"],
+            metavar="FILE",
+            is_eager=True,
+            expose_value=False,
+            callback=_use_config,
+            help="TOML file of settings, by the flags' names with underscores: max_streams = 32. "
+            "Flags and environment variables win.",
+        )
+    )
     for one in fields(Settings):
         choices = one.metadata["choices"]
         default: object = one.default
@@ -46,6 +58,15 @@ def _options(command: click.Command) -> click.Command:
             )
         )
     return command
+
+
+def _use_config(context: click.Context, _: click.Parameter, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        context.default_map = read_config(path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @click.group(
@@ -79,7 +100,8 @@ def gradwire_server(
 ) -> None:
     """Serve gradients of resampling operators over gRPC.
 
-    Every flag can be given as an environment variable too; a flag wins. The server prints
+    Every flag can be given as an environment variable too, or in a file by --config; a flag wins
+    over a variable, and that over the file. The server prints
     "gradwire-server listening on HOST:PORT" on stdout once it serves, and logs to stderr. SIGTERM
     or SIGINT stops it gracefully; SIGUSR2 renews several workers one by one.
     """
@@ -139,6 +161,8 @@ def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
     Raises ValueError if they are invalid.
     """
     settings = Settings(**values)
+    if context.get_parameter_source("max_memory_bytes") is not ParameterSource.DEFAULT:
+        _check_memory(settings)
     limit = container_limits.memory_bytes()
     workers = max(1, settings.workers)
     rooms = [container_limits.address_space_room_bytes(workers)]
@@ -152,6 +176,17 @@ def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
     return replace(settings, **fitting)
+
+
+def _check_memory(settings: Settings) -> None:
+    """Raise ValueError if memory given for calls does not hold a message for each worker."""
+    workers = max(1, settings.workers)
+    least = workers * settings.max_message_bytes
+    if settings.max_memory_bytes < least:
+        raise ValueError(
+            f"--max-memory-bytes is {settings.max_memory_bytes}; at least {least} is needed, "
+            f"--max-message-bytes for each of {counted(workers, 'worker')}"
+        )
 
 
 def _address(context: click.Context, address: str, port: int) -> str:

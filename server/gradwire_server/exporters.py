@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
@@ -34,7 +34,6 @@ from gradwire_server.observability.definitions import (
     STREAMS,
     STREAMS_LIMIT,
 )
-from gradwire_server.observability.otlp_settings import Export, Signal, export_of
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.security.certificates import Certificates
 
@@ -47,13 +46,16 @@ _log = logging.getLogger("gradwire_server")
 # Time limit, in seconds, for exporting the last metrics and spans.
 LAST_EXPORT_S = 3.0
 
+Signal = Literal["traces", "metrics"]
+_PROTOCOL = "http/protobuf"
+
 
 def are_wanted(settings: Settings) -> bool:
     """Whether metrics are exported."""
-    return bool(settings.http_port) or _export(settings, "metrics") is not None
+    return bool(settings.http_port) or otlp_endpoint(settings, "metrics") is not None
 
 
-class Outlets:
+class MetricsExporters:
     """The HTTP port and the metrics exporter, each if the settings ask for it.
 
     address  of the HTTP port, with the port bound; empty if there is none
@@ -72,22 +74,26 @@ class Outlets:
         self._pusher: MetricsPusher | None = None
         self.address = ""
         if settings.http_port:
-            if find_spec("prometheus_client") is None:
-                raise ValueError(
-                    f"--http-port is {settings.http_port}; it needs prometheus_client: "
-                    'pip install "gradwire[server]"'
-                )
+            for package in ("h11", "jinja2", "prometheus_client"):
+                if find_spec(package) is None:
+                    raise ValueError(
+                        f"--http-port is {settings.http_port}; it needs {package}: "
+                        'pip install "gradwire[server]"'
+                    )
             from gradwire_server.admin_http import Site  # noqa: PLC0415
 
             self._site = Site(settings, ledgers, served=served, certificates=certificates)
             self.address = self._site.address
             facts = {"address": self.address, "tls": bool(settings.tls_certificate)}
             _log.info("http", extra={"facts": facts})
-        export = _export(settings, "metrics")
-        if export is not None:
+        endpoint = otlp_endpoint(settings, "metrics")
+        if endpoint is not None:
             from gradwire_server.observability.otlp import MetricsPusher  # noqa: PLC0415
 
-            self._pusher = MetricsPusher(export.endpoint, ledgers)
+            try:
+                self._pusher = MetricsPusher(endpoint, ledgers)
+            except ValueError as error:
+                _refuse(settings, "metrics", str(error))
 
     def close(self) -> None:
         """Export the last metrics and close the HTTP port."""
@@ -103,52 +109,61 @@ def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
 
     served  address that they serve
 
-    Raises as Outlets does.
+    Raises as MetricsExporters does.
     """
     wanted = are_wanted(settings)
     ledgers = Ledgers(settings.workers, wanted=wanted)
-    outlets = Outlets(settings, ledgers, served=served) if wanted else None
+    exporters = MetricsExporters(settings, ledgers, served=served) if wanted else None
     try:
         yield ledgers
     finally:
-        if outlets is not None:
-            outlets.close()
+        if exporters is not None:
+            exporters.close()
 
 
 def tracer(settings: Settings, *, address: str) -> Tracer | None:
     """Return the tracer of the calls of the server at an address; None if traces are off."""
-    export = _export(settings, "traces")
-    if export is None:
+    endpoint = otlp_endpoint(settings, "traces")
+    if endpoint is None:
         return None
     from gradwire_server.observability.otlp import Tracer, tracer_provider  # noqa: PLC0415
 
-    return Tracer(tracer_provider(export.endpoint), address=address)
-
-
-def _export(settings: Settings, signal: Signal) -> Export | None:
-    """Return how a signal is exported.
-
-    OpenTelemetry's environment variables are followed if possible; this server's own setting must
-    be followed.
-    """
-    asked = settings.otlp_endpoint
     try:
-        export = export_of(signal, asked, os.environ)
+        return Tracer(tracer_provider(endpoint), address=address)
     except ValueError as error:
-        if asked:
-            raise
-        _tell(signal, str(error))
+        _refuse(settings, "traces", str(error))
         return None
-    if export is None or _is_there():
-        return export
-    needs = 'it needs: pip install "gradwire[otel]"'
-    if asked:
-        raise ValueError(f"--otlp-endpoint is {asked}; {needs}")
-    _tell(signal, needs)
-    return None
 
 
-def _tell(signal: Signal, why: str) -> None:
+def otlp_endpoint(settings: Settings, signal: Signal) -> str | None:
+    """Return where a signal is exported over OTLP; None if it is not.
+
+    Empty leaves the URL to the exporter, which reads OpenTelemetry's variables. Those enable and
+    disable exports too.
+    """
+    asked, name = settings.otlp_endpoint, signal.upper()
+    prefixes = (f"OTEL_EXPORTER_OTLP_{name}_", "OTEL_EXPORTER_OTLP_")
+    exporters = os.environ.get(f"OTEL_{name}_EXPORTER", "otlp").split(",")
+    is_off = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if is_off or "otlp" not in map(str.strip, exporters):
+        return None
+    if not asked and not any(os.environ.get(f"{prefix}ENDPOINT") for prefix in prefixes):
+        return None
+    protocols = {f"{each}PROTOCOL": os.environ.get(f"{each}PROTOCOL") for each in prefixes}
+    variable, protocol = next(filter(lambda one: one[1], protocols.items()), ("", _PROTOCOL))
+    if protocol != _PROTOCOL:
+        _refuse(settings, signal, f"{variable} is {protocol}; {_PROTOCOL} is supported")
+        return None
+    if not _is_there():
+        _refuse(settings, signal, 'install "gradwire[otel]"')
+        return None
+    return f"{asked.rstrip('/')}/v1/{signal}" if asked else ""
+
+
+def _refuse(settings: Settings, signal: Signal, why: str) -> None:
+    """Log that a signal is not exported; raise ValueError if the setting asks for it."""
+    if settings.otlp_endpoint:
+        raise ValueError(f"--otlp-endpoint is {settings.otlp_endpoint}; {signal}: {why}")
     _log.warning("not exported", extra={"facts": {"signal": signal, "why": why}})
 
 
@@ -183,29 +198,29 @@ class Instruments:
             if self._cells is None:
                 _log.warning("no metrics: the supervisor runs another version; restart it")
         elif not one_of_several and are_wanted(settings):
-            self._cells = Cells.private()
-        self._tells = self._cells is not None and not one_of_several
+            self._cells = Cells()
+        self._exports_metrics = self._cells is not None and not one_of_several
         self.observer = Observer(None if self._cells is None else Recorder(self._cells))
         self._serves = False
-        self._outlets: Outlets | None = None
+        self._exporters: MetricsExporters | None = None
         self._sampler: Sampler | None = None
 
     @property
     def address(self) -> str:
         """The address of the HTTP port; empty if there is none."""
-        return "" if self._outlets is None else self._outlets.address
+        return "" if self._exporters is None else self._exporters.address
 
     def start(self, service: ServiceContext, *, address: str) -> None:
         """Open the HTTP port and the exporters; address is the server's own.
 
-        Raises OSError if the HTTP port's address cannot be bound, ValueError as Outlets does.
+        Raises as MetricsExporters does.
         """
-        if self._cells is not None and self._tells:
+        if self._cells is not None and self._exports_metrics:
             ledgers = Ledgers.of_this_process(self._cells)
-            self._outlets = Outlets(self._settings, ledgers, served=address)
+            self._exporters = MetricsExporters(self._settings, ledgers, served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
-            self._tell_backend(self._cells, service)
+            self._describe_backend(self._cells, service)
             self._sampler = Sampler(self._cells, self._readings(service))
             self._sampler.start()
 
@@ -215,12 +230,12 @@ class Instruments:
             builds = span(BUILD)
             for cell in range(builds.start, builds.stop):
                 self._cells.values[cell] = 0.0
-            self._tell_backend(self._cells, service)
+            self._describe_backend(self._cells, service)
             self._sampler.renew(self._readings(service))
 
-    def _tell_backend(self, cells: Cells, service: ServiceContext) -> None:
+    def _describe_backend(self, cells: Cells, service: ServiceContext) -> None:
         name, reason = service.backend.name, service.backend_reason
-        cells.notes.tell({"backend": name, "backend_reason": reason})
+        cells.notes.describe({"backend": name, "backend_reason": reason})
 
     def note_serving(self, *, serves: bool) -> None:
         """Note that the server serves from now on, or no longer serves."""
@@ -235,8 +250,8 @@ class Instruments:
         closing: list[Coroutine[None, None, None]] = []
         if self.observer.tracer is not None:
             closing.append(asyncio.to_thread(self.observer.tracer.close, LAST_EXPORT_S))
-        if self._outlets is not None:
-            closing.append(asyncio.to_thread(self._outlets.close))
+        if self._exporters is not None:
+            closing.append(asyncio.to_thread(self._exporters.close))
         await asyncio.gather(*closing)
 
     def _readings(self, service: ServiceContext) -> dict[int, Callable[[], float]]:

@@ -15,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import Item, ops, tensors, v1
-from gradwire._arrays import share_memory, to_array
-from gradwire._calls import check_timeout
-from gradwire._job import Job, check_operator, prepare
-from gradwire._many_items import as_item, check_max_in_flight
-from gradwire._progress import Progress
-from gradwire._statuses import from_in_band
+from gradwire._wire.arguments import (
+    Progress,
+    as_item,
+    check_max_in_flight,
+    check_operator,
+    check_timeout,
+)
+from gradwire._wire.arrays import share_memory, to_array
+from gradwire._wire.requests import ArrayRequest, prepare
+from gradwire._wire.statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
 from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
@@ -267,7 +271,7 @@ class LocalClient:
             self._calls.keep(key, call, weight=prepared.plan.table_entries)
         return call, result
 
-    def _prepared(self, job: Job) -> tuple[Job, Prepared]:
+    def _prepared(self, job: ArrayRequest) -> tuple[ArrayRequest, Prepared]:
         try:
             return job, self._preparer.prepare(_decode(job))
         except EvaluationError as error:
@@ -350,7 +354,7 @@ def _exactly(operator: ops.Operator) -> str:
     return repr([getattr(operator, field.name) for field in fields(operator)])
 
 
-def _decode(job: Job) -> EvaluationRequest:
+def _decode(job: ArrayRequest) -> EvaluationRequest:
     header = v1.Open(operator=job.operator, input=job.input, output=job.output)
     return codec.read_request(header)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -24,12 +23,11 @@ from gradwire_server.rpc import codec, handlers
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
-from gradwire_server.rpc.rehearsal import rehearse, rehearse_calls
 from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.warm_up import check_backend, warm_up_calls
 from gradwire_server.scheduling import malloc
-from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
-from gradwire_server.scheduling.inline import InlineWork
 from gradwire_server.scheduling.thread_pool import compute_pool
 from gradwire_server.security.authorization import Authorizer
 
@@ -174,7 +172,7 @@ class Server:
             self._handlers.serve(self._service)
             self.instruments.note_backend(self._service)
             await self._compute_first(backend)
-        await self.rehearse_calls()
+        await self.warm_up_calls()
         self._warm_up_s = round(time.monotonic() - started, 3)
 
     async def _compute_first(self, backend: Backend) -> None:
@@ -184,10 +182,10 @@ class Server:
             await self._service.compute(backend.warm_up)
         else:
             await self._service.off_loop(backend.warm_up)
-        rate = await self._service.compute(partial(rehearse, backend))
+        rate = await self._service.compute(partial(check_backend, backend))
         self._service.inline.rate = rate
 
-    async def rehearse_calls(self) -> None:
+    async def warm_up_calls(self) -> None:
         """Run warm-up calls through handlers like this server's, on its backend and threads.
 
         All other parts are separate, so that the calls are not cached, counted or traced.
@@ -196,7 +194,7 @@ class Server:
         backend, active = self._service.backend, ActiveCalls()
         service = _service_context(settings, self._pool, (backend, ""), active, self._device)
         service.ready.set()
-        await rehearse_calls(Handlers(service))
+        await warm_up_calls(Handlers(service))
 
     @property
     def bound(self) -> str:
@@ -207,7 +205,7 @@ class Server:
 
     async def turn_away(self, delay_s: float) -> None:
         """Report NOT_SERVING, and accept calls until load balancers have noticed."""
-        _log.info("turning callers away", extra={"facts": {"drain_delay_s": delay_s}})
+        _log.info("reporting NOT_SERVING", extra={"facts": {"drain_delay_s": delay_s}})
         self.instruments.note_serving(serves=False)
         self._health.leave()
         await asyncio.sleep(delay_s)
@@ -291,10 +289,6 @@ def choose_backend(settings: Settings) -> tuple[Backend, str]:
     )
 
 
-def _in_next_turn(action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(action)
-
-
 def _service_context(
     settings: Settings,
     pool: ThreadPoolExecutor,
@@ -310,7 +304,6 @@ def _service_context(
         threads=settings.threads,
         max_queue=settings.max_queue,
         max_queue_s=settings.max_queue_s,
-        max_standing_queue_s=settings.max_standing_queue_s,
     )
     return ServiceContext(
         settings=settings,
@@ -327,7 +320,5 @@ def _service_context(
         device=device,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
-        inline=InlineWork(
-            _RATE, most_work=backends.most_inline_work(backend), next_turn=_in_next_turn
-        ),
+        inline=InlineWork(_RATE, most_work=backends.most_inline_work(backend)),
     )

@@ -37,7 +37,7 @@ from small.parts import FACTOR
 def multiple(number):
     return FACTOR * number
 """,
-    "team.py": "",
+    "threads.py": "",
 }
 
 LOAD = """
@@ -58,17 +58,16 @@ print(*answers, "of 2 found:", found)
 """
 
 ALL = """
+import assembly
 from numba_here import compiled
 from gradwire_server.backends.numba_cpu import compilation
 
 compiled(1)
-modules = [one for name, one in sys.modules.items() if ".numba_cpu." in name]
-functions = [one for module in modules for one in vars(module).values()]
-callbacks = [one for one in functions if type(one).__name__ == "CFunc"]
+callbacks = [one for one in assembly.compiled_functions() if type(one).__name__ == "CFunc"]
 assert callbacks
 assert all(one.cache_hits for one in callbacks)
-blocks, _, team = compilation.load("")
-for one in (blocks.accumulate, team.prepare, team.serve, team.share, team.end):
+blocks, _, threads = compilation.load("")
+for one in (blocks.accumulate, threads.prepare, threads.serve, threads.share, threads.end):
     assert not one.stats.cache_misses, one
     assert one.stats.cache_hits, one
 """
@@ -173,7 +172,7 @@ def test_without_a_folder_a_process_compiles_and_leaves_nothing(
     place, scratch = tmp_path / "place", tmp_path / "scratch"
     scratch.mkdir()
     place.mkdir(mode=0o555)
-    says = "what is compiled cannot be kept: "
+    says = "kernels cannot be cached: "
     assert _load(packages, place / "kept", logs=says, TMPDIR=scratch) == "42 of 2 found: 0"
     assert not list(scratch.iterdir())
     assert not list(packages.rglob("*.nb?"))
@@ -226,7 +225,7 @@ def test_what_is_damaged_alone_is_compiled_again(packages: Path, filled: Path) -
 def test_a_full_disk_costs_what_is_kept_and_nothing_else(packages: Path, tmp_path: Path) -> None:
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
     folder = tmp_path / "kept"
-    logged = "what is compiled cannot be kept"
+    logged = "kernels cannot be cached"
     assert _load(packages, folder, logs=logged, before=full) == "42 of 2 found: 0"
     assert _load(packages, folder) == "42 of 2 found: 0"
     assert _load(packages, folder) == "42 of 2 found: 2"

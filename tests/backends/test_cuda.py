@@ -27,7 +27,7 @@ from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
-from gradwire_server.rpc.rehearsal import rehearse
+from gradwire_server.rpc.warm_up import check_backend
 from serving import serving
 
 pytestmark = needs_simulator
@@ -334,10 +334,10 @@ def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
     assert not device.lent
 
 
-def test_a_rehearsal_compares_the_device_and_what_is_left_to_the_cpu() -> None:
+def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu() -> None:
     device = _device()
     backend = Cuda(device, memory_bytes=64 * MIB, cpu_work=1 << 18)
-    rehearse(backend)
+    check_backend(backend)
     # The CPU is timed besides.
     assert 0 < backend.computed_by["cuda"] <= backend.computed_by["numpy_cpu"]
     assert backend.cpu_work == 1 << 18

@@ -7,9 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,10 +26,6 @@ pytestmark = needs_numba
 _ENOUGH_S = 60.0
 
 
-def _threads() -> Any:
-    return import_module("gradwire_server.backends.numba_cpu.threads")
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     most=st.integers(1, 5),
@@ -40,7 +34,7 @@ def _threads() -> Any:
     slow_us=st.sampled_from([0, 20, 300]),
 )
 def test_every_unit_is_computed_once(most: int, wanted: int, units: int, slow_us: int) -> None:
-    team = _threads().Team(most, team_code())
+    team = team_code().Team(most)
     for _ in range(3):
         count = Count(units)
         count.share(team.ready(wanted), threads=wanted, slow_us=slow_us)
@@ -50,7 +44,7 @@ def test_every_unit_is_computed_once(most: int, wanted: int, units: int, slow_us
 
 
 def test_more_threads_than_shares_compute_every_unit_once() -> None:
-    team = _threads().Team(24, team_code())
+    team = team_code().Team(24)
     for units in (5, 1000):
         count = Count(units)
         count.share(team.ready(24), threads=24, slow_us=500)
@@ -60,7 +54,7 @@ def test_more_threads_than_shares_compute_every_unit_once() -> None:
 
 @pytest.mark.parametrize("most", [2, 4])
 def test_calls_at_once_share_the_helpers(most: int) -> None:
-    team = _threads().Team(most, team_code())
+    team = team_code().Team(most)
 
     def call(number: int) -> Count:
         count = Count(1 + number % 90)
@@ -75,17 +69,16 @@ def test_calls_at_once_share_the_helpers(most: int) -> None:
 
 
 def test_what_a_helper_has_not_begun_is_taken_back() -> None:
-    memory = _threads().ScratchMemory(4096)
-    at = import_module("gradwire_server.backends.numba_cpu.mailboxes")
-    memory.put(at.FREE_THREADS, 2)
-    memory.put(at.HELPERS, 1)
-    mailbox = memory.address + at.TEAM_BYTES
+    memory = team_code().ScratchMemory(4096)
     code = team_code()
+    memory.put(code.FREE_THREADS, 2)
+    memory.put(code.HELPERS, 1)
+    mailbox = memory.address + code.TEAM_BYTES
     code.prepare(mailbox)
     count = Count(50)
     count.share(memory.address, threads=2)
     assert (count.done == 1).all()
-    assert (word(mailbox, "STATE"), word(mailbox, "TASK")) == (at.FREE, 0)
+    assert (word(mailbox, "STATE"), word(mailbox, "TASK")) == (code.FREE, 0)
     helper = threading.Thread(target=code.serve, args=(mailbox,))
     helper.start()
     code.end(memory.address)
@@ -96,13 +89,11 @@ def test_what_a_helper_has_not_begun_is_taken_back() -> None:
 
 LATE = """
 import random, time
-from importlib import import_module
 from guarded_memory import GuardedMemory
 from team_calls import counting, team_code
 import numpy as np
 
-threads = import_module("gradwire_server.backends.numba_cpu.threads")
-team = threads.Team(3, team_code())
+team = team_code().Team(3)
 run = counting()
 for number in range(400):
     places = [GuardedMemory(1) for _ in range(3)]
@@ -201,7 +192,7 @@ def test_without_more_threads_a_call_computes_alone(monkeypatch: pytest.MonkeyPa
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    team = _threads().Team(3, team_code())
+    team = team_code().Team(3)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     count = Count(20)
     count.share(team.ready(3), threads=3)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from command_line import GRADWIRE, run, run_here
-from gradwire.bench.document import from_json
-from gradwire.bench.problems import PROBLEMS
+from gradwire.loadtest.result import from_json
+from gradwire.loadtest.scenarios import PROBLEMS
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from relay import relaying
@@ -144,12 +144,12 @@ def test_metrics_that_the_token_does_not_open_are_refused_in_the_servers_words(
 
 
 def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradwire.cli.benching.TARGET_PATIENCE_S", 0.7)
+    monkeypatch.setattr("gradwire.cli.bench.TARGET_PATIENCE_S", 0.7)
     done = run_here("bench", "--target", free_target, *SHORT)
     assert done.code == 7
     first, last = done.stderr.splitlines()
     assert first == f"gradwire: waiting up to 0.7 s for the server at {free_target}"
-    assert last.startswith("gradwire: error: no server was ready within 0.7 s")
+    assert last.startswith(f"gradwire: error: no server at {free_target}; start one with ")
 
 
 def test_metrics_that_are_none_are_found_before_the_load(target: str, free_target: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run_here
-from gradwire.bench.document import from_json
+from gradwire.loadtest.result import from_json
 from load.soak import family
 from raw_calls import wait_until
 from relay import Relay, relaying

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from command_line import run, run_here
-from gradwire.cli.differences import Bounds, difference, ulps_between, ulps_off
+from gradwire.cli.compare import Bounds, difference, ulps_between, ulps_off
 
 NEAREST = ("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX")
 LINEAR = ("--op", "interpolate_backward", "--attr", "mode=linear", "--attr", "data_format=NCX")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from command_line import run, run_here
-from gradwire import Client, demo
+from gradwire import Client
+from gradwire.cli import demo
 
 STEP = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+) +([\d.]+) dB$", re.MULTILINE)
 
@@ -77,10 +78,9 @@ def test_without_matplotlib_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for module in ("gradwire.cli.demonstrating", "gradwire.demo_picture"):
+    for module in ("gradwire.cli.pictures",):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.delattr("gradwire.demo_picture", raising=False)
-    monkeypatch.delattr("gradwire.cli.demonstrating", raising=False)
+    monkeypatch.delattr("gradwire.cli.pictures", raising=False)
     done = run_here("demo")
     assert done.code == 1
     assert 'pip install "gradwire[plot]"' in done.stderr

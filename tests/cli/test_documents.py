@@ -16,7 +16,7 @@ import pytest
 
 from dialect_tables import TABLES
 from gradwire import Client, ops
-from gradwire.ops._attributes import Choice, rule_of
+from gradwire.ops._base import Choice, rule_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted({table.page for table in TABLES.values()})

@@ -13,7 +13,7 @@ import pytest
 
 from command_line import GRADWIRE, run, run_here
 from gradwire import errors
-from gradwire._variables import SERVER_VARIABLES
+from gradwire._wire.environment import SERVER_VARIABLES
 from gradwire.cli import exits
 from gradwire.cli.app import commands
 from gradwire_server.config.settings import Settings
@@ -105,6 +105,15 @@ def test_a_variable_that_is_no_setting_is_warned_of(
     assert done.stderr.count("warning") == 1
 
 
+def test_a_variable_that_is_like_no_setting_is_warned_of_without_a_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADWIRE_FOO", "1")
+    done = run_here("explain", "--op", "nothing", "--input-shape", "1")
+    first, *_ = done.stderr.splitlines()
+    assert first == "gradwire: warning: GRADWIRE_FOO is no setting of gradwire"
+
+
 def test_the_settings_of_a_server_are_those_it_has() -> None:
     assert tuple(f"GRADWIRE_{each.name.upper()}" for each in fields(Settings)) == SERVER_VARIABLES
 
@@ -119,6 +128,11 @@ def test_the_settings_of_a_server_are_those_it_has() -> None:
         (errors.InvalidRequestError.of("output.sizes[1]", "is 0"), "error: --output-shape[1]: is"),
         (errors.InvalidRequestError.of("operator.x.mode", "is 0"), "error: --attr mode: is 0"),
         (errors.LimitExceededError("output_shape is (9,)"), "error: --output-shape is (9,)"),
+        (errors.DeadlineExceededError("no result within timeout_s, 2 s"), "no result within 2 s"),
+        (
+            errors.InvalidRequestError.of("output", "absent; give it (output_shape in the SDK)"),
+            "error: --output-shape: absent; give it\n",
+        ),
     ],
 )
 def test_an_error_names_what_the_command_line_has(
@@ -126,6 +140,27 @@ def test_an_error_names_what_the_command_line_has(
 ) -> None:
     exits.report(error)
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("evaluate", __file__, "x.npy", "--op", "dml-resample-grad"),
+        ("explain", "--op", "dml-resample-grad", "--input-shape", "1"),
+        ("compare", "--op", "dml-resample-grad", "--input-shape", "1"),
+        ("check", "math:sqrt", "--op", "dml-resample-grad"),
+    ],
+    ids=["evaluate", "explain", "compare", "check"],
+)
+def test_an_operator_that_is_not_known_has_one_code_in_all_commands(
+    arguments: tuple[str, ...],
+) -> None:
+    done = run_here(*arguments)
+    assert (done.code, done.stdout) == (3, "")
+    assert done.stderr.startswith(
+        "gradwire: error: --op: 'dml-resample-grad' is not an operator; give one of "
+    )
+    assert done.stderr.endswith("; did you mean dml_resample_grad?\n")
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from command_line import run, run_here
 from gradwire import Client, ops
 from gradwire_server import backends
+from papers import Papers
 from serving import serving
 
 
@@ -90,6 +92,12 @@ def test_health_of_a_serving_server_is_code_0(target: str) -> None:
     assert (done.code, done.stdout, done.stderr) == (0, "SERVING\n", "")
 
 
+def test_health_as_json_tells_the_server_and_its_status(target: str) -> None:
+    done = run_here("health", "--target", target, "--json")
+    assert (done.code, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"target": target, "status": "SERVING"}
+
+
 def test_a_time_to_wait_is_a_number() -> None:
     done = run_here("health", "--target", "127.0.0.1:1", "--wait", "nan")
     assert (done.code, done.stdout) == (2, "")
@@ -104,3 +112,13 @@ def test_health_waits_for_a_server_only_so_long() -> None:
         assert (done.code, done.stdout) == (7, "")
         assert done.stderr.count("\n") == 1 + waits
         assert done.stderr.count(f"Waiting for {gone}: no server answers yet.\n") == waits
+
+
+def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
+    with serving(**Papers(tmp_path).settings) as server:
+        done = run_here("health", "--target", server.address, "--wait", "0.2")
+    assert done.code == 7
+    waiting, end = done.stderr.splitlines()
+    assert waiting.startswith(f"Waiting for {server.address}: no server answers yet: ")
+    assert "wants TLS (credentials, --tls-ca)" in waiting
+    assert "wants TLS (credentials, --tls-ca)" in end

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from command_line import run_here
-from gradwire.cli import local_server
+from gradwire.cli import connection
 from gradwire.errors import GradwireError, UnavailableError
 from gradwire.health import health
 
@@ -20,7 +20,7 @@ from gradwire.health import health
 HOLDER = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from gradwire.cli.local_server import local_server
+from gradwire.cli.connection import local_server
 with local_server() as target:
     print(target, flush=True)
     input()
@@ -82,7 +82,7 @@ def test_it_does_not_outlive_a_killed_command() -> None:
 def test_without_the_server_package_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_server, "MODULE", "a_package_that_is_not_there")
+    monkeypatch.setattr(connection, "MODULE", "a_package_that_is_not_there")
     done = run_here("info")
     assert done.code == 1
     assert done.stderr.count("\n") == 1

@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from command_line import run
-from gradwire.bench.document import from_json
+from gradwire.loadtest.result import from_json
 from serving import serving
 
 COMMANDS = [("info",), ("health",)]

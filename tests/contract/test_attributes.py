@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from gradwire import ops, v1
-from gradwire.cli.attributes import operator_from
 from gradwire.cli.exits import CommandError
+from gradwire.cli.options import operator_from
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import (
+from gradwire.ops._base import (
     Flag,
     Floats,
     Integers,
     Number,
+    Operator,
     attribute,
     is_default,
     rule_of,
 )
-from gradwire.ops._operator import Operator
 
 TENTH = float(np.float32(0.1))
 

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from gradwire import ops, v1
-from gradwire.ops._attributes import rule_of
+from gradwire.ops._base import rule_of
 from gradwire.tensors import DTYPES, MAX_RANK
 from gradwire.v1 import gradient_service_pb2_grpc
 from schema import FILES

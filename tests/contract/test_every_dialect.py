@@ -17,7 +17,7 @@ from dialect_oracles import Tensor, evaluate
 from dialect_table import Example
 from dialect_tables import EXAMPLES
 from gradwire import AsyncClient, Client, ops
-from gradwire.ops._attributes import is_default
+from gradwire.ops._base import is_default
 from gradwire_server import LocalClient
 from serving import serving
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gradwire import v1
-from gradwire._framing import Parts, read_chunk, read_evaluation
+from gradwire._wire.framing import Parts, read_chunk, read_evaluation
 from gradwire_server.errors import InvalidDataError
 from gradwire_server.rpc import codec
 from raw_calls import opening, published_request

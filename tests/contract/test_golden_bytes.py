@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from golden_bytes import GOLDEN, OPERATOR, OPERATOR_HEX, TENSOR, TENSOR_HEX, of_hex
 from gradwire import v1
-from gradwire._framing import (
+from gradwire._wire.framing import (
     chunk_frame,
     evaluation_frame,
     many_request_frame,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gradwire import ops, v1
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, rule_of
+from gradwire.ops._base import Choice, rule_of
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gradwire import v1
-from gradwire._framing import varint
+from gradwire._wire.framing import varint
 from raw_calls import (
     PUBLISHED_RESULT,
     RawClient,

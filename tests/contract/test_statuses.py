@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradwire import v1
-from gradwire._statuses import BY_CODE, BY_REASON, from_in_band, from_status
+from gradwire._wire.statuses import BY_CODE, BY_REASON, from_in_band, from_status
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,

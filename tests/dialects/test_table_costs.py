@@ -74,6 +74,48 @@ def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
     assert written < 8 * evaluation.inline_work + _BUDGET
 
 
+# Few outputs of long windows that reach beyond the axis: many taps are on one input.
+AT_THE_EDGES = {
+    "torch": RandomCall(
+        ops.TorchInterpolate(size=(2, 1), mode="bilinear", antialias=True),
+        (1, 1, 10088, 1),
+        (1, 1, 2, 1),
+        np.dtype(np.float64),
+    ),
+    "torch, gradient": RandomCall(
+        ops.TorchUpsampleBackward(size=(6, 1), mode="bilinear", antialias=True),
+        (1, 1, 6, 1),
+        (1, 1, 15834, 1),
+        np.dtype(np.float32),
+    ),
+    "openvino": RandomCall(
+        ops.OpenvinoInterpolate(mode="bilinear_pillow", sizes=(2, 1), axes=(0, 1), antialias=True),
+        (12874, 1),
+        (2, 1),
+        np.dtype(np.float32),
+    ),
+}
+
+
+@pytest.mark.parametrize("call", AT_THE_EDGES.values(), ids=list(AT_THE_EDGES))
+def test_taps_on_one_input_count_too(call: RandomCall) -> None:
+    preparer, request = prepared(call)
+    assert preparer.is_quick(request)
+    assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(np.float32, 3), (np.float64, 7)])
+def test_fused_sums_take_more_work_than_plain_ones(dtype: Any, least: int) -> None:
+    def work(mode: Any) -> int:
+        operator = ops.TorchInterpolate(size=(8, 1), mode=mode, antialias=True)
+        call = RandomCall(operator, (1, 1, 8000, 1), (1, 1, 8, 1), np.dtype(dtype))
+        preparer, request = prepared(call)
+        return preparer.preparation(request).work
+
+    # Twice as many taps, of which each takes longer.
+    assert work("bicubic") > least * work("bilinear")
+
+
 @laws
 @given(chance=st.randoms(use_true_random=False))
 def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:

@@ -191,14 +191,14 @@ def test_memory_that_drains_tells_when_there_is_room() -> None:
 
 def test_while_the_queue_stands_newcomers_are_refused_that_a_burst_would_have_let_in() -> None:
     async def scene() -> None:
-        hall = Hall(max_queue_s=4.5, max_standing_queue_s=0.5)
+        hall = Hall(max_queue_s=4.5, standing_queue_s=0.5)
         await hall.fill()
         third = waiting(hall.hold())
         await settle()
         hall.now += 4.5
         refused = hall.refused()
-        assert refused.facts["limit"] == "max_standing_queue_s"
-        assert "GRADWIRE_MAX_STANDING_QUEUE_S" in refused.message
+        assert refused.facts["limit"] == "max_queue_s"
+        assert "0.5 s under a lasting load (its setting GRADWIRE_MAX_QUEUE_S)" in refused.message
         third.cancel()
 
     asyncio.run(scene())

@@ -158,12 +158,9 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
     assert abs(first.count("busy") - first.count("idle")) <= 1
 
 
-def test_of_a_callers_places_that_are_not_firm_the_last_is_found() -> None:
-    queue: FairQueue[str] = FairQueue()
-    queue.push("begun", number=9, peer="a", cost_s=1.0, large=True, firm=True)
-    queue.push("first", number=1, peer="a", cost_s=1.0, large=False)
-    queue.push("urgent", number=3, peer="a", cost_s=1.0, large=False, due=5.0)
-    last = queue.push("last", number=2, peer="a", cost_s=1.0, large=True)
-    queue.push("other", number=4, peer="b", cost_s=1.0, large=False)
-    assert queue.last_of("a") is last
-    assert queue.last_of("nobody") is None
+def test_the_entries_of_each_caller_are_counted() -> None:
+    queue, places = filled([Piece("a", 1.0), Piece("b", 1.0), Piece("a", 1.0, large=True)])
+    assert [queue.waiting(peer) for peer in "abc"] == [2, 1, 0]
+    queue.remove(places[0])
+    queue.remove(places[1])
+    assert [queue.waiting(peer) for peer in "abc"] == [1, 0, 0]

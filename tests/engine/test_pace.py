@@ -101,7 +101,7 @@ BURST_S, STANDING_S, COST_S = 2.0, 0.25, 0.01
 
 
 def limit() -> QueueLimit:
-    return QueueLimit(max_queue_s=BURST_S, max_standing_queue_s=STANDING_S)
+    return QueueLimit(max_queue_s=BURST_S, standing_s=STANDING_S)
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
@@ -133,7 +133,7 @@ def test_a_queue_that_was_empty_for_a_moment_between_refusals_stays_short() -> N
 
 
 def test_a_burst_is_allowed_no_less_than_what_may_stand() -> None:
-    queue = QueueLimit(max_queue_s=0.1, max_standing_queue_s=10.0)
+    queue = QueueLimit(max_queue_s=0.1, standing_s=10.0)
     assert [queue.allowed_s(now) for now in (0.0, 1.0)] == [0.1, 0.1]
 
 

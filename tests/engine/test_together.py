@@ -1,8 +1,9 @@
-"""Evaluations computed together have the bits of separate ones."""
+"""Evaluations computed together, or in the same memory, have the bits of separate ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ from gradwire_server.engine import (
     Preparer,
     TableCache,
     TensorSpec,
+    Workbench,
     together,
 )
 from gradwire_server.plans import BandedMap, Plan
@@ -146,3 +148,49 @@ def test_a_batch_fits_into_a_slab() -> None:
     for slab in (12, 47, 48, 12 * 64, 1 << 20):
         most[slab] = Case(plan, source, result, slab).evaluation().most_at_once
     assert most == {12: 1, 47: 1, 48: 4, 12 * 64: 64, 1 << 20: 64}
+
+
+@cache
+def workbench(name: str) -> Workbench:
+    return Workbench(backend_of(name))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=100, deadline=None)
+@given(chosen=st.lists(cases(), min_size=1, max_size=3), dirt=st.integers(0, 255))
+def test_any_layout_has_its_bits_again_and_again(name: str, chosen: list[Case], dirt: int) -> None:
+    bench = workbench(name)
+    evaluations = [(case, case.evaluation()) for case in chosen]
+    for seed in range(2):
+        for case, evaluation in evaluations:
+            if not bench.takes(evaluation):
+                continue
+            data = data_for(case.source, seed)
+            result = bench.run(evaluation, data.data)
+            assert bytes(result) == expected(case, data).tobytes()
+            np.frombuffer(result, np.uint8)[...] = dirt
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", OPERATORS, ids=lambda case: str(case[0]))
+def test_real_operators_have_equal_bits(
+    name: str, dtype: type, case: tuple[ops.Operator, tuple[Sizes, Sizes]]
+) -> None:
+    evaluation = prepared(case, np.dtype(dtype))
+    for seed in range(3):
+        data = data_for(evaluation.input, seed)
+        result = workbench(name).run(evaluation, memoryview(b"..." + data.tobytes())[3:])
+        assert bytes(result) == computed(evaluation, data).tobytes()
+
+
+def large() -> Prepared:
+    return prepared((OPERATORS[0][0], ((1, 3, 256, 256), (1, 3, 128, 128))), np.dtype(np.float32))
+
+
+def test_a_large_evaluation_is_refused() -> None:
+    bench = workbench("numpy_cpu")
+    assert bench.takes(prepared((OPERATORS[0][0], NCX), np.dtype(np.float32)))
+    assert not bench.takes(large())
+    with pytest.raises(ValueError, match="too large"):
+        bench.run(large(), bytes(large().input.wire_bytes))

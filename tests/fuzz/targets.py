@@ -18,22 +18,21 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from gradwire import ops, v1
-from gradwire._framing import Parts, read_chunk, read_many_result
-from gradwire._job import Job, prepare
-from gradwire._many_items import parse_answer
-from gradwire._statuses import from_in_band, from_status
+from gradwire._core.batch import parse_answer
+from gradwire._core.reports import read_timing
+from gradwire._core.retries import is_retryable
+from gradwire._wire.framing import Parts, read_chunk, read_many_result
+from gradwire._wire.requests import ArrayRequest, prepare
+from gradwire._wire.statuses import from_in_band, from_status
 from gradwire.chunks import Transfer
 from gradwire.errors import GradwireError
-from gradwire.retries import is_retryable
-from gradwire.timing import read_timing
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
 from gradwire_server.rpc import batch, call_context, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.scheduling.admission import Admission
-from gradwire_server.scheduling.inline import InlineWork
+from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.server import device_watch
 from nobody import Nobody
 
@@ -214,7 +213,6 @@ def _service_context() -> ServiceContext:
         threads=1,
         max_queue=1,
         max_queue_s=1.0,
-        max_standing_queue_s=1.0,
     )
     ready = asyncio.Event()
     ready.set()
@@ -229,7 +227,7 @@ def _service_context() -> ServiceContext:
         device=device_watch(settings),
         ready=ready,
         draining=asyncio.Event(),
-        inline=InlineWork(0, next_turn=lambda _action: None),
+        inline=InlineWork(0),
     )
 
 
@@ -278,7 +276,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 @cache
-def _job() -> Job:
+def _job() -> ArrayRequest:
     """Halve six numbers."""
     halve = ops.InterpolateBackward(mode="linear", data_format="NCX")
     array = np.arange(6, dtype=np.float32).reshape(1, 1, 6)

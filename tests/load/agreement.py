@@ -33,8 +33,8 @@ import numpy as np
 
 from benchmarks import machine
 from gradwire import ops, v1
-from gradwire.bench.document import from_json
-from gradwire.bench.problems import PROBLEMS
+from gradwire.loadtest.result import from_json
+from gradwire.loadtest.scenarios import PROBLEMS
 from raw_calls import RawClient
 from serving import serving_process
 

@@ -31,11 +31,10 @@ import numpy as np
 
 from benchmarks import machine
 from gradwire import AsyncClient, RetryPolicy
-from gradwire.bench.document import ScenarioResult
-from gradwire.bench.fleet import Fleet
-from gradwire.bench.running import Pace, Runner, failures
-from gradwire.bench.sampling import ProcessTree, Usage
-from gradwire.bench.scenarios import Flow, Scenario
+from gradwire.loadtest.result import ScenarioResult
+from gradwire.loadtest.runner import Fleet, Pace, Runner, failures
+from gradwire.loadtest.sampling import ProcessTree, Usage
+from gradwire.loadtest.scenarios import Flow, Scenario
 from load.program import reported
 from processes import Command, running_command
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gradwire.bench.calls import now
-from gradwire.bench.sampling import MetricsEndpoint, ProcessSampler, ProcessTree
+from gradwire.loadtest.generator import now
+from gradwire.loadtest.sampling import MetricsEndpoint, ProcessSampler, ProcessTree
 from load.soak import Held, family, growth, held
 from processes import running_command
 from raw_calls import wait_until

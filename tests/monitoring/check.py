@@ -29,7 +29,7 @@ import numpy as np
 import yaml
 
 from gradwire import Client, GradwireError, ops, v1
-from gradwire.retries import RetryPolicy
+from gradwire._core.retries import RetryPolicy
 from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
 from papers import Papers
 from processes import Command, running_command

@@ -44,8 +44,8 @@ AREAS = {
         )
     ),
     "framing and codec": (
-        f"{_CLIENT}/_framing.py",
-        f"{_CLIENT}/_wire_order.py",
+        f"{_CLIENT}/_wire/framing.py",
+        f"{_CLIENT}/_wire/arrays.py",
         f"{_SERVER}/encoding.py",
         f"{_SERVER}/headers.py",
         f"{_SERVER}/wire.py",
@@ -54,18 +54,22 @@ AREAS = {
         f"{_SERVER}/engine/{name}.py"
         for name in ("admission", "fair_queue", "holdings", "pace", "slots", "turns")
     ),
-    "retries": (f"{_CLIENT}/retries.py", f"{_CLIENT}/_statuses.py", f"{_CLIENT}/_calls.py"),
+    "retries": (
+        f"{_CLIENT}/_core/retries.py",
+        f"{_CLIENT}/_wire/statuses.py",
+        f"{_CLIENT}/_core/evaluation.py",
+    ),
     "resumption": (
         f"{_CLIENT}/chunks.py",
-        f"{_CLIENT}/_job.py",
-        f"{_CLIENT}/_streams.py",
+        f"{_CLIENT}/_wire/requests.py",
+        f"{_CLIENT}/_transport/streams.py",
         f"{_SERVER}/ranges.py",
         f"{_SERVER}/streams.py",
     ),
-    "split": (f"{_CLIENT}/_split.py", f"{_CLIENT}/_shifts.py"),
+    "split": (f"{_CLIENT}/_core/split.py", f"{_CLIENT}/_transport/streams.py"),
     "authorization": (
-        f"{_CLIENT}/_tokens.py",
-        f"{_CLIENT}/_reloaded.py",
+        f"{_CLIENT}/_core/options.py",
+        f"{_CLIENT}/_wire/files.py",
         f"{_SERVER}/authorization.py",
         f"{_SERVER}/exposure.py",
         f"{_SERVER}/guard.py",

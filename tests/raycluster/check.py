@@ -7,8 +7,9 @@ machine; a fourth one calls: small calls, evaluate_many and streams, blocking an
 
 - refusal: servers that cannot start are none
 - up: from one replica to four, since evaluations wait
+- replica: the server of one is killed; Ray starts its actor anew
 - node: one of the two nodes is killed, with all that runs there; Ray starts its replicas elsewhere
-- controller: the process that keeps the list is killed; another one takes the replicas over
+- controller: the process that serves the list is killed; its successor lists the same replicas
 - cut: with --cut, a node's link is down instead: nothing is told, and connections stay open
 - down: a single caller is left, and three replicas go
 - head: the head's machine is killed, and the list with it; callers go on with the one they have
@@ -98,6 +99,19 @@ def wait_for_others(cluster: Nodes, watch: Watch) -> float:
     return watch.wait_for(moved)
 
 
+def kill_server(cluster: Nodes, watch: Watch) -> float:
+    """Kill one replica's server; return the seconds until as many as before serve without it."""
+    before = watch.serving
+    pid = next(
+        pid
+        for node in range(2, cluster.caller)
+        for pid in cluster.machines.pids(node)
+        if b"gradwire_ray.hosted" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(pid, signal.SIGKILL)
+    return watch.wait_for(lambda seen: len(seen) == len(before) and seen != before)
+
+
 def kill_controller(cluster: Nodes, watch: Watch) -> float:
     """Kill the controller; return the seconds until another one lists the same replicas."""
     before = watch.serving
@@ -133,6 +147,7 @@ def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
     machines, last = cluster.machines, cluster.caller - 1
     with calling(cluster, target, *_KINDS) as load:
         load["up_s"] = watch.wait_for(lambda seen: len(seen) == _MOST)
+        load["replica_s"] = kill_server(cluster, watch)
         (machines.cut if cut else machines.kill)(last)
         load["node_s"] = wait_for_others(cluster, watch)
         load["controller_s"] = kill_controller(cluster, watch)

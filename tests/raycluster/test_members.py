@@ -1,52 +1,52 @@
-"""Whom the controller lists: those that tell, by a server that tells, and were not told to go."""
+"""The list holds replicas that report, whose server runs, and that were not told to stop."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 
 from gradwire_ray.controller import Member
-from gradwire_ray.load import Load
 from gradwire_ray.replica import Report
 
-
-def reported(*, silent_s: float = 0.4, stopping: bool = False, refused: int = 0) -> Report:
-    return Report(
-        address="127.0.0.1:1",
-        host="127.0.0.1",
-        pid=1,
-        load=Load(refused=refused),
-        silent_s=silent_s,
-        stopping=stopping,
-    )
+WELL = Report(address="127.0.0.1:1")
 
 
-def test_a_member_starts_until_it_has_told() -> None:
-    assert Member("a", None).state == "starting"
+def heard(report: Report | None, *, ago_s: float = 0.4) -> Member:
+    member = Member()
+    if report is not None:
+        member.take(report)
+        member.heard_at -= ago_s
+    return member
 
 
 @pytest.mark.parametrize(
-    ("report", "state"),
+    ("report", "ago_s", "state"),
     [
-        (reported(), "serving"),
-        (reported(silent_s=4.0), "serving"),
-        (reported(silent_s=6.0), "silent"),
-        (reported(stopping=True), "leaving"),
+        (None, 0.0, "starting"),
+        (WELL, 0.4, "serving"),
+        (WELL, 4.0, "serving"),
+        (WELL, 6.0, "silent"),
+        (Report(address="127.0.0.1:1", stopping=True), 0.4, "leaving"),
+        (Report(failure="no such file"), 0.4, "starting"),
     ],
-    ids=("well", "busy", "hanging", "stopping"),
+    ids=("new", "well", "busy", "hanging", "stopping", "failing"),
 )
-def test_a_member_is_what_it_tells(report: Report, state: str) -> None:
-    member = Member("a", None)
-    member.take(report)
-    assert member.state == state
+def test_the_state_of_a_replica_is_that_of_its_last_report(
+    report: Report | None, ago_s: float, state: str
+) -> None:
+    assert heard(report, ago_s=ago_s).state == state
 
 
-def test_a_member_that_hung_comes_back_when_its_server_tells() -> None:
-    member = Member("a", None)
-    for silent_s, state in ((9.0, "silent"), (0.0, "serving")):
-        member.take(reported(silent_s=silent_s))
-        assert member.state == state
+@pytest.mark.parametrize("report", [None, WELL, Report(failure="no such file")], ids=str)
+def test_a_replica_that_is_told_to_stop_leaves(report: Report | None) -> None:
+    member = heard(report)
+    member.stopping = threading.Thread()
+    assert member.state == "leaving"
 
 
-def test_refusals_are_counted_once_and_not_those_before_the_first_report() -> None:
-    member = Member("a", None)
-    assert [member.take(reported(refused=count)) for count in (0, 3, 3, 5)] == [0, 3, 0, 2]
+def test_a_replica_that_was_silent_comes_back_with_its_next_report() -> None:
+    member = heard(WELL, ago_s=9.0)
+    states = [member.state]
+    member.take(WELL)
+    assert [*states, member.state] == ["silent", "serving"]

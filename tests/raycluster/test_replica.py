@@ -1,4 +1,4 @@
-"""A replica is a server's process and whoever owns it: each ends with the other."""
+"""A replica is a server's process and its owner: each ends with the other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,24 +16,47 @@ import numpy as np
 import pytest
 
 from gradwire import Client, ops
-from gradwire_ray.load import Load
-from gradwire_ray.replica import Replica
+from gradwire_ray import replica as replica_module
+from gradwire_ray.replica import Replica, Report
 from processes import QUICK
 from raw_calls import wait_until
 
 OP = ops.InterpolateBackward(mode="nearest", data_format="NCX")
-_SEVERAL_TELLINGS_S = 2.0
+_SEVERAL_REPORTS_S = 2.0
 ONES = np.ones((1, 1, 4, 4), np.float32)
 
 
+class Running:
+    """A replica and what it tells.
+
+    reports  all so far
+    ended    set when its server has ended without being told to
+    """
+
+    def __init__(self, *flags: str) -> None:
+        self.reports: list[Report] = []
+        self.ended = threading.Event()
+        self._replica = Replica(
+            flags,
+            host="127.0.0.1",
+            threads=3,
+            send=self.reports.append,
+            on_end=self.ended.set,
+        )
+        self.stop = self._replica.stop
+
+    def report(self) -> Report:
+        """Wait for a report, and return it."""
+        before = len(self.reports)
+        wait_until(lambda: len(self.reports) > before)
+        return self.reports[-1]
+
+
 @contextmanager
-def running(
-    *flags: str, ended: threading.Event | None = None
-) -> Generator[tuple[Replica, threading.Event]]:
-    ended = ended or threading.Event()
-    replica = Replica((*QUICK, *flags), host="127.0.0.1", threads=3, on_end=ended.set)
+def running(*flags: str) -> Generator[Running]:
+    replica = Running(*QUICK, *flags)
     try:
-        yield replica, ended
+        yield replica
     finally:
         replica.stop(0.0)
 
@@ -44,7 +68,7 @@ def is_there(pid: int) -> bool:
 
 
 def test_it_serves_where_it_says_and_tells_its_load() -> None:
-    with running() as (replica, ended):
+    with running() as replica:
         report = replica.report()
         assert report.address.startswith("127.0.0.1:")
         with Client(report.address) as client:
@@ -52,24 +76,24 @@ def test_it_serves_where_it_says_and_tells_its_load() -> None:
             result = client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
             assert client.server_info().backend == "numpy_cpu"
         np.testing.assert_array_equal(result, np.full((1, 1, 2, 2), 4, np.float32))
-        wait_until(lambda: replica.report().load != Load())
-        assert 0 < replica.report().load.loop <= 1
+        wait_until(lambda: replica.report().loop > 0)
+        assert replica.report().loop <= 1
         assert Path(f"/proc/{report.pid}").exists()
         environment = Path(f"/proc/{report.pid}/environ").read_bytes().split(b"\0")
         assert b"GRADWIRE_COMPUTE_THREADS=3" in environment
-        assert not ended.is_set()
+        assert not replica.ended.is_set()
     assert not is_there(report.pid)
-    assert not ended.is_set()
+    assert not replica.ended.is_set()
 
 
 def test_it_tells_when_its_server_has_ended() -> None:
-    with running() as (replica, ended):
+    with running() as replica:
         os.kill(replica.report().pid, signal.SIGKILL)
-        assert ended.wait(60)
+        assert replica.ended.wait(60)
 
 
 def test_it_finishes_calls_before_it_ends() -> None:
-    with running("--grace-s", "30") as (replica, _), Client(replica.report().address) as client:
+    with running("--grace-s", "30") as replica, Client(replica.report().address) as client:
         results = client.evaluate_many((OP, ONES, (1, 1, 2, 2)) for _ in range(2000))
         first = next(results)
         stopping = threading.Thread(target=replica.stop, args=(30.0,))
@@ -79,39 +103,60 @@ def test_it_finishes_calls_before_it_ends() -> None:
 
 
 def test_told_to_stop_again_it_still_finishes_calls() -> None:
-    with running("--grace-s", "30") as (replica, _), Client(replica.report().address) as client:
+    with running("--grace-s", "30") as replica, Client(replica.report().address) as client:
         results = client.evaluate_many((OP, ONES, (1, 1, 2, 2)) for _ in range(2000))
         first = next(results)
         assert not replica.report().stopping
         stopping = [threading.Thread(target=replica.stop, args=(30.0,)) for _ in range(2)]
         for one in stopping:
             one.start()
-        wait_until(lambda: replica.report().stopping)
         assert all((one == first).all() for one in results)
         for one in stopping:
             one.join()
-        assert replica.report().stopping
+        assert not replica.ended.is_set()
 
 
-def test_a_server_that_hangs_is_silent_though_its_owner_reports() -> None:
-    with running() as (replica, _):
-        wait_until(lambda: replica.report().load != Load())
+def test_while_it_stops_it_says_so() -> None:
+    with running("--drain-delay-s", "5") as replica:
+        replica.report()
+        stopping = threading.Thread(target=replica.stop, args=(5.0,))
+        stopping.start()
+        wait_until(lambda: replica.report().stopping)
+        stopping.join()
+
+
+def test_a_server_that_hangs_is_silent_and_comes_back() -> None:
+    with running() as replica:
         pid = replica.report().pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            wait_until(lambda: replica.report().silent_s > _SEVERAL_TELLINGS_S)
+            # Lines that it wrote before its end can still be read.
+            time.sleep(_SEVERAL_REPORTS_S / 2)
+            before = len(replica.reports)
+            time.sleep(_SEVERAL_REPORTS_S)
+            assert len(replica.reports) == before
         finally:
             os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: replica.report().silent_s < _SEVERAL_TELLINGS_S)
+        replica.report()
+        assert not replica.ended.is_set()
+
+
+def test_a_server_that_hangs_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
+    with running() as replica:
+        os.kill(replica.report().pid, signal.SIGSTOP)
+        assert replica.ended.wait(60)
 
 
 def test_its_server_ends_with_it() -> None:
     words = (
-        "import os, signal\n"
+        "import os, signal, time\n"
         "from gradwire_ray.replica import Replica\n"
-        f"one = Replica({QUICK!r}, host='127.0.0.1', threads=1, on_end=print)\n"
-        "print(one.report().pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def end(report):\n"
+        "    print(report.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"Replica({QUICK!r}, host='127.0.0.1', threads=1, send=end, on_end=print)\n"
+        "time.sleep(60)\n"
     )
     owner = subprocess.run(  # noqa: S603 - our own words
         [sys.executable, "-c", words], stdout=subprocess.PIPE, text=True, check=False
@@ -121,7 +166,21 @@ def test_its_server_ends_with_it() -> None:
     wait_until(lambda: not is_there(pid))
 
 
-def test_a_server_that_does_not_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match=r"the server ended with status 1: --tokens is /nowhere"):
-        Replica(("--tokens", "/nowhere"), host="127.0.0.1", threads=1, on_end=print)
+def test_a_server_that_does_not_start_says_why_and_is_tried_again_later(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "_PAUSE_S", _SEVERAL_REPORTS_S)
+    replica = Running("--tokens", "/nowhere")
+    report = replica.report()
+    assert "the server ended with status 1: --tokens is /nowhere" in report.failure
+    assert report.address == ""
+    assert not replica.ended.is_set()
+    assert replica.ended.wait(60)
     assert "/nowhere" in capfd.readouterr().err
+
+
+def test_a_server_that_does_not_start_can_be_stopped() -> None:
+    replica = Running("--tokens", "/nowhere")
+    replica.report()
+    replica.stop(0.0)
+    assert not replica.ended.is_set()

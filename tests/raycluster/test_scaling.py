@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from gradwire_ray.deployment import Deployment
-from gradwire_ray.load import Load
+from gradwire_ray.replica import Report
 from gradwire_ray.scaling import Scaling
 
-IDLE = Load()
-FULL = Load(waiting=1.5, busy=1.0)
+IDLE = Report()
+FULL = Report(waiting=1.5, busy=1.0)
 _DOWN_S = 10.0
 
 
@@ -25,12 +25,12 @@ class Scaled:
             clock=lambda: self.now,
         )
 
-    def look(self, loads: Sequence[Load] | Load, *, refused: int = 0, times: int = 1) -> int:
-        """Look so many times; a single load is that of all there are to be."""
+    def look(self, reports: Sequence[Report] | Report, *, times: int = 1) -> int:
+        """Look so many times; a single report is that of all there are to be."""
         for _ in range(times):
             self.now += 1.0
-            seen = [loads] * self._scaling.wanted if isinstance(loads, Load) else loads
-            self._scaling.look(seen, refused=refused)
+            seen = [reports] * self._scaling.wanted if isinstance(reports, Report) else reports
+            self._scaling.look(seen)
         return self._scaling.wanted
 
 
@@ -42,7 +42,7 @@ def test_a_burst_places_none() -> None:
 def test_a_queue_that_stands_places_as_many_as_it_takes_and_at_most_twice_as_many() -> None:
     scaled = Scaled(least=4, most=100)
     assert scaled.look(FULL, times=2) == 6
-    assert scaled.look(Load(waiting=50.0, busy=1.0), times=2) == 12
+    assert scaled.look(Report(waiting=50.0, busy=1.0), times=2) == 12
 
 
 def test_none_is_placed_before_the_last_ones_serve() -> None:
@@ -53,20 +53,33 @@ def test_none_is_placed_before_the_last_ones_serve() -> None:
 
 
 def test_refusals_count_as_twice_the_load_there_is() -> None:
-    assert Scaled().look(IDLE, refused=1, times=2) == 2
+    scaled = Scaled(least=2)
+    assert [scaled.look(Report(refused=count)) for count in (1, 3, 3)] == [2, 4, 4]
+
+
+def test_refusals_of_a_single_moment_place_none() -> None:
+    scaled = Scaled()
+    assert [scaled.look(Report(refused=count)) for count in (3, 3, 5, 5)] == [1, 1, 1, 1]
+
+
+def test_a_refusal_starts_the_wait_anew() -> None:
+    scaled = Scaled()
+    scaled.look(FULL, times=2)
+    for count in range(1, 6):
+        assert scaled.look(Report(refused=count), times=9) == 2
 
 
 def test_a_full_event_loop_counts_though_nothing_waits() -> None:
-    assert Scaled(least=2).look(Load(loop=0.99), times=2) == 3
-    assert Scaled(least=2).look(Load(loop=0.85), times=9) == 2
+    assert Scaled(least=2).look(Report(loop=0.99), times=2) == 3
+    assert Scaled(least=2).look(Report(loop=0.85), times=9) == 2
 
 
 def test_busy_threads_alone_place_none() -> None:
-    assert Scaled().look(Load(busy=1.0), times=30) == 1
+    assert Scaled().look(Report(busy=1.0), times=30) == 1
 
 
-@pytest.mark.parametrize("load", [FULL, Load(waiting=9.0), Load(loop=1.0)], ids=str)
-def test_there_are_never_more_than_most(load: Load) -> None:
+@pytest.mark.parametrize("load", [FULL, Report(waiting=9.0), Report(loop=1.0)], ids=str)
+def test_there_are_never_more_than_most(load: Report) -> None:
     assert Scaled(most=3).look(load, times=20) == 3
 
 
@@ -80,8 +93,8 @@ def test_one_goes_whenever_fewer_have_been_enough_for_long() -> None:
     assert scaled.look(IDLE, times=100) == 1
 
 
-@pytest.mark.parametrize("load", [Load(busy=0.5), Load(waiting=0.4), Load(loop=0.5)], ids=str)
-def test_none_goes_that_the_others_could_not_replace(load: Load) -> None:
+@pytest.mark.parametrize("load", [Report(busy=0.5), Report(waiting=0.4), Report(loop=0.5)], ids=str)
+def test_none_goes_that_the_others_could_not_replace(load: Report) -> None:
     scaled = Scaled()
     scaled.look(FULL, times=2)
     assert scaled.look(load, times=100) == 2
@@ -92,4 +105,4 @@ def test_a_busy_moment_starts_the_wait_anew() -> None:
     scaled.look(FULL, times=2)
     for _ in range(5):
         assert scaled.look(IDLE, times=9) == 2
-        assert scaled.look(Load(busy=0.9)) == 2
+        assert scaled.look(Report(busy=0.9)) == 2

@@ -11,7 +11,7 @@ import sys
 import time
 
 from gradwire import UnavailableError
-from gradwire._resolver import resolve
+from gradwire._transport.replicas import resolve
 
 _LOOK_S = 0.2
 

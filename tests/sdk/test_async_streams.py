@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gradwire import AsyncClient, CallCancelledError, DeadlineExceededError, ops
-from gradwire._async_streams import AsyncStreams
+from gradwire._transport.async_channels import AsyncStreams
 from relay import Relay
 from serving import ServerThread, serving
 

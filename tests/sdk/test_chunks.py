@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import EvaluationChangedError, ServerError, ops, tensors, v1
-from gradwire._job import prepare
-from gradwire.chunks import Landing, Transfer
+from gradwire._wire.requests import prepare
+from gradwire.chunks import ResultBuffer, Transfer
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 ARRAY = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
@@ -67,7 +67,7 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
     cuts: list[int], chance: Any
 ) -> None:
     job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
-    landing = Landing(job)
+    landing = ResultBuffer(job)
     ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
     parts = [range(first, stop) for first, stop in pairwise(ends)]
     chance.shuffle(parts)
@@ -90,7 +90,7 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
 
 def test_parts_of_two_evaluations_are_not_joined() -> None:
     job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
-    landing = Landing(job)
+    landing = ResultBuffer(job)
     one, other = (
         Transfer(job, chunk_bytes=10, part=part, landing=landing)
         for part in (range(80), range(80, len(BYTES)))

@@ -23,7 +23,8 @@ from gradwire import (
     UnavailableError,
     ops,
 )
-from gradwire.retries import RetryBudget, Tries
+from gradwire._core.retries import RetryBudget, Tries
+from gradwire.health import Patience
 from papers import Papers
 from serving import serving
 
@@ -152,8 +153,57 @@ def test_tls_is_told_of_whichever_of_several_targets_has_the_server(
     assert "wants TLS" in str(error)
 
 
+@KINDS
+@pytest.mark.parametrize("waits_s", [0.1, 0.3, 0.5])
+def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
+    nobody: str, kind: type[Client | AsyncClient], waits_s: float, tmp_path: Path
+) -> None:
+    async def wait_and_close(awaited: AsyncClient) -> None:
+        async with awaited:
+            await awaited.wait_ready(waits_s)
+
+    def wait(client: Client | AsyncClient) -> None:
+        if isinstance(client, AsyncClient):
+            asyncio.run(wait_and_close(client))
+        else:
+            with client:
+                client.wait_ready(waits_s)
+
+    with serving(**Papers(tmp_path).settings) as server:
+        client = kind(f"{server.address},{nobody}")
+        with pytest.raises(UnavailableError, match="wants TLS"):
+            wait(client)
+
+
+@pytest.mark.parametrize("unreachable", [False, True])
+def test_waiting_in_vain_is_unreachable_where_the_last_answer_was(*, unreachable: bool) -> None:
+    last = UnavailableError("refused")
+    last.unreachable = unreachable
+    with pytest.raises(UnavailableError, match="refused") as late:
+        Patience(0.01).pause_s(last)
+    assert late.value.unreachable is unreachable
+
+
+@KINDS
+@CALLS
+def test_where_nobody_listens_the_error_says_what_to_do(
+    nobody: str, kind: type[Client | AsyncClient], call: str
+) -> None:
+    error = error_of(kind, nobody, call, retry=RetryPolicy(max_attempts=1))
+    assert str(error).startswith(
+        "no server listens at target; start one with `gradwire-server`, or give another target: "
+    )
+    assert nobody in str(error)
+
+
+def test_where_there_is_no_socket_the_error_says_what_to_do(tmp_path: Path) -> None:
+    error = error_of(Client, f"unix:{tmp_path}/none", retry=RetryPolicy(max_attempts=1))
+    assert str(error).startswith("no server listens at target; start one with `gradwire-server`")
+
+
 def test_a_name_that_is_not_known_is_unreachable() -> None:
     error = error_of(Client, "nothing.invalid:1", retry=POLICY, connect_timeout_s=0.005)
     assert isinstance(error, UnavailableError)
     assert error.unreachable
+    assert str(error).startswith("the host in target is not known; give another name, or its IP")
     assert not isinstance(error, InvalidRequestError)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import v1
-from gradwire._framing import chunk_frame, evaluation_frame, read_chunk, read_evaluation
+from gradwire._wire.framing import chunk_frame, evaluation_frame, read_chunk, read_evaluation
 
 OFFSETS = st.integers(0, 2**63 - 1) | st.sampled_from([0, 127, 128, 2**31, 2**32, 2**63 - 1])
 DATA = st.binary(min_size=1, max_size=300)

@@ -41,8 +41,8 @@ async def evaluate_awaited(target: str, shape: tuple[int, int], vanish: Callable
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what takes 40 s by default take 1.5 s."""
-    monkeypatch.setattr("gradwire._channel._KEEPALIVE_MS", 1000)
-    monkeypatch.setattr("gradwire._channel._KEEPALIVE_TIMEOUT_MS", 500)
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_MS", 1000)
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_TIMEOUT_MS", 500)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire import v1
-from gradwire._framing import (
+from gradwire._wire.framing import (
     Parts,
     many_request_frame,
     many_result_frame,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradwire import Client, ops
-from gradwire.retries import RetryPolicy
+from gradwire._core.retries import RetryPolicy
 from many_clients import Collect, both_clients, either_way
 from serving import ServerThread, serving
 

@@ -25,8 +25,8 @@ from gradwire import (
     UnavailableError,
     ops,
 )
-from gradwire._resolver import FRESH_S, Replicas, resolve
-from gradwire._targets import read_target
+from gradwire._core.options import read_target
+from gradwire._transport.replicas import FRESH_S, Replicas, resolve
 from gradwire.health import health
 from gradwire_ray.listing import Listing
 from gradwire_server.config.settings import Settings

@@ -26,7 +26,7 @@ from gradwire import (
     UnsupportedOperatorError,
     UseStreamError,
 )
-from gradwire.retries import RetryBudget, Tries, is_retryable
+from gradwire._core.retries import RetryBudget, Tries, is_retryable
 
 AWAY = UnavailableError("away")
 DRAWS = st.floats(0, 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from gradwire._shifts import Shifts
+from gradwire._core.split import ShareCoordinator
 from raw_calls import wait_until
 
 
-def resting(shifts: Shifts, pool: ThreadPoolExecutor) -> Future[bool]:
+def resting(shifts: ShareCoordinator, pool: ThreadPoolExecutor) -> Future[bool]:
     """Let one rest in another thread until somebody ends."""
     asleep = shifts.resting
     future = pool.submit(shifts.rest, shifts.ended)
@@ -18,14 +18,14 @@ def resting(shifts: Shifts, pool: ThreadPoolExecutor) -> Future[bool]:
 
 
 def test_the_only_one_at_work_cannot_rest() -> None:
-    assert not Shifts(1).rest(0)
-    shifts = Shifts(2)
+    assert not ShareCoordinator(1).rest(0)
+    shifts = ShareCoordinator(2)
     shifts.end()
     assert not shifts.rest(1)
 
 
 def test_all_who_rest_go_on_once_one_has_ended() -> None:
-    shifts = Shifts(4)
+    shifts = ShareCoordinator(4)
     with ThreadPoolExecutor() as pool:
         futures = [resting(shifts, pool) for _ in range(3)]
         assert not any(future.done() for future in futures)
@@ -38,13 +38,13 @@ def test_all_who_rest_go_on_once_one_has_ended() -> None:
 
 
 def test_nobody_rests_who_missed_an_end() -> None:
-    shifts = Shifts(2)
+    shifts = ShareCoordinator(2)
     shifts.end()
     assert shifts.rest(0)
 
 
 def test_nobody_rests_after_stop() -> None:
-    shifts = Shifts(3)
+    shifts = ShareCoordinator(3)
     with ThreadPoolExecutor() as pool:
         future = resting(shifts, pool)
         shifts.stop()
@@ -54,10 +54,10 @@ def test_nobody_rests_after_stop() -> None:
 
 def test_those_who_wait_for_each_other_never_all_wait() -> None:
     for _ in range(50):
-        shifts = Shifts(8)
+        shifts = ShareCoordinator(8)
         given_up: list[bool] = []
 
-        def work(shifts: Shifts, given_up: list[bool]) -> None:
+        def work(shifts: ShareCoordinator, given_up: list[bool]) -> None:
             since = shifts.ended
             while shifts.rest(since):
                 since = shifts.ended

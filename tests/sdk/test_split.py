@@ -25,8 +25,8 @@ from gradwire import (
     Timing,
     ops,
 )
-from gradwire._job import prepare
-from gradwire._split import Shares, in_order, share_count
+from gradwire._core.split import Shares, in_order, share_count
+from gradwire._wire.requests import prepare
 from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
 from gradwire_server.config.settings import Settings

@@ -12,7 +12,7 @@ import pytest
 
 from callers import Callers
 from gradwire import AsyncClient, Client, InvalidRequestError, health, ops
-from gradwire._targets import channel_targets, read_target
+from gradwire._core.options import channel_targets, read_target
 from processes import running_command
 from relay import relaying
 from serving import serving, serving_process
@@ -81,6 +81,11 @@ def test_what_is_no_address_is_refused(target: Any) -> None:
         ("ipv4:1.2.3.4", "ipv4:1.2.3.4", "HOST:PORT"),
         ("ipv4:1.2.3.4:1,host:1", "ipv4:1.2.3.4:1,host:1", "addresses of IPv4"),
         ("ipv6:1.2.3.4:1", "ipv6:1.2.3.4:1", "addresses of IPv6"),
+        ("a..b:1", "a..b:1", "1 to 63 characters"),
+        (".:1", ".:1", "1 to 63 characters"),
+        (f"{'x' * 64}.y:1", f"{'x' * 64}.y:1", "1 to 63 characters"),
+        (f"dns:///{'x' * 64}:1", f"dns:///{'x' * 64}:1", "1 to 63 characters"),
+        ("\0:1", "\0:1", "HOST:PORT"),
         ("unix:", "unix:", "unix:NAME"),
         ("a:1,b", "b", "HOST:PORT"),
         (["a:1", "b:99999"], "b:99999", "from 1 to 65535"),

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, InvalidRequestError, RetryPolicy, Timing, ops
-from gradwire.timing import read_timing
+from gradwire._core.reports import read_timing
 from raw_calls import RawClient, as_stream, published_request
 from relay import relaying
 from serving import ServerThread

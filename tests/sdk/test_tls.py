@@ -22,7 +22,7 @@ from gradwire import (
     UnavailableError,
     ops,
 )
-from gradwire._hints import is_lasting, with_hint
+from gradwire._wire.statuses import is_lasting, with_hint
 from gradwire.health import health
 from papers import Papers, impatient, pair, trusting
 from serving import serving

@@ -13,7 +13,7 @@ from gradwire import (
     Client,
     InvalidRequestError,
 )
-from gradwire._targets import is_local
+from gradwire._core.options import is_local
 
 LOCAL = (
     "127.0.0.1:50051",

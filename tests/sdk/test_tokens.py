@@ -24,7 +24,7 @@ from gradwire import (
     PermissionDeniedError,
     ops,
 )
-from gradwire._reloaded import Reloaded
+from gradwire._wire.files import Reloaded
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from raw_calls import wait_until
 from relay import relaying

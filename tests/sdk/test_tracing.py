@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gradwire._conventions import Conventions, of_address
-from gradwire._tracing import call_span, status_of
+from gradwire._transport.tracing import call_span, status_of
+from gradwire._wire.semantic_conventions import Conventions, of_address
 from gradwire.errors import CallCancelledError
 from serving import serving
 

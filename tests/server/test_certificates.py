@@ -106,7 +106,7 @@ def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
         assert not is_served(server.address, papers.roots, pair(papers.authority))
         papers.write()
         wait_until(lambda: is_served(server.address, papers.roots, pair(papers.authority)))
-        assert told() == ["certificate has expired", "certificates are new"]
+        assert told() == ["certificate has expired", "certificates reloaded"]
 
 
 def test_a_file_that_is_missing_is_named(papers: Papers, tmp_path: Path) -> None:

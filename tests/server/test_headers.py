@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from gradwire import v1
-from gradwire._framing import varint
+from gradwire._wire.framing import varint
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.rpc.codec import beside_data
 from many_calls import ManyCall, named
@@ -143,3 +143,19 @@ def test_the_data_do_not_count_wherever_they_are(size: int) -> None:
     # Of a field beside the one it is looked for in it is as good as anything else.
     elsewhere = field(2, data)
     assert beside_data(elsewhere, inside=1) == len(elsewhere)
+
+
+@pytest.mark.parametrize(("size", "served"), [(7 << 10, True), (16 << 10, False)])
+def test_metadata_are_read_up_to_the_limits_of_grpc(
+    client: RawClient, size: int, *, served: bool
+) -> None:
+    metadata = (("name", "x" * size),)
+    if served:
+        for _ in range(20):
+            client.stub.Evaluate(published_request(), timeout=PATIENCE_S, metadata=metadata)
+        return
+    with pytest.raises(grpc.RpcError) as refused:
+        client.stub.Evaluate(published_request(), timeout=PATIENCE_S, metadata=metadata)
+    refusal = refusal_of(refused.value)
+    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "received metadata size exceeds hard limit" in refusal.message

@@ -35,7 +35,7 @@ FORBIDDEN_MODULES = {
     "yaml",
 }
 # Talks with processes that it starts itself, through pipes of their own.
-WITH_OWN_PROCESSES = {"gradwire/bench/fleet.py", "gradwire/bench/generator.py"}
+WITH_OWN_PROCESSES = {"gradwire/loadtest/runner.py", "gradwire/loadtest/generator.py"}
 FORBIDDEN_CALLS = {"__import__", "compile", "eval", "exec"}
 
 

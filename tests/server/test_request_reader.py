@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire._framing import evaluation_frame, read_evaluation
+from gradwire._wire.framing import evaluation_frame, read_evaluation
 from gradwire_server.errors import InvalidDataError
 from gradwire_server.rpc.codec import RequestReader
 

@@ -1,4 +1,4 @@
-"""Every setting is a field, a flag and an environment variable; what makes no sense is one line."""
+"""Every setting is a field, a flag, a variable and a key of a file; faults are named."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import sys
 import threading
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from gradwire_server.command import gradwire_server
+from gradwire_server.command import gradwire_server, read_settings
 from gradwire_server.config.settings import Settings
 from processes import run_command
 from serving import serving
@@ -95,6 +96,71 @@ def test_every_setting_is_an_environment_variable() -> None:
 def test_a_flag_wins_over_the_environment() -> None:
     told = config("--max-streams", "3", env={"GRADWIRE_MAX_STREAMS": "4"})
     assert told["max_streams"] == 3
+
+
+def test_every_setting_is_a_key_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "gradwire.toml"
+    lines: list[str] = []
+    for name in NAMES:
+        text = other(name)[0]
+        value = text if isinstance(getattr(Settings(), name), str) else json.loads(text)
+        # JSON's texts, numbers and truth values are TOML's.
+        lines.append(f"{name} = {json.dumps(value)}\n")
+    file.write_text("".join(lines))
+    assert config("--config", str(file)) == {name: other(name)[1] for name in NAMES}
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "gradwire.toml"
+    file.write_text("max_streams = 5\nmax_queue = 6\nmax_rank = 7\naccess_log = true\n")
+    env = {"GRADWIRE_MAX_STREAMS": "4", "GRADWIRE_MAX_QUEUE": "5", "GRADWIRE_ACCESS_LOG": "false"}
+    told = config("--max-streams", "3", "--config", str(file), env=env)
+    names = ("max_streams", "max_queue", "max_rank", "access_log")
+    assert [told[name] for name in names] == [3, 5, 7, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_steams = 3", "max_steams is no setting; did you mean max_streams?"),
+        ("max-streams = 3", "max-streams is no setting; did you mean max_streams?"),
+        ("zzz = 3", "zzz is no setting"),
+        ("port = 5000", "port is no setting; did you mean address?"),
+        ("[server]\nmax_streams = 3", "server is no setting"),
+        ("max_streams = '3'", "max_streams is '3', text in quotes; an integer is needed"),
+        ("max_streams = true", "max_streams is True, true or false; an integer is needed"),
+        ("max_streams = 3.0", "max_streams is 3.0, a number; an integer is needed"),
+        ("grace_s = '3'", "grace_s is '3', text in quotes; a number is needed"),
+        ("insecure = 1", "insecure is 1, an integer; true or false is needed"),
+        ("http_port = 9464", "http_port is 9464, an integer; text in quotes is needed"),
+        ("tokens = ['a']", "tokens is ['a'], an array; text in quotes is needed"),
+        ("grace_s = 2026-01-01", "a time; a number is needed"),
+        ("backend = 'gpu'", "'gpu' is not one of"),
+        ("max_rank = 9", "--max-rank is 9; at most 8 is possible"),
+        ("max_streams", "which is no TOML: "),
+    ],
+)
+def test_a_file_with_a_fault_is_refused_by_the_keys_name(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "gradwire.toml"
+    file.write_text(text)
+    done = CliRunner().invoke(gradwire_server, ["--print-config", "--config", str(file)])
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+def test_a_missing_file_is_refused() -> None:
+    done = CliRunner().invoke(gradwire_server, ["--print-config", "--config", "/nowhere"])
+    assert done.exit_code == 2
+    assert "--config is /nowhere: No such file or directory" in done.stderr
+
+
+def test_memory_in_a_file_counts_as_given(tmp_path: Path) -> None:
+    file = tmp_path / "gradwire.toml"
+    file.write_text("max_memory_bytes = 1")
+    with pytest.raises(ValueError, match="--max-memory-bytes is 1; at least"):
+        read_settings(["--config", str(file)])
 
 
 def test_a_port_is_that_of_the_address() -> None:
@@ -213,6 +279,14 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no port in a URL": (("--otlp-endpoint", "http://a:x"), "--otlp-endpoint is http://a:x; a URL"),
     "no URL": (("--otlp-endpoint", "127.0.0.1:4318"), "--otlp-endpoint is 127.0.0.1:4318; a URL"),
+    "memory for no message": (
+        ("--max-memory-bytes", "10"),
+        "--max-memory-bytes is 10; at least 16777216 is needed, --max-message-bytes for each of",
+    ),
+    "memory for one message, of three workers": (
+        ("--max-memory-bytes", "16777216", "--workers", "3"),
+        "--max-memory-bytes is 16777216; at least 50331648 is needed",
+    ),
     "small messages": (("--max-message-bytes", "1000"), "--max-message-bytes is 1000"),
 }
 

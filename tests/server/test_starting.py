@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from command_line import run_here
 from gradwire import Client, RetryPolicy, UnavailableError, ops, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
@@ -118,6 +120,22 @@ def test_health_turns_serving_when_the_backend_is_ready(
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         client.check_alive()
         watch.cancel()
+
+
+def test_the_command_line_says_that_it_waits_for_a_server_that_starts(
+    server: ServerThread,
+) -> None:
+    done = run_here("health", "--target", server.address, "--wait", "0.2")
+    assert done.code == 7
+    waiting, _ = done.stderr.splitlines()
+    assert waiting == (
+        f"Waiting for {server.address}: the server answers NOT_SERVING; it is starting (the first "
+        "start compiles for about 30 s) or stopping."
+    )
+    at_once = run_here("health", "--target", server.address, "--json")
+    assert at_once.code == 7
+    assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
+    assert "is NOT_SERVING" in at_once.stderr
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (2048, 1024)], ids=["Evaluate", "EvaluateStream"])

@@ -13,9 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
-from gradwire_server.observability.cells import COUNTED, TOTAL, Cells, place, span, width
+from gradwire_server.observability.cells import (
+    COUNTED,
+    TOTAL,
+    Cells,
+    Ledger,
+    Ledgers,
+    place,
+    span,
+    width,
+)
 from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
-from gradwire_server.observability.ledger import Ledger, Ledgers, Running, families
+from gradwire_server.observability.exposition import families
 
 STORED = (*COUNTS, *STATES)
 
@@ -38,7 +47,6 @@ def test_names_are_unique_and_say_unit_and_kind() -> None:
     assert len(set(names)) == len(names)
     for metric in METRICS:
         assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert not metric.unit or f"_{metric.unit}" in metric.name
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert list(metric.buckets) == sorted(metric.buckets)
 
@@ -55,7 +63,7 @@ def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
 ) -> None:
     registry = CollectorRegistry()
     oracle = Histogram("oracle", "oracle", buckets=STEP.buckets, registry=registry)
-    cells = Cells.private()
+    cells = Cells()
     for value in (*values, *STEP.buckets):
         oracle.observe(value)
         cells.observe(place(STEP), STEP.buckets, value)
@@ -68,9 +76,7 @@ def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
 
 def test_shared_cells_are_read_where_they_are_not_written() -> None:
     cells = Cells.shared()
-    assert cells.fd is not None
-    other = Cells.attached(os.dup(cells.fd))
-    cells.close()
+    other = Cells.attached(cells.fd)
     assert other is not None
     other.values[place(STEP)] += 7
     assert cells.array[place(STEP)] == 7
@@ -89,7 +95,7 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
     events: list[tuple[str, int]],
 ) -> None:
     ledger, cell = Ledger("0"), place(STEP) + 1
-    running: list[tuple[ExitStack, Running]] = []
+    running: list[tuple[ExitStack, Cells | None]] = []
     counted, before = 0, np.zeros(COUNTED)
     for event, amount in events:
         if event == "start":
@@ -98,7 +104,7 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
         elif running and event == "end":
             running.pop(0)[0].close()
         elif running:
-            cells = running[-1][1].cells
+            cells = running[-1][1]
             assert cells is not None
             cells.values[cell] += amount
             cells.values[TOTAL - 1] = 1
@@ -114,22 +120,22 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
 
 def test_a_worker_whose_metrics_nobody_wants_inherits_nothing() -> None:
     ledgers = Ledgers(2, wanted=False)
-    with ledgers.all[1].process() as running:
-        assert (running.fd, running.fds) == (None, ())
-        running.note_start(os.getpid())
+    with ledgers.all[1].process() as cells:
+        assert cells is None
     assert not any(worker.values.any() for worker in ledgers.read())
 
 
 def test_workers_are_added_up_where_they_are_not_told_apart() -> None:
     ledgers = Ledgers(2)
     with ledgers.all[0].process() as first, ledgers.all[1].process() as second:
-        for running, amount in ((first, 2.0), (second, 3.0)):
-            assert running.cells is not None
-            running.cells.values[place(ERRORS, "Evaluate", "INTERNAL", "")] = amount
-            running.cells.values[place(STATES[0], "Evaluate")] = amount
-        told = {family.metric.name: family.samples for family in families(ledgers.read())}
-    (errors,) = told[ERRORS.name]
-    assert (errors.labels, errors.value) == (("Evaluate", "INTERNAL", ""), 5.0)
-    states = {sample.labels: sample.value for sample in told[STATES[0].name]}
+        for cells, amount in ((first, 2.0), (second, 3.0)):
+            assert cells is not None
+            cells.values[place(ERRORS, "Evaluate", "INTERNAL", "")] = amount
+            cells.values[place(STATES[0], "Evaluate")] = amount
+        told = families(ledgers.read())
+    (errors,) = told[ERRORS]
+    assert errors.labels == {"method": "Evaluate", "reason": "INTERNAL", "limit": ""}
+    assert errors.value == 5.0
+    states = {tuple(sample.labels.values()): sample.value for sample in told[STATES[0]]}
     assert states["0", "Evaluate"] == 2.0
     assert states["1", "Evaluate"] == 3.0

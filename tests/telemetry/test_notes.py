@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.observability.cells import MOST, NOTES_BYTES, Cells, NotedError, Notes, newest
-from gradwire_server.observability.ledger import Ledger
+from gradwire_server.observability.cells import (
+    MOST,
+    NOTES_BYTES,
+    Cells,
+    Ledger,
+    NotedError,
+    Notes,
+    newest,
+)
 
 HOSTILE = '<script>alert("1")</script> \\ " \x00\ud800 é'
 
@@ -37,7 +45,7 @@ def messages(made: Notes) -> list[str]:
 def test_nothing_is_told_at_first() -> None:
     made = notes()
     assert made.errors() == []
-    assert made.told() == {}
+    assert made.description() == {}
 
 
 def test_the_latest_errors_are_kept_and_no_more() -> None:
@@ -73,22 +81,22 @@ def test_one_that_lost_its_place_is_another_one_when_it_comes_again() -> None:
 @given(st.lists(st.text(max_size=3000), max_size=5), st.text(max_size=6000))
 def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
     made = notes()
-    made.tell({"backend": fact})
+    made.describe({"backend": fact})
     for text in texts:
         note(made, text)
     assert len(made.errors()) == len(set(texts))
     for told in messages(made):
         assert any(text.encode("utf-8", "replace").decode().startswith(told) for text in texts)
-    assert fact.encode("utf-8", "replace").decode().startswith(made.told()["backend"])
+    assert fact.encode("utf-8", "replace").decode().startswith(made.description()["backend"])
 
 
 def test_another_process_reads_what_is_whole() -> None:
     shared = mmap.mmap(-1, NOTES_BYTES)
     writer, reader = Notes(memoryview(shared)), Notes(memoryview(shared))
     note(writer, HOSTILE)
-    writer.tell({"backend": "numpy_cpu"})
+    writer.describe({"backend": "numpy_cpu"})
     assert messages(reader) == [HOSTILE.encode("utf-8", "replace").decode()]
-    assert reader.told() == {"backend": "numpy_cpu"}
+    assert reader.description() == {"backend": "numpy_cpu"}
 
 
 @pytest.mark.parametrize("torn", [b"\x00", b"\xff"])
@@ -103,16 +111,14 @@ def test_what_is_half_written_is_left_out(torn: bytes) -> None:
 
 def test_errors_outlive_the_process_that_noted_them() -> None:
     ledger = Ledger("0")
-    with ledger.process() as running:
-        assert running.cells is not None
-        assert running.fd is not None
-        theirs = Cells.attached(running.fd)
-        running.cells.fd = None
+    with ledger.process() as cells:
+        assert cells is not None
+        theirs = Cells.attached(os.dup(cells.fd))
         assert theirs is not None
-        theirs.notes.tell({"backend": "numpy_cpu"})
+        theirs.notes.describe({"backend": "numpy_cpu"})
         note(theirs.notes, "before its end")
-        assert ledger.told() == {"backend": "numpy_cpu"}
-    assert ledger.told() == {}
+        assert ledger.description() == {"backend": "numpy_cpu"}
+    assert ledger.description() == {}
     (error,) = ledger.errors()
     assert isinstance(error, NotedError)
     assert error.message == "before its end"

@@ -14,7 +14,7 @@ pytest.importorskip(
 from collector import Collector, Seen, attributes, collecting
 from gradwire_server.config.settings import Settings
 from gradwire_server.exporters import are_wanted
-from gradwire_server.observability.phases import PHASES
+from gradwire_server.observability.definitions import PHASES
 from processes import run_command, running_command
 from raw_calls import TRACEPARENT, RawClient, as_stream, published_request
 from serving import serving
@@ -226,7 +226,7 @@ def test_a_protocol_that_is_not_spoken_is_refused_or_left_alone(tmp_path: Path) 
     url = "http://127.0.0.1:1"
     done = run_command("--address", "127.0.0.1:0", "--otlp-endpoint", url, env=env)
     assert done.returncode == 1
-    assert "Error: OTEL_EXPORTER_OTLP_PROTOCOL is grpc; http/protobuf is what" in done.stderr
+    assert "metrics: OTEL_EXPORTER_OTLP_PROTOCOL is grpc; http/protobuf is" in done.stderr
     env["OTEL_EXPORTER_OTLP_ENDPOINT"] = url
     with running_command(log=tmp_path / "log", env=env) as command:
         with RawClient(command.address) as client:

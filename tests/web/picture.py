@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from playwright.sync_api import ViewportSize
 
 from chromium import browsing
 from gradwire import Client, GradwireError, ops
@@ -99,16 +100,20 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as name,
         running_command(*FLAGS, log=Path(name) / "log", env={}) as command,
-        browsing(Path(name)) as page,
+        browsing() as browser,
     ):
         (address,) = re.findall(r"http address=(\S+)", command.log)
         callers = Callers(command.address)
         try:
             time.sleep(given.seconds)
-            scheme = "dark" if given.dark else "light"
-            page.look(width=given.width, scheme=scheme, mobile=given.width < 600)
-            page.open(f"http://{address}/")
-            page.picture(given.file)
+            size = ViewportSize(width=given.width, height=900)
+            page = browser.new_page(
+                viewport=size,
+                color_scheme="dark" if given.dark else "light",
+                is_mobile=given.width < 600,
+            )
+            page.goto(f"http://{address}/")
+            page.screenshot(path=given.file, full_page=True)
         finally:
             callers.stop()
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from chromium import Page, browsing
+pytest.importorskip("playwright", reason="Playwright is not installed: pip install playwright")
+
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+
+from chromium import browsing
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
 from raw_calls import RawClient, published_request
@@ -19,15 +24,25 @@ MARKED = "window.unchanged = document.getElementById('settings')"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browsing(tmp_path_factory.mktemp("chromium")) as page:
-        yield page
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
 
 
 @pytest.fixture
-def page(browser: Page) -> Page:
-    browser.told.clear()
-    return browser
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def console(page: Page) -> list[str]:
+    """Exceptions, lines of the console, and violations of the page's policy."""
+    lines: list[str] = []
+    page.on("console", lambda message: lines.append(message.text))
+    page.on("pageerror", lambda error: lines.append(str(error)))
+    return lines
 
 
 @pytest.fixture
@@ -49,90 +64,102 @@ def spoil(server: ServerThread, request_id: str) -> None:
         assert client.evaluate(wrong).refusal is not None
 
 
-def test_figures_follow_calls_without_a_reload(page: Page, server: ServerThread) -> None:
-    page.open(url_of(server))
-    page.value("window.sameDocument = true")
-    assert page.value("document.title") == "gradwire: serving"
-    assert page.text("#operators .empty") == "Nothing has been called yet."
-    page.wait_for("document.querySelectorAll('#tiles .tile').length === 6")
+def test_figures_follow_calls_without_a_reload(
+    page: Page, console: list[str], server: ServerThread
+) -> None:
+    page.goto(url_of(server))
+    page.evaluate("window.sameDocument = true")
+    assert page.evaluate("document.title") == "gradwire: serving"
+    assert page.inner_text("#operators .empty") == "Nothing has been called yet."
+    page.wait_for_function("() => document.querySelectorAll('#tiles .tile').length === 6")
     with RawClient(server.address) as client:
         for _ in range(5):
             client.evaluate(published_request())
-    page.wait_for("document.querySelector('#operators').innerText.includes('dml_resample_grad')")
-    row = re.split(r"\s+", page.text("#operators tbody tr"))
+    page.wait_for_function(
+        "() => document.querySelector('#operators').innerText.includes('dml_resample_grad')"
+    )
+    row = re.split(r"\s+", page.inner_text("#operators tbody tr"))
     assert row[0] == "dml_resample_grad"
     assert row[-2:] == ["5", "0"]
-    page.wait_for("document.querySelector('#tiles .tile').innerText.includes('5 so far')")
-    assert page.value("window.sameDocument") is True
-    assert page.told == []
+    page.wait_for_function(
+        "() => document.querySelector('#tiles .tile').innerText.includes('5 so far')"
+    )
+    assert page.evaluate("window.sameDocument") is True
+    assert console == []
 
 
-def test_what_callers_wrote_stays_text(page: Page, server: ServerThread) -> None:
+def test_what_callers_wrote_stays_text(
+    page: Page, console: list[str], server: ServerThread
+) -> None:
     spoil(server, EVIL)
-    page.open(url_of(server))
-    assert page.text("#errors code") == EVIL
+    page.goto(url_of(server))
+    assert page.inner_text("#errors code") == EVIL
     spoil(server, EVIL[::-1])
     spoil(server, EVIL)
     # Also in what the script puts in later.
-    page.wait_for("document.querySelector('#errors').innerText.includes('3 times')")
-    assert page.text("#errors code") == EVIL
-    assert page.value("document.title") == "gradwire: serving"
-    assert page.value("document.querySelectorAll('#errors script, #errors img').length") == 0
-    assert page.told == []
+    page.wait_for_function("() => document.querySelector('#errors').innerText.includes('3 times')")
+    assert page.inner_text("#errors code") == EVIL
+    assert page.evaluate("document.title") == "gradwire: serving"
+    assert page.evaluate("document.querySelectorAll('#errors script, #errors img').length") == 0
+    assert console == []
 
 
-def test_its_policy_stops_what_is_not_its_own(page: Page, server: ServerThread) -> None:
-    page.open(url_of(server))
-    page.value(
+def test_its_policy_stops_what_is_not_its_own(
+    page: Page, console: list[str], server: ServerThread
+) -> None:
+    page.goto(url_of(server))
+    page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), "
         "{textContent: 'window.ran = true'}))"
     )
-    assert page.value("window.ran === undefined") is True
-    blocked = page.value("fetch('http://localhost:1/').then(() => 'sent', () => 'blocked')")
+    assert page.evaluate("window.ran === undefined") is True
+    blocked = page.evaluate("fetch('http://localhost:1/').then(() => 'sent', () => 'blocked')")
     assert blocked == "blocked"
-    assert sum("Content Security Policy" in str(entry) for entry in page.told) >= 2
+    assert sum("Content Security Policy" in line for line in console) >= 2
 
 
 def test_parts_that_have_not_changed_stay_where_they_are(page: Page, server: ServerThread) -> None:
-    page.open(url_of(server))
-    page.value(f"{MARKED}; window.now = document.getElementById('now').innerText")
-    page.wait_for("document.getElementById('now').innerText !== window.now")
-    assert page.value("document.getElementById('settings') === window.unchanged") is True
+    page.goto(url_of(server))
+    page.evaluate(f"{MARKED}; window.now = document.getElementById('now').innerText")
+    page.wait_for_function("() => document.getElementById('now').innerText !== window.now")
+    assert page.evaluate("document.getElementById('settings') === window.unchanged") is True
 
 
 def test_a_server_that_is_gone_is_told(page: Page) -> None:
     with serving(http_port="0", backend=NumpyCpu()) as server:
-        page.open(url_of(server))
-        assert page.value("document.getElementById('stale').checkVisibility()") is False
-    page.wait_for("document.getElementById('stale').checkVisibility()")
-    assert page.text("#stale") == "No answer from the server; trying again."
+        page.goto(url_of(server))
+        assert page.evaluate("document.getElementById('stale').checkVisibility()") is False
+    page.wait_for_function("() => document.getElementById('stale').checkVisibility()")
+    assert page.inner_text("#stale") == "No answer from the server; trying again."
 
 
-def test_without_scripts_all_is_there_and_fetched_again(page: Page, server: ServerThread) -> None:
+def test_without_scripts_all_is_there_and_fetched_again(
+    browser: Browser, server: ServerThread
+) -> None:
     spoil(server, "before")
-    page.ask("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        page.open(url_of(server))
-        assert page.text("#errors code") == "before"
-        spoil(server, "after")
-        page.wait_for("document.querySelector('#errors').innerText.includes('2 times')")
-    finally:
-        page.ask("Emulation.setScriptExecutionDisabled", value=False)
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(url_of(server))
+    assert page.inner_text("#errors code") == "before"
+    spoil(server, "after")
+    expect(page.locator("#errors")).to_contain_text("2 times", timeout=30_000)
+    page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark")])
 def test_it_fits_any_window_and_scheme(
-    page: Page, server: ServerThread, width: int, scheme: str
+    browser: Browser, server: ServerThread, width: int, scheme: Literal["light", "dark"]
 ) -> None:
     spoil(server, "x" * 128)
-    page.look(width=width, scheme=scheme, mobile=width == 390)
-    page.open(url_of(server))
-    assert page.value("document.documentElement.scrollWidth") <= width
-    assert page.value("innerWidth") == width
+    size = ViewportSize(width=width, height=900)
+    page = browser.new_page(viewport=size, color_scheme=scheme, is_mobile=width == 390)
+    page.goto(url_of(server))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("innerWidth") == width
     red, green, blue = map(
-        int, re.findall(r"\d+", page.value("getComputedStyle(document.body).backgroundColor"))
+        int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
     )
     assert (red + green + blue < 3 * 64) == (scheme == "dark")
+    page.close()
 
 
 def test_a_browser_asks_for_a_token_and_keeps_it(page: Page, tmp_path: Path) -> None:
@@ -140,8 +167,8 @@ def test_a_browser_asks_for_a_token_and_keeps_it(page: Page, tmp_path: Path) -> 
     token = add_token(tokens, name="reader", scopes={Scope.INSPECT})
     with serving(http_port="0", backend=NumpyCpu(), tokens=str(tokens)) as server:
         place = server.server.instruments.address
-        page.open(f"http://any:{token}@{place}/")
-        page.value("window.now = document.getElementById('now').innerText")
+        page.goto(f"http://any:{token}@{place}/")
+        page.evaluate("window.now = document.getElementById('now').innerText")
         # The page itself is fetched again with the same token.
-        page.wait_for("document.getElementById('now').innerText !== window.now")
-        assert page.value("document.getElementById('stale').hidden") is True
+        page.wait_for_function("() => document.getElementById('now').innerText !== window.now")
+        assert page.evaluate("document.getElementById('stale').hidden") is True

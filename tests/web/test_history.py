@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server.admin_http.history import MOST, History, quantile, totals
-from gradwire_server.observability.cells import Cells, place
+from gradwire_server.observability.cells import Cells, Ledgers, place
 from gradwire_server.observability.definitions import (
     ITEMS,
     LAG,
@@ -20,14 +20,13 @@ from gradwire_server.observability.definitions import (
     SENT,
     STEP,
 )
-from gradwire_server.observability.ledger import Ledgers
 
 BOUNDS = (1.0, 2.0, 4.0)
 OPERATORS = {name: number for number, name in enumerate(OPERATOR.values)}
 
 
 def counted() -> tuple[Cells, Ledgers]:
-    cells = Cells.private()
+    cells = Cells()
     return cells, Ledgers.of_this_process(cells)
 
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 
+import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from gradwire_server.admin_http.listener import (
     Answer,
     BadRequestError,
     Request,
-    parse,
+    next_request,
 )
 from raw_calls import RawClient
 from serving import ServerThread, serving
@@ -152,7 +153,9 @@ LINES = st.sampled_from([b"GET / HTTP/1.1", b"Host: a", b"Host:", b" a", b":", b
 def test_any_bytes_are_a_request_or_a_refusal(head: bytes) -> None:
     found: Request | Answer
     try:
-        found = parse(head, peer="ipv4:127.0.0.1:1", certified=False)
+        read = next_request(h11.Connection(h11.SERVER), iter([head + EMPTY, b""]).__next__)
+        assert read is not None
+        found = Request.of(read, peer="ipv4:127.0.0.1:1", certified=False)
     except BadRequestError as error:
         found = error.answer
     if isinstance(found, Request):
@@ -171,6 +174,12 @@ def test_a_request_without_end_is_read_to_the_limit(server: ServerThread, endles
         with contextlib.suppress(ConnectionError):
             connection.sendall(endless[: MOST_HEAD_BYTES + 8192])
         assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_head_longer_than_the_limit_is_refused_however_it_comes(server: ServerThread) -> None:
+    for nbytes, status in ((MOST_HEAD_BYTES, 200), (MOST_HEAD_BYTES + 1, 431)):
+        start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "
+        assert say(server, start.ljust(nbytes - len(EMPTY), b"a") + EMPTY)[0] == status
 
 
 def test_who_sends_a_byte_now_and_then_is_not_waited_for(server: ServerThread) -> None:

@@ -19,9 +19,8 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.config.version import VERSION
-from gradwire_server.observability.cells import TOTAL, place
+from gradwire_server.observability.cells import TOTAL, Worker, place
 from gradwire_server.observability.definitions import READY
-from gradwire_server.observability.ledger import Worker
 from processes import Command, memory_kib, running_command
 from raw_calls import RawClient, as_stream, published_request, wait_until
 from serving import ServerThread, serving
@@ -184,7 +183,7 @@ def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -
 def worker(*, ready: bool, pids: tuple[int, ...] = (1,)) -> Worker:
     values = np.zeros(TOTAL)
     values[place(READY)] = ready
-    return Worker("0", values, pids, 0)
+    return Worker("0", values, pids)
 
 
 def test_a_worker_whose_event_loop_is_silent_hangs_if_it_served() -> None:

@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program; exit with a code of exits.HELP."""
-    # grpc reads it once, when it is imported. Its own lines would come before the one that tells.
+    # grpc reads it on import; its log lines would precede the error message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gradwire.cli import app  # noqa: PLC0415 - see above
 

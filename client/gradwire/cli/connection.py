@@ -1,24 +1,33 @@
-"""Which server a command calls, and how: --target, --tls-*, --token-file, or its own."""
+"""Connection of a command to a server: --target, --tls-*, --token-file, or a server of its own.
+
+A server of its own is a child process and is never imported: the command line needs no server
+package, and a fault of one does not affect the other.
+"""
 
 from __future__ import annotations
 
+import os
 import ssl
+import subprocess
+import sys
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
-from gradwire._tokens import read_bearer
+from gradwire._core.options import read_bearer
 from gradwire.cli.exits import CODES, INVALID, CommandError
-from gradwire.cli.local_server import local_server
-from gradwire.cli.progress import retries_shown
+from gradwire.cli.output import retries_shown
 from gradwire.errors import UnavailableError
 
-# Seconds for which a command goes on trying to connect: whoever types it waits.
+# Seconds for which a command retries connecting, while its user waits.
 _CONNECT_S = 1.5
 
 
@@ -92,7 +101,7 @@ class Connection:
         )
 
     def headers(self, url: str) -> dict[str, str]:
-        """Return what an HTTP request to this URL shows of the caller: the token, if any.
+        """Return the authorization header of an HTTP request, if there is a token.
 
         Raises InvalidRequestError where that would travel to another machine in plain text.
         """
@@ -103,7 +112,7 @@ class Connection:
         return {} if bearer is None else dict(bearer.metadata())
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return what an HTTPS request is made with; None for what the system trusts.
+        """Return the context of an HTTPS request; None for the system's authorities.
 
         Raises CommandError where a file cannot be used.
         """
@@ -114,7 +123,7 @@ class Connection:
         if self.tls_certificate is not None:
             both = f"--tls-certificate {self.tls_certificate} with --tls-key {self.tls_key}"
             with _naming(both):
-                # grpc takes no key that needs a password; nobody is asked for one.
+                # grpc takes no key with a password, so none is asked for.
                 context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: b"")
         return context
 
@@ -127,7 +136,7 @@ class Connection:
 
     @contextmanager
     def _reaching(self) -> Generator[None]:
-        """Say what to do where nobody listens at target."""
+        """Explain a refused connection to target."""
         try:
             yield
         except UnavailableError as error:
@@ -160,3 +169,77 @@ def _naming(files: str) -> Generator[None]:
     except OSError as error:  # ssl.SSLError is one
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         raise CommandError(f"{files} cannot be used: {reason}", code=INVALID) from error
+
+
+MODULE = "gradwire_server"
+# The server's first line on standard output, once it listens.
+GREETING = b"gradwire-server listening on "
+INSTALL = 'pip install "gradwire[server]"'
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A server that runs: where it listens, and its process, which may have started others."""
+
+    target: str
+    pid: int
+
+
+@contextmanager
+def local_server(*, backend: str = "auto") -> Generator[str]:
+    """Yield the target of a server that ends with the block, at the latest with this process.
+
+    backend  the server's setting, where that is not told by the environment
+    """
+    with local_process(backend=backend) as server:
+        yield server.target
+
+
+@contextmanager
+def local_process(*, backend: str = "auto") -> Generator[LocalServer]:
+    """Yield such a server with its process."""
+    if find_spec(MODULE) is None:
+        raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
+    with tempfile.TemporaryFile() as log, _running(log, backend) as child:
+        yield LocalServer(_address(child, log), child.pid)
+
+
+@contextmanager
+def _running(log: IO[bytes], backend: str) -> Generator[subprocess.Popen[bytes]]:
+    # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
+    # The pipe at its standard input ends it should this process be killed.
+    # It is for this command alone, and asks it for nothing.
+    inherited = {name: text for name, text in os.environ.items() if name != "GRADWIRE_TOKENS"}
+    with subprocess.Popen(  # noqa: S603 (our own server)
+        [sys.executable, "-m", "gradwire.cli.tethered", MODULE, "--address", "127.0.0.1:0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env={"GRADWIRE_BACKEND": backend, **inherited},
+        start_new_session=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            _stop(child)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _address(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    assert child.stdout is not None  # noqa: S101 (Popen was asked for a pipe)
+    for line in child.stdout:
+        if line.startswith(GREETING):
+            return line.removeprefix(GREETING).decode().strip()
+    child.wait()
+    log.seek(0)
+    words = log.read().decode(errors="replace").strip().splitlines()
+    reason = words[-1] if words else f"it ended with code {child.returncode}"
+    raise CommandError(f"the local server did not start: {reason}")

@@ -1,4 +1,4 @@
-"""How the program ends: one line on stderr, and a code for scripts."""
+"""Exit codes, and error messages of one line on stderr."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from gradwire.errors import (
 
 OTHER = 1
 INVALID = 2
+UNKNOWN = 3
 DIFFERENT = 9
 INTERRUPTED = 130
 TERMINATED = 143
 
 CODES: dict[type[GradwireError], int] = {
     InvalidRequestError: INVALID,
-    UnsupportedOperatorError: 3,
+    UnsupportedOperatorError: UNKNOWN,
     LimitExceededError: 4,
     OverloadedError: 5,
     DeadlineExceededError: 6,
@@ -45,7 +46,7 @@ Exit codes:
   0    done
   1    any other failure
   2    wrong usage, or an invalid request
-  3    the server does not know the operator or an attribute
+  3    the operator is not known, or the server does not know an attribute
   4    a limit of the server is exceeded; a retry does not help
   5    the server is overloaded; a retry does help
   6    the deadline has passed
@@ -58,7 +59,7 @@ Exit codes:
 
 
 class CommandError(click.ClickException):
-    """What a command cannot do for a reason of its own; one line, with an exit code."""
+    """Failure of a command itself: one line, with an exit code."""
 
     def __init__(self, message: str, *, code: int = OTHER) -> None:
         super().__init__(message)
@@ -115,7 +116,7 @@ _FLAGS = {
 
 
 def _in_flags(error: InvalidRequestError) -> str:
-    """Name what the user has written: --attr for an attribute, other flags for arguments."""
+    """Name flags in a message: --attr for an attribute, others for arguments."""
     field = error.field or ""
     name, separator, rest = str(error).partition(": ")
     if field.startswith("operator.") and separator:
@@ -132,6 +133,7 @@ def report(error: Exception) -> None:
     elif isinstance(error, (AuthenticationError, PermissionDeniedError)):
         text = f"{text}; tokens come from --token-file or GRADWIRE_TOKEN"
     if isinstance(error, GradwireError):
+        text = text.replace(" (output_shape in the SDK)", "").replace("within timeout_s,", "within")
         # Among the words too, which compare one argument with another.
         for argument in ("array.shape", "output_shape"):
             text = text.replace(argument, _FLAGS[argument])

@@ -1,26 +1,32 @@
-"""Options that several commands have, and what reads their values."""
+"""Options of several commands, operators from --op and --attr, and the checks of values."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from gradwire._targets import VARIABLE, read_target
+from gradwire._core.options import read_target
+from gradwire._wire.environment import TARGET_VARIABLE
 from gradwire.cli import exits
 from gradwire.cli.connection import Connection
+from gradwire.cli.exits import INVALID, UNKNOWN, CommandError
+from gradwire.ops import OPERATORS, Operator
+from gradwire.ops._base import rule_of, unknown_name
 from gradwire.tensors import DTYPES
 
 Decorated = Callable[..., Any]
 
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-# What matplotlib draws without further programs.
+# Formats that matplotlib draws without further programs.
 PICTURES = (".png", ".svg", ".pdf")
 
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -83,13 +89,13 @@ def check_picture(
 def check_target(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> str | None:
-    """Refuse what is no address, and name where it came from."""
+    """Refuse a malformed address; name its source."""
     try:
         if value is not None:
             read_target(value)
     except ValueError as error:
         source = context.get_parameter_source(parameter.name or "")
-        name = VARIABLE if source is ParameterSource.ENVIRONMENT else "--target"
+        name = TARGET_VARIABLE if source is ParameterSource.ENVIRONMENT else "--target"
         text = f"{name}{str(error).removeprefix('target')}"
         raise exits.CommandError(text, code=exits.INVALID) from error
     return value
@@ -124,7 +130,7 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
             callback=check_target,
             default=default,
             show_default=True,
-            envvar=VARIABLE,
+            envvar=TARGET_VARIABLE,
             show_envvar=True,
             help=f"Server to call, or several with commas between.{of_its_own}",
         )(with_files)
@@ -179,3 +185,81 @@ def dtype_option(*, multiple: bool = False, text: str) -> Callable[[Decorated], 
 
 
 _DTYPES = {str(dtype): dtype for dtype in DTYPES.values()}
+
+
+NUMBERS: dict[str, Callable[[str], object]] = {
+    "float": float,
+    "double": float,
+    "int64": int,
+    "int32": int,
+}
+FLAGS = {"true": True, "false": False}
+
+
+def operator_kind(name: str) -> type[Operator]:
+    """Return the class of the operator called `name`."""
+    if name in OPERATORS:
+        return OPERATORS[name]
+    close = get_close_matches(name.lower().replace("-", "_"), OPERATORS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise CommandError(
+        f"--op: {name!r} is not an operator; give one of {', '.join(OPERATORS)}{hint}", code=UNKNOWN
+    )
+
+
+def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
+    """Make an operator from assignments such as "mode=bilinear" and "sizes=112,112".
+
+    Raises CommandError where one cannot be read, InvalidRequestError where a value breaks its rule.
+    """
+    given: dict[str, object] = {}
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator:
+            raise CommandError(f"--attr: {assignment!r} has no '='; give NAME=VALUE", code=INVALID)
+        if name in given:
+            raise CommandError(f"--attr: {name} is given twice; give it once", code=INVALID)
+        given[name] = _value(kind, name, text)
+    return kind(**given)
+
+
+def _value(kind: type[Operator], name: str, text: str) -> object:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if name not in fields:
+        raise unknown_name(f"operator.{kind.name}", name, fields)
+    rule = rule_of(fields[name])
+    kind_of_one, array, _ = rule.type_name.partition("[]")
+    if kind_of_one == "bool":
+        return FLAGS.get(text.lower(), text)
+    number = NUMBERS.get(kind_of_one)
+    if number is None:
+        return text
+    try:
+        return tuple(map(number, filter(str.strip, text.split(",")))) if array else number(text)
+    except ValueError:
+        separated = ", separated by commas" if array else ""
+        raise CommandError(
+            f"--attr {name}: is {text!r}; {rule.wanted}{separated}", code=INVALID
+        ) from None
+
+
+def shape_options(*, input_required: bool) -> Callable[[Decorated], Decorated]:
+    """Add --input-shape and --output-shape, the shapes of the operator as it is called."""
+
+    def decorate(command: Decorated) -> Decorated:
+        with_output = click.option(
+            "--output-shape",
+            callback=read_shape,
+            metavar="N,N,...",
+            help="Shape of the result; may be left out where attributes determine it.",
+        )(command)
+        return click.option(
+            "--input-shape",
+            callback=read_shape,
+            required=input_required,
+            metavar="N,N,...",
+            help="Shape of what the operator is given; for a gradient, that of the forward's "
+            "output.",
+        )(with_output)
+
+    return decorate

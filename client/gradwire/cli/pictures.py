@@ -1,7 +1,8 @@
-"""The picture of `gradwire explain`: a row of three panels for each axis. Needs matplotlib.
+"""Pictures of `gradwire explain` and `gradwire demo`. Needs matplotlib.
 
-All panels of a row have the inputs downward: which outputs read each input, the matrix of weights,
-and each input's total weight, which is what a gradient of ones gives.
+explain draws a row of three panels for each axis, all with the inputs downward: the outputs that
+read each input, the matrix of weights, and each input's total weight, the result of a gradient of
+ones.
 """
 
 # matplotlib leaves keyword arguments untyped.
@@ -10,20 +11,27 @@ and each input's total weight, which is what a gradient of ones gives.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib import cbook
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
 from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 from PIL import Image
 
-from gradwire.cli import links
-from gradwire.cli.tables import AxisTable, Weights
+from gradwire.cli.axis_tables import AxisTable, Indices, Weights
 
 # Okabe and Ito's blue and vermilion, which people with any color vision tell apart.
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
@@ -80,7 +88,7 @@ def _square(roots: Weights) -> Weights:
 
 
 class _Page:
-    """A figure whose places are told in inches."""
+    """A figure whose coordinates are in inches."""
 
     def __init__(self, rows: int) -> None:
         self.height = HEADING + ROW * rows
@@ -117,11 +125,9 @@ class _Page:
 def _draw_axis(page: _Page, row: int, caption: str, axis: AxisTable) -> None:
     page.caption(row, caption)
     colors = color_scale(axis.weight)
-    stretches = links.stretches(axis)
-    plots = [
-        page.plot(row, LINKS, part=part, parts=len(stretches)) for part in range(len(stretches))
-    ]
-    links.draw(plots, axis, colors, stretches)
+    parts = stretches(axis)
+    plots = [page.plot(row, LINKS, part=part, parts=len(parts)) for part in range(len(parts))]
+    draw_links(plots, axis, colors, parts)
     _draw_matrix(page.plot(row, MATRIX), axis, colors)
     page.figure.colorbar(colors, cax=page.plot(row, COLORS)).ax.set_title("weight", fontsize=9)
     _draw_totals(page.plot(row, TOTALS), axis)
@@ -202,3 +208,186 @@ def _in_parts(totals: Weights, count: int) -> tuple[list[float], list[Weights]]:
     parts = np.array_split(totals, min(len(totals), count))
     places = np.array_split(np.arange(len(totals)), len(parts))
     return [float(part.mean()) for part in places], parts
+
+
+INK = "0.15"
+
+# Inputs up to which one plot shows them all; of more, three stretches from along the axis.
+MOST_INPUTS = 30
+STRETCH = 8
+
+# Visible part of the axis beyond a stretch, in inputs.
+MARGIN = 0.9
+
+# Outputs from beyond a stretch up to which they are drawn at its edge.
+FEW_BEYOND = 4
+
+# Between the numbers of two elements, in inches.
+APART = 0.11
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Inputs first .. stop - 1 of an axis."""
+
+    first: int
+    stop: int
+
+
+def stretches(axis: AxisTable) -> list[Stretch]:
+    """Return all inputs of a short axis; the beginning, the middle and the end of a long one."""
+    if axis.inputs <= MOST_INPUTS:
+        return [Stretch(0, axis.inputs)]
+    starts = (0, (axis.inputs - STRETCH) // 2, axis.inputs - STRETCH)
+    return [Stretch(start, start + STRETCH) for start in starts]
+
+
+def draw_links(
+    plots: Sequence[Axes], axis: AxisTable, colors: ScalarMappable, parts: Sequence[Stretch]
+) -> None:
+    """Draw each stretch with the outputs that read it."""
+    for plot, part in zip(plots, parts, strict=True):
+        top, bottom = part.first - MARGIN, part.stop - 1 + MARGIN
+        plot.set_xlim(-0.2, 1.2)
+        plot.set_ylim(bottom, top)
+        place = np.clip(_positions(axis), top, bottom)
+        outputs = _join(plot, axis, colors, part, place)
+        _draw_side(plot, 0, place, outputs, marked=np.diff(axis.offset) == 0)
+        every = np.arange(axis.inputs)
+        chosen = every[part.first : part.stop]
+        _draw_side(plot, 1, every, chosen, marked=np.isin(every, axis.unread))
+        plot.set_xticks(())
+        plot.set_yticks(())
+        plot.spines[["top", "left", "bottom", "right"]].set_visible(False)
+    plots[0].set_title("which outputs read each input", fontsize=10)
+    where = "by its index" if axis.coordinates is None else "at its coordinate"
+    plots[-1].set_xticks((0, 1), (f"output\n({where})", "input"))
+    plots[-1].tick_params(length=0)
+    for plot in plots[1:]:
+        plot.text(1, plot.get_ylim()[1], "...", ha="center", va="bottom", color=INK)
+
+
+def _positions(axis: AxisTable) -> NDArray[np.float64]:
+    """Return where along the inputs each output stands."""
+    if axis.coordinates is not None:
+        return axis.coordinates.astype(np.float64)
+    return (np.arange(axis.outputs) + 0.5) * axis.inputs / axis.outputs - 0.5
+
+
+def _join(
+    plot: Axes,
+    axis: AxisTable,
+    colors: ScalarMappable,
+    part: Stretch,
+    place: NDArray[np.float64],
+) -> Indices:
+    """Draw lines from outputs to the inputs they read; return the outputs to be drawn."""
+    read = (axis.columns >= part.first) & (axis.columns < part.stop) & (axis.weight != 0)
+    # The heaviest last, on top.
+    chosen = np.flatnonzero(read)[np.argsort(np.abs(axis.weight[read]), kind="stable")]
+    weights, outputs = axis.weight[chosen], axis.rows[chosen]
+    left, right = np.zeros(len(chosen)), np.ones(len(chosen))
+    ends = np.stack([left, place[outputs], right, axis.columns[chosen]], 1)
+    heavy = np.abs(weights) / max(1e-30, float(np.abs(axis.weight).max(initial=0)))
+    lines = LineCollection(
+        list(ends.reshape(-1, 2, 2)), colors=colors.to_rgba(weights), linewidths=0.8 + 2.2 * heavy
+    )
+    plot.add_collection(lines)
+    if part.stop - part.first == axis.inputs:
+        return np.arange(axis.outputs)
+    bottom, top = plot.get_ylim()
+    inside = np.flatnonzero((place > top) & (place < bottom))
+    beyond = np.setdiff1d(outputs, inside)
+    return np.union1d(inside, beyond) if len(beyond) <= FEW_BEYOND else inside
+
+
+def _draw_side(
+    plot: Axes,
+    side: int,
+    place: NDArray[Any],
+    chosen: Indices,
+    *,
+    marked: NDArray[np.bool_],
+) -> None:
+    """Draw outputs at 0 or inputs at 1, numbered; those that are marked stand out."""
+    odd, even = chosen[marked[chosen]], chosen[~marked[chosen]]
+    at = np.full(len(place), side)
+    plot.plot(at[even], place[even], "s" if side else "o", color=INK, ms=4.5, clip_on=False)
+    plot.plot(
+        at[odd], place[odd], "x" if side else "o", color=VERMILION, ms=6, mfc="none", clip_on=False
+    )
+    span = abs(np.subtract(*plot.get_ylim()))
+    apart = APART * span * plot.figure.dpi / plot.bbox.height
+    last = -math.inf
+    for number in chosen.tolist():
+        if abs(float(place[number]) - last) >= apart:
+            last = float(place[number])
+            color = VERMILION if marked[number] else INK
+            x, align = (1.06, "left") if side else (-0.06, "right")
+            plot.text(x, last, str(number), ha=align, va="center", size=8, color=color)
+
+
+Pixels = npt.NDArray[np.floating[Any]]
+
+# Ships with matplotlib as grace_hopper.jpg.
+PHOTOGRAPH = "grace_hopper.jpg"
+CREDIT = "Commodore Grace M. Hopper, by James S. Davis, U.S. Navy, 1984; public domain"
+
+# The part shown enlarged: rows and columns of the photograph.
+DETAIL = (slice(110, 330), slice(145, 385))
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One image of the story; smaller ones are shown as large as the others."""
+
+    title: str
+    image: Pixels
+
+
+def photograph() -> Pixels:
+    """Load the photograph: float32[1, 3, height, width], 0 to 1, cut to multiples of 4."""
+    path = str(cbook.get_sample_data(PHOTOGRAPH, asfileobj=False))
+    pixels: npt.NDArray[np.uint8] = imread(path)
+    height, width = (size // 4 * 4 for size in pixels.shape[:2])
+    planes = np.moveaxis(pixels[:height, :width], 2, 0)[np.newaxis]
+    return np.ascontiguousarray(planes, np.float32) / np.float32(255)
+
+
+def draw_demo(panels: Sequence[Panel], losses: Sequence[float], *, path: Path) -> None:
+    """Write the picture: the panels, a detail of each, and the loss after each step."""
+    figure = Figure(figsize=(3.1 * len(panels), 9.9), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    title = "A photograph rebuilt from its 4x smaller copy, by gradients over gRPC"
+    figure.suptitle(title, fontsize=15)
+    grid = figure.add_gridspec(3, len(panels), height_ratios=(3.7, 2.9, 2.2))
+    height = panels[-1].image.shape[2]
+    for column, panel in enumerate(panels):
+        pixels = _as_pixels(panel.image, height // panel.image.shape[2])
+        whole = figure.add_subplot(grid[0, column])
+        whole.set_title(panel.title, fontsize=11)
+        _show(whole, pixels)
+        _show(figure.add_subplot(grid[1, column]), pixels[DETAIL])
+    _plot_loss(figure.add_subplot(grid[2, :]), losses)
+    figure.supxlabel(f"{CREDIT}; sample data of matplotlib", fontsize=8, color="0.4")
+    figure.savefig(path, format="png")
+
+
+def _as_pixels(planes: Pixels, repeat: int) -> npt.NDArray[Any]:
+    pixels: npt.NDArray[Any] = np.clip(np.moveaxis(planes[0], 0, 2), 0, 1)
+    return pixels.repeat(repeat, axis=0).repeat(repeat, axis=1)
+
+
+def _show(axes: Axes, pixels: npt.NDArray[Any]) -> None:
+    axes.imshow(pixels, interpolation="none")
+    axes.set_axis_off()
+
+
+def _plot_loss(axes: Axes, losses: Sequence[float]) -> None:
+    axes.plot(losses, color="tab:blue", linewidth=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("gradient step")
+    axes.set_ylabel("loss")
+    axes.grid(visible=True, color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)

@@ -10,8 +10,8 @@ A value out of order raises gradwire.InvalidRequestError at once, in the words o
 
 from __future__ import annotations
 
+from gradwire.ops._base import Operator
 from gradwire.ops._messages import OPERATORS, adjoint, describe, from_message, to_message
-from gradwire.ops._operator import Operator
 from gradwire.ops.dml import DmlResample, DmlResample2, DmlResampleGrad, DmlResampleGrad1
 from gradwire.ops.jax import JaxResize, JaxResizeGrad
 from gradwire.ops.onednn import Interpolate, InterpolateBackward

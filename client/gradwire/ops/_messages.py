@@ -11,8 +11,7 @@ from google.protobuf.message import Message
 from gradwire import v1
 from gradwire.errors import InvalidRequestError
 from gradwire.ops import dml, jax, onednn, onnx, openvino, tensorflow, torch
-from gradwire.ops._attributes import Choice, is_default, rule_of
-from gradwire.ops._operator import Operator, documentation
+from gradwire.ops._base import Choice, Operator, documentation, is_default, rule_of
 from gradwire.tensors import DTYPES
 
 # A framework is entered here, in the order of the numbers of its operators in the schema.

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, Floats, attribute
-from gradwire.ops._operator import Operator
+from gradwire.ops._base import Choice, Floats, Operator, attribute
 
 InterpolationMode = Literal["nearest_neighbor", "linear"]
 NearestRounding = Literal["half_down", "half_up"]

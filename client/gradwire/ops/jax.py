@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from gradwire.ops._attributes import Choice, Flag, Integers, attribute
-from gradwire.ops._operator import Operator
+from gradwire.ops._base import Choice, Flag, Integers, Operator, attribute
 
 Method = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, Floats, Integers, attribute
-from gradwire.ops._operator import Operator
+from gradwire.ops._base import Choice, Floats, Integers, Operator, attribute
 
 Mode = Literal["nearest", "linear", "bilinear", "trilinear"]
 CoordinateTransformationMode = Literal["half_pixel", "align_corners"]

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import (
+from gradwire.ops._base import (
     SLOPE_BITS,
     Choice,
     Flag,
     Floats,
     Integers,
     Number,
+    Operator,
     attribute,
 )
-from gradwire.ops._operator import Operator
 
 Mode = Literal["nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"]
 ShapeCalculationMode = Literal["sizes", "scales"]

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, Flag, Integers, attribute
-from gradwire.ops._operator import Operator
+from gradwire.ops._base import Choice, Flag, Integers, Operator, attribute
 
 Kind = Literal["bilinear", "nearest_neighbor", "bicubic"]
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._attributes import Choice, Flag, Floats, Integers, attribute
-from gradwire.ops._operator import Operator
+from gradwire.ops._base import Choice, Flag, Floats, Integers, Operator, attribute
 
 Mode = Literal[
     "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area", "lanczos"

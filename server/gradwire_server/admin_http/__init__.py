@@ -7,9 +7,9 @@ history   counts of the last minutes
 status    content of the status page, as a dictionary: pure
 page      HTML of the page, from that dictionary: pure
 
-No HTTP library is used: the port has five paths without request bodies, and aiohttp or uvicorn with
-starlette would add seven packages and a second event loop to the process that serves gRPC. Idle
-threads of the standard library wait in the kernel.
+h11 parses requests. No HTTP server is used: the port has five paths without request bodies, and
+aiohttp or uvicorn with starlette would add seven packages and a second event loop to the process
+that serves gRPC. Idle threads of the standard library wait in the kernel.
 """
 
 from __future__ import annotations

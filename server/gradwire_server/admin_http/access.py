@@ -45,7 +45,7 @@ class AccessCheck:
             return None
         return Answer.text(
             HTTPStatus.MISDIRECTED_REQUEST,
-            "this server does not know itself by the name in Host; http_hosts tells it names",
+            "the name in Host is not one of this server's names; add it to --http-hosts",
         )
 
     def refusal(self, request: Request) -> Answer | None:

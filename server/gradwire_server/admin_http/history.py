@@ -11,9 +11,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gradwire_server.observability.cells import place, span, width
+from gradwire_server.observability.cells import Floats, Worker, place, span, width
 from gradwire_server.observability.definitions import (
     ITEMS,
     LAG,
@@ -25,7 +24,6 @@ from gradwire_server.observability.definitions import (
     STATUS_LABEL,
     STEP,
 )
-from gradwire_server.observability.ledger import Worker
 
 EVERY_S = 5.0
 # Readings in five minutes, including both ends.
@@ -34,8 +32,6 @@ MOST = 61
 _LATELY_S = 9.0
 # Statuses not counted as errors.
 _FINE = ("OK", "CANCELLED")
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from http.client import HTTPException, parse_headers
-from io import BytesIO
 from typing import Any, cast
+
+import h11
 
 # A request line and headers of browsers with many cookies have some 4 KiB.
 MOST_HEAD_BYTES = 16 << 10
+_MOST_HEADERS = 100
 _READ_BYTES = 4096
-_END = b"\r\n\r\n"
-_VERSIONS = ("HTTP/1.0", "HTTP/1.1")
+_VERSIONS = (b"1.0", b"1.1")
 _METHODS = ("GET", "HEAD")
 # Forbid framing, caching, content sniffing, and reading by other sites.
 _ALWAYS = {
@@ -98,66 +98,43 @@ class Request:
     peer: str
     certified: bool
 
+    @classmethod
+    def of(cls, head: h11.Request, *, peer: str, certified: bool) -> Request:
+        """Check a request; raise BadRequestError if it is invalid or unsupported here."""
+        path, method = head.target.decode("ascii").partition("?")[0], head.method.decode("ascii")
+        if not path.startswith("/") or head.http_version not in _VERSIONS:
+            raise BadRequestError(HTTPStatus.BAD_REQUEST, "GET /path HTTP/1.1 is understood")
+        if method not in _METHODS:
+            raise BadRequestError(
+                HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are supported", Allow="GET, HEAD"
+            )
+        if len(head.headers) > _MOST_HEADERS:
+            raise BadRequestError(HTTPStatus.BAD_REQUEST, f"more than {_MOST_HEADERS} headers")
+        names = [name for name, _ in head.headers]
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
+        # HTTP/1.1 without Host, and several of it, are h11's errors.
+        if headers.get("host") == "":
+            raise BadRequestError(HTTPStatus.BAD_REQUEST, "the header Host is empty")
+        if names.count(b"authorization") > 1:
+            # A proxy may have checked another one.
+            raise BadRequestError(HTTPStatus.BAD_REQUEST, "more than one header Authorization")
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            raise BadRequestError(HTTPStatus.BAD_REQUEST, "a request here has no body")
+        return cls(method, path, headers.get("host", ""), headers, peer, certified)
 
-def read_head(connection: socket.socket, *, patience_s: float) -> bytes | None:
-    """Return a request up to the empty line; None if the caller disconnects before.
 
-    patience_s  time limit for the whole head, however its bytes arrive
+def next_request(http: h11.Connection, receive: Callable[[], bytes]) -> h11.Request | None:
+    """Return the request of a connection; None if the caller sends nothing.
 
-    Raises BadRequestError if it is too long or not HTTP, TimeoutError.
+    Raises BadRequestError if it is not HTTP or too long.
     """
-    until = time.monotonic() + patience_s
-    head = b""
-    while _END not in head and len(head) <= MOST_HEAD_BYTES:
-        if head and not head[:1].isalpha():
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, "this port speaks HTTP, without TLS")
-        connection.settimeout(max(1e-3, until - time.monotonic()))
-        came = connection.recv(_READ_BYTES)
-        if not came:
-            return None
-        head += came
-    head = head.partition(_END)[0]
-    if len(head) > MOST_HEAD_BYTES:
-        raise BadRequestError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            f"a request line and headers of at most {MOST_HEAD_BYTES} bytes are read",
-        )
-    return head
-
-
-def parse(head: bytes, *, peer: str, certified: bool) -> Request:
-    """Parse a request's head; raise BadRequestError if it is invalid or unsupported."""
-    line, _, rest = head.partition(b"\r\n")
-    words = line.decode("latin-1").split(" ")
-    if len(words) != 3 or words[2] not in _VERSIONS or not words[1].startswith("/"):  # noqa: PLR2004
-        raise BadRequestError(HTTPStatus.BAD_REQUEST, "GET /path HTTP/1.1 is understood")
-    method, target, version = words
-    if method not in _METHODS:
-        raise BadRequestError(
-            HTTPStatus.METHOD_NOT_ALLOWED,
-            "nothing can be changed here: GET or HEAD",
-            Allow="GET, HEAD",
-        )
     try:
-        headers = parse_headers(BytesIO(rest + _END))
-    except HTTPException as error:
-        raise BadRequestError(HTTPStatus.BAD_REQUEST, "these are no headers") from error
-    hosts = headers.get_all("Host", [])
-    if (len(hosts) != 1 and (hosts or version != "HTTP/1.0")) or not all(map(str.strip, hosts)):
-        raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Host with a name is needed")
-    if len(headers.get_all("Authorization", [])) > 1:
-        # A proxy may have checked another one.
-        raise BadRequestError(HTTPStatus.BAD_REQUEST, "one header Authorization at most is read")
-    if "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
-        raise BadRequestError(HTTPStatus.BAD_REQUEST, "a request here has no body")
-    return Request(
-        method=method,
-        path=target.partition("?")[0],
-        host=str(hosts[0]).strip() if hosts else "",
-        headers={name.lower(): str(value) for name, value in headers.items()},
-        peer=peer,
-        certified=certified,
-    )
+        while (event := http.next_event()) is h11.NEED_DATA:
+            http.receive_data(receive())
+    except h11.RemoteProtocolError as error:
+        told = f"expected an HTTP/1.1 request of at most {MOST_HEAD_BYTES} bytes: {error}"
+        raise BadRequestError(HTTPStatus(error.error_status_hint), told) from error
+    return event if isinstance(event, h11.Request) else None
 
 
 # Time limit for sending a request, and for reading the answer.
@@ -279,13 +256,29 @@ class _HttpConnection(socketserver.BaseRequestHandler):
         certified = isinstance(connection, ssl.SSLSocket) and bool(
             connection.getpeercert(binary_form=True)
         )
+        until = time.monotonic() + _PATIENCE_S
+
+        left = MOST_HEAD_BYTES
+
+        def receive() -> bytes:
+            nonlocal left
+            if not left:
+                status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+                raise h11.RemoteProtocolError("more came", error_status_hint=status)
+            # For the whole head, however its bytes arrive.
+            connection.settimeout(max(1e-3, until - time.monotonic()))
+            data = connection.recv(min(_READ_BYTES, left))
+            left -= len(data)
+            return data
+
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
         with_body = True
         try:
-            head = read_head(connection, patience_s=_PATIENCE_S)
+            head = next_request(http, receive)
             if head is None:
                 return
-            request = parse(head, peer=_peer(self.client_address), certified=certified)
-            with_body = request.method != "HEAD"
+            with_body = head.method != b"HEAD"
+            request = Request.of(head, peer=_peer(self.client_address), certified=certified)
             answer = cast("_Server", self.server).respond(request)
         except BadRequestError as error:
             answer = error.answer

@@ -16,8 +16,8 @@ from gradwire_server.admin_http.listener import Answer, Listener, Request
 from gradwire_server.admin_http.status import Subject, is_alive, is_ready, status
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
+from gradwire_server.observability.cells import Ledgers
 from gradwire_server.observability.exposition import Exposition, Processes
-from gradwire_server.observability.ledger import Ledgers
 from gradwire_server.security.authorization import Authorizer
 from gradwire_server.security.certificates import Certificates, contexts
 
@@ -82,19 +82,20 @@ class Site:
         refused = self._guard.wrong_host(request)
         if refused is None and request.path in probes:
             return probes[request.path]()
-        return refused or self._guard.refusal(request) or self._tell(request)
+        return refused or self._guard.refusal(request) or self._content(request)
 
-    def _tell(self, request: Request) -> Answer:
+    def _content(self, request: Request) -> Answer:
         if request.path == "/":
-            policy = {"Content-Security-Policy": page.content_security_policy()}
+            policy = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
             return Answer(HTTPStatus.OK, "text/html; charset=utf-8", self._page.get(), policy)
         if request.path == "/status.json":
             return Answer(HTTPStatus.OK, "application/json", self._json.get())
         if request.path == "/metrics":
-            body, content_type = self._exposition.told(request.headers.get("accept", ""))
+            body, content_type = self._exposition.encode(request.headers.get("accept", ""))
             return Answer(HTTPStatus.OK, content_type, body)
         return Answer.text(
-            HTTPStatus.NOT_FOUND, "there are /, /status.json, /metrics, /healthz and /readyz"
+            HTTPStatus.NOT_FOUND,
+            "not found; the paths are /, /status.json, /metrics, /healthz and /readyz",
         )
 
     def _healthz(self) -> Answer:

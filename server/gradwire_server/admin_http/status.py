@@ -1,14 +1,13 @@
 """Content of the status page and /status.json, as plain values.
 
-state      serving, partly (some workers do not), away (none does: it starts, stops or is replaced)
-rates      a second, of the last seconds; None until there is anything to compare with
-history    of each five seconds in the last five minutes, the oldest first
-latency    quantiles in seconds of the last minutes; "call" lasts from its arrival to its status
-operators  those that were called; the last one may be "", of calls that named none
-errors     the latest, the last one first
-workers    request_budget_bytes is what calls in flight are let in for; resident_bytes and
-           processor_s are what the system gives the worker's processes, in processor_s those that
-           have ended too; device_memory_bytes is what it has taken of its GPU
+state      serving, partly (some workers do not serve), away (none serves)
+rates      per second, in the last seconds; None in the first second
+history    rates of each five seconds in the last five minutes, the oldest first
+latency    quantiles in seconds of the last minutes; "call" is the time from arrival to status
+operators  counts of each operator; the last one may be "", for calls that named none
+errors     the latest errors, the last one first
+workers    request_budget_bytes is the memory budget of calls in flight; resident_bytes is of the
+           running processes; processor_s includes ended ones; device_memory_bytes is on the GPU
 """
 
 from __future__ import annotations
@@ -20,11 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from gradwire_server.admin_http.history import EVERY_S, Floats, History, Totals, quantile, totals
+from gradwire_server.admin_http.history import EVERY_S, History, Totals, quantile, totals
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability.cells import NotedError, newest, span
+from gradwire_server.observability.cells import (
+    Floats,
+    Ledgers,
+    NotedError,
+    Worker,
+    newest,
+    span,
+)
 from gradwire_server.observability.definitions import (
     DEVICE_MEMORY,
     IN_FLIGHT,
@@ -32,18 +38,18 @@ from gradwire_server.observability.definitions import (
     MEMORY_LIMIT,
     OPERATOR,
     PHASE_DURATION,
+    PHASES,
     PROCESSOR,
     QUEUE_DEPTH,
     READY,
     REQUEST_DURATION,
     RESIDENT,
+    RESTARTS,
     STREAMS,
     STREAMS_LIMIT,
     Metric,
 )
 from gradwire_server.observability.exposition import Processes
-from gradwire_server.observability.ledger import Ledgers, Worker
-from gradwire_server.observability.phases import PHASES
 
 _QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))
 _MOST_ERRORS = 20
@@ -81,7 +87,9 @@ def status(
     workers = ledgers.read()
     places = _workers(workers, history.silent_s(), processes)
     serving = sum(place["state"] == "serving" for place in places)
-    told = next((told for ledger in ledgers.all if (told := ledger.told())), dict[str, str]())
+    told = next(
+        (told for ledger in ledgers.all if (told := ledger.description())), dict[str, str]()
+    )
     started, began = subject.started
     return {
         "state": "serving" if serving == len(places) else "partly" if serving else "away",
@@ -198,17 +206,17 @@ def _held(settings: Settings, workers: Sequence[Worker]) -> dict[str, Any]:
 def _workers(
     workers: Sequence[Worker], silent_s: Sequence[float], processes: Processes
 ) -> list[dict[str, Any]]:
-    figures = {
-        family.metric.name: {sample.labels[0]: sample.value for sample in family.samples}
-        for family in processes.read(workers)
-    }
-    resident, processor = figures[RESIDENT.name], figures[PROCESSOR.name]
+    figures = processes.read(workers)
+    resident, processor = (
+        {sample.labels["worker"]: sample.value for sample in figures[metric]}
+        for metric in (RESIDENT, PROCESSOR)
+    )
     return [
         {
             "worker": worker.name,
             "state": state_of(worker, silent),
             "pids": list(worker.pids),
-            "restarts": worker.restarts,
+            "restarts": int(sum(_states([worker], RESTARTS))),
             "in_flight": int(sum(_states([worker], IN_FLIGHT))),
             "queue": int(sum(_states([worker], QUEUE_DEPTH))),
             "request_budget_bytes": int(sum(_states([worker], MEMORY))),

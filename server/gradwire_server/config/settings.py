@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 
 from gradwire_server import backends
@@ -107,68 +110,72 @@ _LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a server: flags --field-name and variables GRADWIRE_FIELD_NAME.
+    """Settings of a server: flags --field-name, variables GRADWIRE_FIELD_NAME, keys of a file.
 
     Errors name the flag.
     """
 
     address: str = _setting(
-        "127.0.0.1:50051", "HOST:PORT to listen on; port 0 takes a free one. unix:PATH works too."
+        "127.0.0.1:50051", "HOST:PORT or unix:PATH to listen on; port 0 selects a free port."
     )
     insecure: bool = _setting(
         default=False, text="Serve without TLS on an address that is not loopback."
     )
-    tls_certificate: str = _setting("", "PEM file with the server's certificates; turns TLS on.")
+    tls_certificate: str = _setting("", "PEM file with the server's certificates; enables TLS.")
     tls_key: str = _setting("", "PEM file with the server's private key.", secret=True)
     tls_client_ca: str = _setting(
-        "", "PEM file with the authorities whose clients are let in (mTLS)."
+        "", "PEM file with the authorities that client certificates must come from (mTLS)."
     )
     tokens: str = _setting(
-        "", "File of `gradwire-server token`; all but health takes a token then.", secret=True
+        "",
+        "Tokens file, written by `gradwire-server token`; all calls but health then need a token.",
+        secret=True,
     )
     anonymous_scopes: str = _setting(
         "evaluate",
-        "What callers of other machines may do without a certificate, where there is no tokens "
-        "file: evaluate, inspect, both with a comma between, or nothing.",
+        "Scopes of callers on other machines without a certificate, if there is no tokens file: "
+        "evaluate, inspect, both separated by a comma, or none.",
     )
     backend: str = _setting(
         "auto",
-        "What computes: auto picks the fastest of the CPU; cuda is an NVIDIA GPU.",
+        "Backend that computes; auto selects the fastest one for the CPU, cuda an NVIDIA GPU.",
         choices=backends.NAMES,
     )
     compute_threads: int = _setting(
         0,
-        "Threads that compute in each worker; 0 means cores / workers, at least 1. A container's "
-        "limit of processor time counts.",
+        "Computing threads of each worker; 0 means cores / workers, at least 1. A container's CPU "
+        "limit counts as its cores.",
     )
     compute_niceness: int = _setting(
         10,
-        "Niceness of the threads that compute, above that of the rest of the server, which answers "
-        "in time so; 0 makes them alike. Only on Linux.",
+        "Niceness of computing threads relative to the rest of the server, so that calls are "
+        "answered while threads compute; Linux only.",
     )
     workers: int = _setting(
         0,
-        "Processes that serve; of more than one, those that die are replaced. With --backend cuda "
-        "as many for each GPU, and always replaced. 0 means one, or one for each GPU.",
+        "Worker processes, on each GPU with --backend cuda; 0 means one. Workers that die are "
+        "replaced if there are several, or a GPU.",
     )
-    pin_workers: bool = _setting(default=False, text="Give each worker cores of its own.")
+    pin_workers: bool = _setting(default=False, text="Pin each worker to cores of its own.")
     warm_up: bool = _setting(
-        default=True, text="Compile before serving, so that no call waits for a compiler."
+        default=True, text="Compile kernels before serving, so that no call waits for the compiler."
     )
     compile_cache: str = _setting(
-        "", "Folder in which compiled code is kept; empty means the user's cache folder."
+        "", "Folder for compiled kernels; empty means the user's cache folder."
     )
     cuda_devices: str = _setting(
         "",
-        "GPUs that compute, by their numbers, such as 0,2; empty takes all that "
-        "CUDA_VISIBLE_DEVICES leaves. Each has workers of its own.",
+        "Numbers of the GPUs to use, such as 0,2; empty means all visible ones "
+        "(CUDA_VISIBLE_DEVICES). Each GPU has workers of its own.",
     )
     cuda_memory_bytes: int = _setting(
         backends.CUDA_MEMORY_BYTES,
-        "Most bytes of its memory that are taken of each GPU; its workers divide them.",
+        "Most bytes of device memory used on each GPU; its workers divide them.",
     )
-    slab_bytes: int = _setting(_LIMITS.slab_bytes, "Bytes one step of a computation works on.")
-    plan_cache_entries: int = _setting(1 << 22, "Table entries of recent requests to keep.")
+    slab_bytes: int = _setting(
+        _LIMITS.slab_bytes, "Bytes that one step of an evaluation reads and writes."
+    )
+    plan_cache_entries: int = _setting(1 << 22, "Most entries of cached weight tables.")
     max_rank: int = _setting(_LIMITS.max_rank, "Most axes of a tensor, at most 8.")
     max_elements: int = _setting(
         _LIMITS.max_elements, "Most elements of an input, output or intermediate result."
@@ -181,102 +188,100 @@ class Settings:
     )
     max_work: int = _setting(_LIMITS.max_work, "Most multiplications of one request.")
     max_request_memory_bytes: int = _setting(
-        _LIMITS.max_request_memory_bytes, "Most bytes of memory one request may need."
+        _LIMITS.max_request_memory_bytes, "Most bytes of memory that one request may need."
     )
     max_memory_bytes: int = _setting(
         2 << 30,
-        "Most bytes of memory all requests in flight may need; workers divide them. The default is "
-        "less where a container's limit leaves less.",
+        "Most bytes of memory that all requests in flight may need; workers divide them. A "
+        "container's memory limit lowers the default.",
     )
     malloc_keep_bytes: int = _setting(
         16 << 20,
-        "Bytes that the C library keeps of what a worker has freed, for the next calls; 0 leaves "
-        "it as it is, as for other libraries than glibc.",
+        "Freed bytes that glibc's malloc keeps in a worker for later calls; 0 leaves malloc "
+        "unchanged.",
     )
     max_unary_bytes: int = _setting(
         (4 << 20) - (64 << 10), "Most tensor bytes of the request and of the result of Evaluate."
     )
     max_chunk_bytes: int = _setting(2 << 20, "Most bytes of one chunk of a stream.")
     max_message_bytes: int = _setting(
-        16 << 20, "Largest message read at all; larger ones end in RESOURCE_EXHAUSTED unread."
+        16 << 20, "Largest message read; larger ones are refused unread, with RESOURCE_EXHAUSTED."
     )
     max_streams: int = _setting(64, "Most streams open at once; workers divide them.")
     max_in_flight: int = _setting(
-        256, "Most requests of one EvaluateMany stream in work; the others wait unread."
+        256, "Most requests in flight of one EvaluateMany stream; the others wait unread."
     )
     max_connection_calls: int = _setting(
         100,
-        "Most calls open at once on one connection; clients hold the others back "
-        "(HTTP/2's MAX_CONCURRENT_STREAMS).",
+        "Most calls open at once on one connection; clients delay further ones (HTTP/2's "
+        "MAX_CONCURRENT_STREAMS).",
     )
-    max_queue: int = _setting(1024, "Most evaluations that wait for a thread; workers divide them.")
+    max_queue: int = _setting(
+        1024,
+        "Most evaluations that wait for a thread; one caller leaves as many places free as it has; "
+        "workers divide them.",
+    )
     max_queue_s: float = _setting(
         1.0,
-        "Seconds after its beginning in which a burst must be done; those who come later than that "
-        "allows are refused.",
-    )
-    max_standing_queue_s: float = _setting(
-        0.005,
-        "Seconds that an evaluation may have to wait for a thread where the queue has stood for "
-        "max_queue_s, or a quarter of what it takes itself, if that is longer. Low keeps latencies "
-        "low under overload.",
+        "Seconds within which a burst of calls must be done; calls that would be done later are "
+        "refused. Under a lasting load calls wait 5 ms, or a quarter of the time they take.",
     )
     retry_after_s: float = _setting(
         0.25,
-        "Seconds after which a caller may retry who came when the server was starting, or full "
-        "before anything was measured.",
+        "Retry delay in seconds while the server starts, or is full before it has measured how "
+        "fast it drains.",
     )
     stall_timeout_s: float = _setting(
         60.0,
-        "Seconds without progress after which a stream is ended, and without an answer after which "
-        "a GPU is lost.",
+        "Seconds without progress after which a stream ends, and without an answer after which a "
+        "GPU counts as lost.",
     )
     drain_delay_s: float = _setting(
         0.0,
-        "Seconds after SIGTERM or SIGINT in which the server is NOT_SERVING and still takes calls: "
-        "as long as those who route to it need to notice.",
+        "Seconds after SIGTERM or SIGINT in which the server reports NOT_SERVING and still accepts "
+        "calls, until load balancers have noticed.",
     )
-    grace_s: float = _setting(30.0, "Seconds that running calls have to finish after that.")
+    grace_s: float = _setting(30.0, "Seconds after that in which running calls may finish.")
     max_connection_age_s: float = _setting(
         300.0,
-        "Seconds, give or take a tenth, after which a connection takes no new calls, so that "
-        "clients find new servers; running calls finish. 0 means never.",
+        "Seconds after which a connection accepts no new calls, so that clients find new servers; "
+        "varies by a tenth. Running calls finish. 0 means never.",
     )
     max_connection_age_grace_s: float = _setting(
-        3600.0, "Seconds after that in which calls that run then have to end."
+        3600.0, "Seconds after that in which the connection's running calls may finish."
     )
     trim_after_s: float = _setting(
         1.0,
-        "Seconds without a call after which freed memory is handed back to the system; 0 for "
-        "never. Only with glibc.",
+        "Seconds without calls after which freed memory is returned to the system; 0 means never. "
+        "glibc only.",
     )
     log_format: Literal["text", "json"] = _setting(
-        "text", "Format of log lines on stderr.", choices=("text", "json")
+        "text", "Format of the log lines on stderr.", choices=("text", "json")
     )
     log_level: str = _setting(
-        "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
+        "info", "Lowest severity that is logged.", choices=("debug", "info", "warning", "error")
     )
     access_log: bool = _setting(
-        default=False, text="Log calls that succeed at info too; otherwise at debug."
+        default=False, text="Log successful calls at info instead of debug."
     )
     http_port: str = _setting(
         "",
-        "[HOST:]PORT for health, metrics and the status page over HTTP, with TLS where the server "
-        "has it; on 127.0.0.1 if there is no host. Port 0 takes a free one, which the log tells. "
-        "Empty means none.",
+        "[HOST:]PORT for health, metrics and the status page over HTTP, with the server's TLS; the "
+        "host is 127.0.0.1 by default. Port 0 selects a free port, which is logged. Empty means "
+        "none.",
     )
     http_open: bool = _setting(
-        default=False, text="Let everybody who reaches the HTTP port read it, without a token."
+        default=False, text="Let every client of the HTTP port read it without a token."
     )
     http_hosts: str = _setting(
         "",
-        "Names under which the HTTP port is reached, with commas between, beside localhost, its "
-        "own host and IP addresses.",
+        "Further host names of the HTTP port, separated by commas, beside localhost, its own host "
+        "and IP addresses.",
     )
     otlp_endpoint: str = _setting(
         "",
         "URL of an OpenTelemetry collector for traces and metrics, such as "
-        "http://127.0.0.1:4318; empty leaves it to the variables OTEL_*.",
+        "http://127.0.0.1:4318; if empty, the variables OTEL_* decide.",
     )
 
     def __post_init__(self) -> None:
@@ -369,3 +374,39 @@ class Settings:
             else getattr(self, one.name)
             for one in fields(self)
         }
+
+
+_TYPES = {
+    "bool": "true or false",
+    "int": "an integer",
+    "float": "a number",
+    "str": "text in quotes",
+    "list": "an array",
+    "dict": "a table",
+}
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Return the settings in a TOML file by name. Raises ValueError, which names the key."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"--config is {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"--config is {path}, which is no TOML: {error}") from error
+    # Of their defaults, since annotations are texts here.
+    types = {one.name: type(one.default).__name__ for one in fields(Settings)}
+    for key, value in values.items():
+        if key not in types:
+            near = ["address"] if key == "port" else get_close_matches(key, types, 1)
+            raise ValueError(
+                f"--config is {path}: {key} is no setting"
+                + (f"; did you mean {near[0]}?" if near else "")
+            )
+        came, needed = type(value).__name__, types[key]
+        if came != needed and (came, needed) != ("int", "float"):
+            kind = _TYPES.get(came, "a time")
+            raise ValueError(
+                f"--config is {path}: {key} is {value!r}, {kind}; {_TYPES[needed]} is needed"
+            )
+    return values

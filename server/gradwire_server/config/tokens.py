@@ -22,7 +22,7 @@ from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
-from gradwire._reloaded import read_small
+from gradwire._wire.files import read_small
 
 _HEADER = "# name sha256 scopes [last day, UTC]: written by gradwire-server token\n"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

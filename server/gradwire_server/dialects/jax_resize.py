@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,9 @@ class JaxAxis:
     inputs: int
     outputs: int
     compute: np.dtype[np.floating]
+
+
+_Rows: TypeAlias = npt.NDArray[np.int64] | slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +143,31 @@ def _sample(line: JaxAxis, method: str, antialias: bool) -> ComputedTaps:  # noq
         # A band partly outside is moved onto the axis: it still holds all weighted elements.
         low = np.clip(low, 0, line.inputs - taps)
 
-        def weigh(index: npt.NDArray[np.int64]) -> Coordinates:
-            return kernel.weigh(np.abs(at[:, np.newaxis] - index.astype(kind)) / stretch)
+        first, alike = _alike(at, low)
 
-        read = sampling.weights_from(weigh, low, taps=taps)
-        weight = _normalized(read.weight)
+        def weigh(index: npt.NDArray[np.int64]) -> Coordinates:
+            return kernel.weigh(np.abs(at[first, np.newaxis] - index.astype(kind)) / stretch)
+
+        read = sampling.weights_from(weigh, low[first], taps=taps)
+        weight = _normalized(read.weight)[alike]
         outside = (at < kind(-0.5)) | (at > kind(line.inputs - 0.5))
         weight[outside] = 0
-        return Taps(read.index, weight)
+        return Taps(low[:, np.newaxis] + np.arange(taps), weight)
 
     return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
+
+
+def _alike(at: Coordinates, low: npt.NDArray[np.int64]) -> tuple[_Rows, _Rows]:
+    """Return outputs with distinct weights, and for each output the position of its equal.
+
+    Equal distances from the first element give equal weights, since differences are rounded once.
+    Long axes have few distances in float32: from 2**k on at most 2**(23 - k) between two elements.
+    """
+    if at.dtype != FLOAT32:
+        return slice(None), slice(None)
+    distance = at.astype(np.float64) - low
+    _, first, alike = np.unique(distance, return_index=True, return_inverse=True)
+    return first, alike
 
 
 def _normalized(weight: Coordinates) -> Coordinates:

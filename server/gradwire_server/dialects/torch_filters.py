@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from gradwire_server.dialects.dialect import FLOAT32, Axis
 from gradwire_server.plans import sampling
-from gradwire_server.plans.plan import fma
+from gradwire_server.plans.plan import FMA_EFFORT, fma
 from gradwire_server.plans.sampling import (
     ComputedTaps,
     Coordinates,
@@ -102,16 +102,20 @@ class Filter:
     most_taps  the most any output may have
     skips      whether an axis whose length stays is left alone, whatever its scale_factor
     sines      whether weights are made of sines
+    fused      whether weights are made of fused products and sums
     """
 
     sample: Callable[[TorchAxis], Taps | ComputedTaps]
     most_taps: Callable[[TorchAxis], int]
     skips: bool = False
     sines: bool = False
+    fused: bool = False
 
     def axis(self, line: TorchAxis) -> Axis:
         """Return an axis that is read in this way."""
-        effort = EFFORT[line.compute] if self.sines else 1
+        effort = 1
+        if self.sines or self.fused:
+            effort = (EFFORT if self.sines else FMA_EFFORT)[line.compute]
         sides = line.inputs, line.outputs
         return Axis(*sides, self.most_taps(line), self.sample, (line,), effort=effort)
 
@@ -339,14 +343,14 @@ def _sample(line: TorchAxis, *, weigh: Callable[[Numbers], Numbers], radius: int
     return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
 
 
-def _filter(weigh: Callable[[Numbers], Numbers], radius: int, *, sines: bool = False) -> Filter:
+def _filter(weigh: Callable[[Numbers], Numbers], radius: int, **made: bool) -> Filter:
     sample = partial(_sample, weigh=weigh, radius=radius)
-    return Filter(sample, partial(_most_taps, radius=radius), sines=sines)
+    return Filter(sample, partial(_most_taps, radius=radius), **made)
 
 
 # The forward leaves axes alone whose length stays, the backward does not.
 ANTIALIAS: Final = {
     "bilinear": _filter(_triangle, 1),
-    "bicubic": _filter(_keys, 2),
+    "bicubic": _filter(_keys, 2, fused=True),
     "lanczos": _filter(_lanczos, 3, sines=True),
 }

@@ -8,18 +8,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gradwire_server.backends import Backend, TellsHeldBytes, compute_dtype
+from gradwire_server.backends import Backend, BindsArrays, TellsHeldBytes, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.prepared import Array, Bytes, Prepared
 from gradwire_server.engine.tiling import Step, StepPlans, Walk, plan_on, touched
-from gradwire_server.plans import Pass, fill_empty
+from gradwire_server.plans import Pass, Plan, fill_empty
 
 # Elements of a step on tensors in memory: a few milliseconds of work if rows are repeated.
 _LARGE_SLAB = 1 << 25
+# Input and result of an evaluation on a workbench.
+_WORKBENCH_BYTES = 1 << 16
 
 
 class Source(Protocol):
@@ -74,15 +77,24 @@ def _compute(
 ) -> Array | None:
     """Compute one step; sums is the previous step's return value."""
     plans = walk.step_plans
-    with default_float_environment():
-        if plans is None:
-            result[...] = rows
-        elif walk.mode == "running":
+    if plans is None:
+        _apply(None, rows, result, backend)
+    elif walk.mode == "running":
+        with default_float_environment():
             return _add(walk, plans, step, rows, result, sums=sums, backend=backend)
-        else:
-            inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
-            backend.apply(plans.window(len(rows), inputs, results), rows, result)
+    else:
+        inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
+        _apply(plans.window(len(rows), inputs, results), rows, result, backend)
     return None
+
+
+def _apply(plan: Plan | None, rows: Array, result: Array, backend: Backend) -> None:
+    """Apply a plan, or copy where there is none."""
+    with default_float_environment():
+        if plan is None:
+            result[...] = rows
+        else:
+            backend.apply(plan, rows, result)
 
 
 def _add(
@@ -217,7 +229,12 @@ def in_memory(prepared: Prepared, result: Bytes, data: Bytes, backend: Backend) 
 
     Record the time in prepared.measured.
     """
-    large, seconds = _in_large_steps(prepared, backend), 0.0
+    # Later calls reuse its plans, and the jobs that the backend made of them.
+    if backend not in prepared.derived:
+        other = _in_large_steps(prepared, backend)
+        # Not the evaluation itself: a cycle would outlive the cache until a garbage collection.
+        prepared.derived[backend] = None if other is prepared else other
+    large, seconds = prepared.derived[backend] or prepared, 0.0
     source = WireSource(large, lambda first, stop: data[first:stop])
     sink = WireSink(large, lambda first, stop: result[first:stop])
     began = time.perf_counter()
@@ -235,6 +252,61 @@ def at_once(prepared: Prepared, data: bytes | memoryview, backend: Backend) -> B
     result = np.empty(prepared.output.wire_bytes, np.uint8)
     deque(in_memory(prepared, result, np.frombuffer(data, np.uint8), backend), 0)
     return result
+
+
+class _Bound(NamedTuple):
+    """A short evaluation on a workbench: memory of input and result, and the bound kernel."""
+
+    data: memoryview
+    result: memoryview
+    run: Callable[[], None]
+
+
+class Workbench:
+    """Memory that stays in place, in which one thread computes short evaluations.
+
+    It stays in the processor's caches, and backends look its addresses up once.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._input, self._result = (np.empty(_WORKBENCH_BYTES, np.uint8) for _ in range(2))
+
+    def takes(self, prepared: Prepared) -> bool:
+        """Whether the evaluation is one step, and its tensors fit."""
+        most = max(prepared.input.wire_bytes, prepared.output.wire_bytes)
+        return most <= _WORKBENCH_BYTES and prepared.most_at_once > 0
+
+    def run(self, prepared: Prepared, data: bytes | memoryview) -> memoryview:
+        """Execute all steps; return the wire bytes of the result, which last until the next run.
+
+        Raises ValueError if takes() is false.
+        """
+        bound: _Bound | None = prepared.derived.get(self)
+        if bound is None:
+            bound = prepared.derived[self] = self._bind(prepared)
+        bound.data[:] = data
+        with default_float_environment():
+            bound.run()
+        return bound.result
+
+    def _bind(self, prepared: Prepared) -> _Bound:
+        if not self.takes(prepared):
+            raise ValueError("the evaluation is too large for a workbench")
+        dtype = prepared.output.dtype
+        data = self._input[: prepared.input.wire_bytes]
+        result = self._result[: prepared.output.wire_bytes]
+        _, plan, wire, shape, result_shape = prepared.batch(1)
+        rows = np.broadcast_to(data.view(dtype).reshape(wire), shape)
+        y = result.view(dtype).reshape(result_shape)
+        run: Callable[[], None]
+        if plan is None:
+            run = partial(np.copyto, y, rows)
+        elif isinstance(self._backend, BindsArrays):
+            run = self._backend.bound(plan, rows, y)
+        else:
+            run = partial(self._backend.apply, plan, rows, y)
+        return _Bound(data.data, result.data, run)
 
 
 def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
@@ -271,13 +343,13 @@ def together(prepared: Prepared, inputs: Sequence[bytes | memoryview], backend: 
     """
     began = time.perf_counter()
     count = len(inputs)
-    step, wire, shape, result_shape = prepared.batch(count)
-    size = (step.outer_stop - step.outer_first) // prepared.walk.outer
+    size, plan, wire, shape, result_shape = prepared.batch(count)
     data = inputs[0] if size == 1 else b"".join([*inputs, *[inputs[-1]] * (size - count)])
-    rows = np.frombuffer(data, prepared.input.dtype).reshape(wire)
+    dtype = prepared.output.dtype
+    rows = np.frombuffer(data, dtype).reshape(wire)
     if wire != shape:
         rows = np.broadcast_to(rows, shape)
-    result = np.empty(result_shape, prepared.input.dtype)
-    _compute(prepared.walk, step, rows, result, backend=backend)
+    result = np.empty(result_shape, dtype)
+    _apply(plan, rows, result, backend)
     prepared.measured.note((time.perf_counter() - began) / size)
     return result.view(np.uint8).reshape(size, -1)[:count]

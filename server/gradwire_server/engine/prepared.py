@@ -148,12 +148,15 @@ class Preparation:
 class BatchStep(NamedTuple):
     """Equal evaluations as one step, rounded up to one of BATCHES.
 
+    size    number of evaluations
+    plan    plan of the step; None if the results are copies of the inputs
     wire    shape of the inputs on the wire
     source  shape of the step's input, [outer, rows, *inner]
     result  shape of the step's result
     """
 
-    step: Step
+    size: int
+    plan: Plan | None
     wire: tuple[int, ...]
     source: tuple[int, ...]
     result: tuple[int, ...]
@@ -183,6 +186,7 @@ class Prepared:
 
     response_header  encoded header of a response
     measured         its measured time
+    derived          values that others derived from it, by their owner
     """
 
     request: EvaluationRequest
@@ -191,6 +195,7 @@ class Prepared:
     walk: Walk
     response_header: bytes = b""
     measured: Measured = field(default_factory=Measured)
+    derived: dict[object, Any] = field(default_factory=dict[object, Any], init=False, repr=False)
 
     @property
     def input(self) -> TensorSpec:
@@ -331,10 +336,12 @@ class Prepared:
 
     def _batch(self, count: int) -> BatchStep:
         walk = self.walk
-        plan, axis = walk.plan, walk.axis
-        outer = next(size for size in BATCHES if size >= count) * walk.outer
+        plan, axis, plans = walk.plan, walk.axis, walk.step_plans
+        size = next(size for size in BATCHES if size >= count)
+        outer, rows, out_rows = size * walk.outer, (0, walk.in_rows), (0, walk.out_rows)
         return BatchStep(
-            Step(0, outer, 0, walk.in_rows, 0, walk.out_rows),
+            size,
+            None if plans is None else plans.window(outer, rows, out_rows),
             (outer, *walk.layout.wire[axis:]),
             (outer, *plan.input_shape[axis:]),
             (outer, *plan.output_shape[axis:]),

@@ -7,18 +7,18 @@ is a caller's own text, so the number of time series is bounded.
 from __future__ import annotations
 
 import math
-from dataclasses import Field, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 from gradwire import ops, v1
 from gradwire.tensors import DTYPES
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability.phases import PHASES
 
-Kind = Literal["counter", "gauge", "histogram"]
-Unit = Literal["", "bytes", "seconds"]
+# Phases of a call; recording.Phases describes them.
+Phase = Literal["receive", "queue", "compute", "send"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,17 @@ class Metric:
     """
 
     name: str
-    kind: Kind
     help: str
-    unit: Unit = ""
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     by_worker: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Its type in Prometheus."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -61,40 +66,28 @@ class Metric:
         return math.prod(len(label.values) for label in self.labels)
 
 
-def _reasons() -> tuple[str, ...]:
-    names = [name.removeprefix("ERROR_REASON_") for name in v1.ErrorReason.keys()]  # noqa: SIM118
-    return (*(name for name in names if name != "UNSPECIFIED"), "UNSPECIFIED")
-
-
-def _settings(start: str) -> list[Field[Any]]:
-    return [one for one in fields(Settings) if one.name.startswith(start)]
-
-
-_BACKENDS = tuple(name for name in _settings("backend")[0].metadata["choices"] if name != "auto")
+_SETTINGS = {one.name: one for one in fields(Settings)}
+_LIMITS = (name for name in _SETTINGS if name.startswith("max_"))
+_BACKENDS = tuple(name for name in _SETTINGS["backend"].metadata["choices"] if name != "auto")
+# UNSPECIFIED, the first one in the enum, stands for unlisted reasons.
+_ENUM = v1.ErrorReason.DESCRIPTOR.values_by_name
+_UNSPECIFIED, *_REASONS = (name.removeprefix("ERROR_REASON_") for name in _ENUM)
 _SERVICE = v1.EvaluateRequest.DESCRIPTOR.file.services_by_name["GradientService"]
 # Names of gRPC status codes returned by handlers.
 _STATUSES = (
-    "ABORTED",
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "FAILED_PRECONDITION",
-    "INTERNAL",
-    "INVALID_ARGUMENT",
-    "OK",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "UNAUTHENTICATED",
-    "UNAVAILABLE",
-    "UNIMPLEMENTED",
+    *("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION", "INTERNAL"),
+    *("INVALID_ARGUMENT", "OK", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"),
+    *("UNAVAILABLE", "UNIMPLEMENTED"),
 )
 
 METHOD = Label("method", (*_SERVICE.methods_by_name, "unknown"))
 OPERATOR = Label("operator", (*ops.OPERATORS, "unknown"))
 DTYPE = Label("dtype", (*(dtype.name for dtype in DTYPES.values()), "unknown"))
 STATUS_LABEL = Label("status", (*_STATUSES, "UNKNOWN"))
-REASON = Label("reason", _reasons())
-LIMIT = Label("limit", ("", *(one.name for one in _settings("max_")), "deadline", "other"))
+REASON = Label("reason", (*_REASONS, _UNSPECIFIED))
+LIMIT = Label("limit", ("", *_LIMITS, "deadline", "other"))
 PHASE = Label("phase", PHASES)
+COMPUTED_BY = Label("backend", _BACKENDS)
 CACHE = Label("cache", ("evaluations", "tables"))
 OUTCOME = Label("outcome", ("hit", "miss"))
 
@@ -105,202 +98,61 @@ _SECONDS = (
 )
 _BYTES = tuple(4.0**power for power in range(3, 18))
 
+_CALL = (METHOD, OPERATOR, DTYPE, STATUS_LABEL)
 REQUEST_DURATION = Metric(
-    "gradwire_request_duration_seconds",
-    "histogram",
-    "Time from a call's arrival at its handler to its status.",
-    unit="seconds",
-    labels=(METHOD, OPERATOR, DTYPE, STATUS_LABEL),
-    buckets=_SECONDS,
+    "gradwire_request_duration_seconds", "Time from arrival to status.", _CALL, _SECONDS
 )
 PHASE_DURATION = Metric(
-    "gradwire_phase_duration_seconds",
-    "histogram",
-    "Time that a call spent in a phase; queue is what it waited. Those of a stream overlap.",
-    unit="seconds",
-    labels=(PHASE, OPERATOR),
-    buckets=_SECONDS,
+    "gradwire_phase_duration_seconds", "Time of a call in a phase.", (PHASE, OPERATOR), _SECONDS
 )
-RECEIVED = Metric(
-    "gradwire_received_bytes",
-    "histogram",
-    "Tensor bytes that a call received, if any.",
-    unit="bytes",
-    labels=(METHOD,),
-    buckets=_BYTES,
-)
-SENT = Metric(
-    "gradwire_sent_bytes",
-    "histogram",
-    "Tensor bytes that a call sent, if any.",
-    unit="bytes",
-    labels=(METHOD,),
-    buckets=_BYTES,
-)
-STEP = Metric(
-    "gradwire_step_bytes",
-    "histogram",
-    "Input and result bytes of a step in which a stream is computed.",
-    unit="bytes",
-    buckets=_BYTES,
-)
+RECEIVED = Metric("gradwire_received_bytes", "Tensor bytes received by a call.", (METHOD,), _BYTES)
+SENT = Metric("gradwire_sent_bytes", "Tensor bytes sent by a call.", (METHOD,), _BYTES)
+STEP = Metric("gradwire_step_bytes", "Input and result bytes of a stream's step.", (), _BYTES)
 ITEMS = Metric(
-    "gradwire_items_total",
-    "counter",
-    "Evaluations that calls of EvaluateMany have answered.",
-    labels=(OPERATOR, DTYPE, STATUS_LABEL),
+    "gradwire_items_total", "Evaluations answered by EvaluateMany.", (OPERATOR, DTYPE, STATUS_LABEL)
 )
-ERRORS = Metric(
-    "gradwire_errors_total",
-    "counter",
-    "Calls and items refused or failed, by reason and by the setting in the way, if any.",
-    labels=(METHOD, REASON, LIMIT),
-)
+ERRORS = Metric("gradwire_errors_total", "Failed calls and items.", (METHOD, REASON, LIMIT))
 LOOKUPS = Metric(
-    "gradwire_plan_cache_lookups_total",
-    "counter",
-    "Looks for a prepared evaluation, and for the table of an axis where there is none.",
-    labels=(CACHE, OUTCOME),
+    "gradwire_plan_cache_lookups_total", "Lookups of plans and tables.", (CACHE, OUTCOME)
 )
 COMPUTED = Metric(
-    "gradwire_gpu_computations_total",
-    "counter",
-    "Computations of the backend cuda, by the backend that did them: small ones are the CPU's.",
-    labels=(Label("backend", _BACKENDS),),
+    "gradwire_gpu_computations_total", "Computations of cuda, by backend.", (COMPUTED_BY,)
 )
 LAG = Metric(
-    "gradwire_event_loop_lag_seconds",
-    "histogram",
-    "How much too late a timer of the event loop fires, four times a second.",
-    unit="seconds",
-    buckets=_SECONDS,
-    by_worker=True,
+    "gradwire_event_loop_lag_seconds", "Delay of a timer, 4 a second.", (), _SECONDS, by_worker=True
 )
-IN_FLIGHT = Metric(
-    "gradwire_requests_in_flight",
-    "gauge",
-    "Calls that have no status yet.",
-    labels=(METHOD,),
-    by_worker=True,
-)
-QUEUE_DEPTH = Metric(
-    "gradwire_queue_depth", "gauge", "Calls in the phase queue: those that wait.", by_worker=True
-)
-MEMORY = Metric(
-    "gradwire_memory_bytes",
-    "gauge",
-    "Memory that the evaluations in flight are let in for.",
-    unit="bytes",
-    by_worker=True,
-)
-MEMORY_LIMIT = Metric(
-    "gradwire_memory_limit_bytes",
-    "gauge",
-    "The worker's share of max_memory_bytes.",
-    unit="bytes",
-    by_worker=True,
-)
-STREAMS = Metric("gradwire_streams", "gauge", "Streams open.", by_worker=True)
-STREAMS_LIMIT = Metric(
-    "gradwire_streams_limit", "gauge", "The worker's share of max_streams.", by_worker=True
-)
-READY = Metric(
-    "gradwire_worker_ready",
-    "gauge",
-    "1 while the worker serves; 0 while it starts, stops, or is not there.",
-    by_worker=True,
-)
-BUILD = Metric(
-    "gradwire_build_info",
-    "gauge",
-    "1, labeled with what serves.",
-    labels=(
-        Label("version", (VERSION,)),
-        Label("numerics_version", (NUMERICS_VERSION,)),
-        Label("backend", (*_BACKENDS, "other")),
-    ),
-)
-
-DEVICE_MEMORY = Metric(
-    "gradwire_device_memory_bytes",
-    "gauge",
-    "Memory of its GPU that the worker has taken, tables and buffers it keeps included.",
-    unit="bytes",
-    by_worker=True,
-)
+RESTARTS = Metric("gradwire_worker_restarts_total", "Replaced processes.", by_worker=True)
+IN_FLIGHT = Metric("gradwire_requests_in_flight", "Calls in flight.", (METHOD,), by_worker=True)
+QUEUE_DEPTH = Metric("gradwire_queue_depth", "Calls in the phase queue.", by_worker=True)
+MEMORY = Metric("gradwire_memory_bytes", "Memory budget of calls in flight.", by_worker=True)
+MEMORY_LIMIT = Metric("gradwire_memory_limit_bytes", "Share of max_memory_bytes.", by_worker=True)
+STREAMS = Metric("gradwire_streams", "Open streams.", by_worker=True)
+STREAMS_LIMIT = Metric("gradwire_streams_limit", "Share of max_streams.", by_worker=True)
+READY = Metric("gradwire_worker_ready", "1 while the worker serves, otherwise 0.", by_worker=True)
+DEVICE_MEMORY = Metric("gradwire_device_memory_bytes", "GPU memory allocated.", by_worker=True)
+_VERSIONS = (Label("version", (VERSION,)), Label("numerics_version", (NUMERICS_VERSION,)))
+_BUILD = (*_VERSIONS, Label("backend", (*_BACKENDS, "other")))
+BUILD = Metric("gradwire_build_info", "1, labeled with versions and backend.", _BUILD)
 
 # Metrics that each worker stores: counts outlive their process, states do not.
-COUNTS = (
-    REQUEST_DURATION,
-    PHASE_DURATION,
-    RECEIVED,
-    SENT,
-    STEP,
-    ITEMS,
-    ERRORS,
-    LOOKUPS,
-    COMPUTED,
-    LAG,
-)
-STATES = (
-    *(IN_FLIGHT, QUEUE_DEPTH, MEMORY, MEMORY_LIMIT, STREAMS, STREAMS_LIMIT, READY),
-    *(DEVICE_MEMORY, BUILD),
-)
+_OF_CALLS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS)
+COUNTS = (*_OF_CALLS, LOOKUPS, COMPUTED, LAG, RESTARTS)
+_USED = (IN_FLIGHT, QUEUE_DEPTH, MEMORY, MEMORY_LIMIT, STREAMS, STREAMS_LIMIT, DEVICE_MEMORY)
+STATES = (*_USED, READY, BUILD)
 
 # Metrics derived from the others, or known to the process that serves them.
-REQUESTS = Metric(
-    "gradwire_requests_total",
-    "counter",
-    "Calls that have their status.",
-    labels=REQUEST_DURATION.labels,
-)
-WORKER_REQUESTS = Metric(
-    "gradwire_worker_requests_total",
-    "counter",
-    "Calls that have their status, by worker.",
-    by_worker=True,
-)
-RESTARTS = Metric(
-    "gradwire_worker_restarts_total",
-    "counter",
-    "Processes that took the place of one that had ended.",
-    by_worker=True,
-)
+REQUESTS = Metric("gradwire_requests_total", "Calls with a status.", _CALL)
+WORKER_REQUESTS = Metric("gradwire_worker_requests_total", "Calls with a status.", by_worker=True)
 CERTIFICATE_EXPIRES = Metric(
-    "gradwire_certificate_expiration_timestamp_seconds",
-    "gauge",
-    "When the certificate that the server shows expires, since the Unix epoch.",
-    unit="seconds",
+    "gradwire_certificate_expiration_timestamp_seconds", "Expiry of the certificate, since 1970."
 )
-PROCESSOR = Metric(
-    "process_cpu_seconds_total",
-    "counter",
-    "User and system CPU time, that of former processes of the worker too.",
-    unit="seconds",
-    by_worker=True,
-)
-RESIDENT = Metric(
-    "process_resident_memory_bytes", "gauge", "Resident memory.", unit="bytes", by_worker=True
-)
+PROCESSOR = Metric("process_cpu_seconds_total", "CPU time, ended processes too.", by_worker=True)
+RESIDENT = Metric("process_resident_memory_bytes", "Resident memory.", by_worker=True)
+PROCESS_START = Metric("process_start_time_seconds", "Start, since 1970.", by_worker=True)
 PROCESSES = (
-    PROCESSOR,
-    RESIDENT,
-    Metric(
-        "process_virtual_memory_bytes",
-        "gauge",
-        "Virtual memory.",
-        unit="bytes",
-        by_worker=True,
-    ),
-    Metric("process_open_fds", "gauge", "Open file descriptors.", by_worker=True),
-    Metric("process_max_fds", "gauge", "Most file descriptors.", by_worker=True),
-    Metric(
-        "process_start_time_seconds",
-        "gauge",
-        "When the process started, since the Unix epoch.",
-        unit="seconds",
-        by_worker=True,
-    ),
+    *(PROCESSOR, RESIDENT, PROCESS_START),
+    Metric("process_virtual_memory_bytes", "Virtual memory.", by_worker=True),
+    Metric("process_open_fds", "Open file descriptors.", by_worker=True),
+    Metric("process_max_fds", "Limit of open file descriptors.", by_worker=True),
 )
-_DERIVED = (WORKER_REQUESTS, RESTARTS, CERTIFICATE_EXPIRES)
-METRICS = (REQUESTS, *COUNTS, *STATES, *_DERIVED, *PROCESSES)
+METRICS = (*COUNTS, *STATES, REQUESTS, WORKER_REQUESTS, CERTIFICATE_EXPIRES, *PROCESSES)

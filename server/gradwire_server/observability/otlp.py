@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol, cast
 
 from opentelemetry import propagate, trace
@@ -15,15 +17,18 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from prometheus_client.samples import Sample
 
-from gradwire._conventions import Attributes, Conventions, of_address, span_name
+from gradwire._wire.semantic_conventions import Attributes, Conventions, of_address, span_name
 from gradwire_server.config.version import VERSION
+from gradwire_server.observability.cells import Ledgers
 from gradwire_server.observability.definitions import REQUEST_DURATION, REQUESTS, Metric
-from gradwire_server.observability.ledger import Family, Ledgers, Sample, families
+from gradwire_server.observability.exposition import families
 from gradwire_server.observability.recording import Observed
 
-_EVERY_MS = 60_000
-_UNITS = {"seconds": "s", "bytes": "By", "": "1"}
+_UNITS = {"_seconds": "s", "_bytes": "By"}
+# Least and largest values are not known.
+_NO_EXTREMES = cast("tuple[float, float]", (None, None))
 _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 
 
@@ -34,11 +39,11 @@ def resource() -> Resource:
     return Resource.create({name: value for name, value in own.items() if name not in told})
 
 
-def tracer_provider(endpoint: str | None) -> TracerProvider:
+def tracer_provider(endpoint: str) -> TracerProvider:
     """Make a provider that exports spans in batches; OTEL_ variables set sampler and batches."""
     # The server shuts the provider down itself, with a time limit.
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
     return provider
 
 
@@ -50,13 +55,15 @@ class _Exporter(Protocol):
 class MetricsPusher:
     """Exports the metrics of ledgers, periodically and at the end, in its own thread."""
 
-    def __init__(self, endpoint: str | None, ledgers: Ledgers) -> None:
+    def __init__(self, endpoint: str, ledgers: Ledgers) -> None:
         self._ledgers = ledgers
-        self._exporter: _Exporter = OTLPMetricExporter(endpoint=endpoint)
-        self._resource = resource()
+        self._exporter: _Exporter = OTLPMetricExporter(endpoint=endpoint or None)
         self._conventions = Conventions.chosen(os.environ)
         self._started_ns = time.time_ns()
-        self._every_s = _interval_s(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", ""))
+        told_ms = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+        if not told_ms.isdecimal() or not 0 < int(told_ms) < 1e3 * threading.TIMEOUT_MAX:
+            raise ValueError(f"OTEL_METRIC_EXPORT_INTERVAL is {told_ms!r}; give milliseconds")
+        self._every_s = int(told_ms) / 1e3
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-otlp", daemon=True)
         self._thread.start()
@@ -68,96 +75,57 @@ class MetricsPusher:
         self._exporter.shutdown()
 
     def _run(self) -> None:
-        while not self._over.wait(self._every_s):
-            self._export()
-        self._export()
-
-    def _export(self) -> None:
-        now_ns = time.time_ns()
-        form = _Form(self._conventions, self._started_ns, now_ns)
-        told = families(self._ledgers.read(), self._ledgers.certificate_expires_s())
-        found = [form.metric(each) for each in told if each.samples]
-        scope = sdk.ScopeMetrics(InstrumentationScope("gradwire_server", VERSION), found, "")
-        self._exporter.export(sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")]))
+        is_over, described = False, resource()
+        scope = InstrumentationScope("gradwire_server", VERSION)
+        while not is_over:
+            is_over = self._over.wait(self._every_s)
+            times = self._started_ns, time.time_ns()
+            told = families(self._ledgers.read(), self._ledgers.certificate_expires_s())
+            found = [_metric(*each, times, self._conventions) for each in told.items() if each[1]]
+            metrics = [sdk.ResourceMetrics(described, [sdk.ScopeMetrics(scope, found, "")], "")]
+            self._exporter.export(sdk.MetricsData(metrics))
 
 
-def _interval_s(told_ms: str) -> float:
-    try:
-        interval_s = float(told_ms or _EVERY_MS) / 1e3
-    except ValueError:
-        interval_s = 0.0
-    if not 0 < interval_s < threading.TIMEOUT_MAX:
-        raise ValueError(
-            f"OTEL_METRIC_EXPORT_INTERVAL is {told_ms!r}; give milliseconds, such as {_EVERY_MS}"
-        )
-    return interval_s
-
-
-class _Form:
-    """Converts metrics to OpenTelemetry's form and names, at one moment."""
-
-    def __init__(self, conventions: Conventions, started_ns: int, now_ns: int) -> None:
-        self._conventions = conventions
-        self._times = (started_ns, now_ns)
-
-    def metric(self, family: Family) -> sdk.Metric:
-        """Convert one metric; the duration of calls is named by the semantic conventions."""
-        metric = family.metric
-        if metric is REQUEST_DURATION:
-            return self._durations(family)
-        data: sdk.DataT
-        match metric.kind:
-            case "histogram":
-                points = [self._histogram(metric, each, 1.0) for each in family.samples]
-                data = sdk.Histogram(points, _CUMULATIVE)
-            case "counter":
-                data = sdk.Sum(self._numbers(family), _CUMULATIVE, is_monotonic=True)
-            case "gauge":
-                data = sdk.Gauge(self._numbers(family))
-        return sdk.Metric(otlp_name(metric), metric.help, _UNITS[metric.unit], data)
-
-    def _durations(self, family: Family) -> sdk.Metric:
-        new = self._conventions.new
-        name, unit, scale = (
-            ("rpc.server.call.duration", "s", 1.0) if new else ("rpc.server.duration", "ms", 1e3)
-        )
-        points = [self._histogram(family.metric, each, scale) for each in family.samples]
-        data = sdk.Histogram(points, _CUMULATIVE)
-        return sdk.Metric(name, family.metric.help, unit, data)
-
-    def _histogram(self, metric: Metric, sample: Sample, scale: float) -> sdk.HistogramDataPoint:
-        unknown = cast("float", None)
-        return sdk.HistogramDataPoint(
-            self._attributes(metric, sample),
-            *self._times,
-            count=int(sample.count),
-            sum=sample.value * scale,
-            bucket_counts=[int(count) for count in sample.buckets],
-            explicit_bounds=[bound * scale for bound in metric.buckets],
-            min=unknown,
-            max=unknown,
-        )
-
-    def _numbers(self, family: Family) -> list[sdk.NumberDataPoint]:
-        return [
-            sdk.NumberDataPoint(self._attributes(family.metric, each), *self._times, each.value)
-            for each in family.samples
+def _metric(
+    metric: Metric, samples: Sequence[Sample], times: tuple[int, int], conventions: Conventions
+) -> sdk.Metric:
+    """Convert one metric; the duration of calls is named by the semantic conventions."""
+    suffix, unit = next((each for each in _UNITS.items() if each[0] in metric.name), ("", "1"))
+    name, scale = metric.name.removesuffix("_total").removesuffix(suffix).replace("_", ".", 1), 1.0
+    if metric is REQUEST_DURATION:
+        name = "rpc.server.call.duration" if conventions.new else "rpc.server.duration"
+        unit, scale = ("s", 1.0) if conventions.new else ("ms", 1e3)
+    if not metric.buckets:
+        numbers = [
+            sdk.NumberDataPoint(_attributes(metric, each, conventions), *times, each.value)
+            for each in samples
         ]
+        gauge, counter = sdk.Gauge(numbers), sdk.Sum(numbers, _CUMULATIVE, is_monotonic=True)
+        data = counter if metric.kind == "counter" else gauge
+        return sdk.Metric(name, metric.help, unit, data)
+    bounds = [bound * scale for bound in metric.buckets]
+    points: list[sdk.HistogramDataPoint] = []
+    # The samples of a histogram are its running counts, its count and its sum.
+    for *running, count, total in zip(*[iter(samples)] * (len(bounds) + 3), strict=True):
+        attributes = _attributes(metric, total, conventions)
+        figures = int(count.value), total.value * scale
+        counts = [
+            int(after - before)
+            for before, after in pairwise([0.0, *(each.value for each in running)])
+        ]
+        points.append(
+            sdk.HistogramDataPoint(attributes, *times, *figures, counts, bounds, *_NO_EXTREMES)
+        )
+    return sdk.Metric(name, metric.help, unit, sdk.Histogram(points, _CUMULATIVE))
 
-    def _attributes(self, metric: Metric, sample: Sample) -> Attributes:
-        labels = dict(zip(metric.label_names, sample.labels, strict=True))
-        attributes: Attributes = {}
-        if metric in {REQUEST_DURATION, REQUESTS}:
-            method, status = labels.pop("method"), labels.pop("status")
-            attributes |= self._conventions.of_method(method)
-            attributes |= self._conventions.of_status(status, failed=False)
-        return attributes | {f"gradwire.{name}": value for name, value in labels.items() if value}
 
-
-def otlp_name(metric: Metric) -> str:
-    """Return the OpenTelemetry name of a metric: without unit and kind."""
-    plain = metric.name.removesuffix("_total").removesuffix(f"_{metric.unit}")
-    return plain.replace("_", ".", 1)
+def _attributes(metric: Metric, sample: Sample, conventions: Conventions) -> Attributes:
+    labels = dict(sample.labels)
+    attributes: Attributes = {}
+    if metric in {REQUEST_DURATION, REQUESTS}:
+        attributes |= conventions.of_method(labels.pop("method"))
+        attributes |= conventions.of_status(labels.pop("status"), failed=False)
+    return attributes | {f"gradwire.{name}": value for name, value in labels.items() if value}
 
 
 # Statuses that the conventions for gRPC count as server errors.
@@ -212,10 +180,10 @@ class Tracer:
         span.set_attributes(attributes)
         if failed:
             span.set_status(trace.StatusCode.ERROR)
-        self._tell_phases(span, call)
+        self._add_phases(span, call)
         span.end()
 
-    def _tell_phases(self, span: trace.Span, call: Observed) -> None:
+    def _add_phases(self, span: trace.Span, call: Observed) -> None:
         """Make a span for each phase, from its first begin to its last end."""
         context = trace.set_span_in_context(span)
         epoch_ns = time.time_ns() - time.perf_counter_ns()

@@ -46,6 +46,10 @@ def ascending_taps(index: Indices, weight: Taps) -> tuple[Indices, Taps]:
     return np.take_along_axis(index, order, axis=1), np.take_along_axis(weight, order, axis=1)
 
 
+# Columns of taps that take as long as one run of repeated taps.
+_RUN_COLUMNS = 8
+
+
 def merged_weights(index: Indices, weight: Taps) -> Taps:
     """Add up repeated taps on one input, in order and in weight's type.
 
@@ -56,6 +60,17 @@ def merged_weights(index: Indices, weight: Taps) -> Taps:
     if not np.count_nonzero(repeats):
         return weight
     sums = weight.copy(order="K")
+    inside = np.pad(repeats, ((0, 0), (1, 1)))
+    first = (inside[:, 1:] & ~inside[:, :-1]).nonzero()
+    last = (inside[:, :-1] & ~inside[:, 1:]).nonzero()
+    if _RUN_COLUMNS * len(first[0]) < repeats.shape[1]:
+        # Few inputs, such as the ends of the axis, each read by many taps.
+        for row, low, high in zip(*first, last[1], strict=True):
+            # cumsum adds sequentially.
+            total = np.cumsum(weight[row, low : high + 1], dtype=weight.dtype)[-1]
+            sums[row, low:high] = 0
+            sums[row, high] = total
+        return sums
     for tap in range(repeats.shape[1]):
         (again,) = repeats[:, tap].nonzero()
         if len(again):
@@ -67,12 +82,15 @@ def merged_weights(index: Indices, weight: Taps) -> Taps:
 def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
     """Return the spans from first to last non-zero tap; (inputs, 0) if there is none."""
     some = weight != 0
-    if some.size and _all(some):
+    if not some.size:
+        return Spans(np.full(len(index), inputs), np.zeros(len(index), np.int64))
+    if _all(some):
         return Spans(index[:, 0].copy(), index[:, -1] + 1)
-    return Spans(
-        np.where(some, index, inputs).min(axis=1, initial=inputs),
-        np.where(some, index + 1, 0).max(axis=1, initial=0),
-    )
+    rows = np.arange(len(index))
+    first, from_last = some.argmax(axis=1), some[:, ::-1].argmax(axis=1)
+    found = some[rows, first]
+    stop = index[rows, some.shape[1] - 1 - from_last] + 1
+    return Spans(np.where(found, index[rows, first], inputs), np.where(found, stop, 0))
 
 
 def monotone_spans(spans: Spans) -> Spans:

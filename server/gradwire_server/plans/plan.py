@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +152,8 @@ def _little_endian(array: npt.NDArray[Any], kind: str) -> memoryview:
 F = TypeVar("F", bound=np.floating[Any])
 Doubles = npt.NDArray[np.float64]
 
+# Cost of a few fused products and sums relative to plain ones, by arithmetic type.
+FMA_EFFORT: Final = {np.dtype(np.float32): 3, np.dtype(np.float64): 7}
 # Splits a float64 into two halves of 26 bits (Veltkamp).
 _SPLIT = 2.0**27 + 1
 

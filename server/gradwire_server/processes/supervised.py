@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gradwire_server.observability import Ledger, Running
+from gradwire_server.observability import Cells, Ledger
 from gradwire_server.processes.worker_config import WorkerConfig
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS
@@ -50,10 +50,11 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, job: WorkerConfig, running: Running, *, device: str | None = None
+        cls, job: WorkerConfig, cells: Cells | None, *, device: str | None = None
     ) -> WorkerProcess:
         """Start a process, which prepares for its job and waits for go().
 
+        cells   for its metrics; None if metrics are not collected
         device  value of CUDA_VISIBLE_DEVICES for the process; None for all GPUs
         """
         # In a new session, so that Ctrl-C reaches only the parent, which stops all in order.
@@ -62,12 +63,14 @@ class WorkerProcess:
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            pass_fds=running.fds,
+            pass_fds=() if cells is None else (cells.fd,),
             env=None if device is None else {**os.environ, VISIBLE_DEVICES: device},
         )
         assert process.stdin is not None  # noqa: S101 - it is a pipe
-        process.stdin.write(replace(job, cells=running.fd).dump() + b"\n")
-        running.note_start(process.pid)
+        if cells is not None:
+            job = replace(job, cells=cells.fd)
+            cells.pid = process.pid
+        process.stdin.write(job.dump() + b"\n")
         return cls(process, stall_timeout_s=job.settings.stall_timeout_s)
 
     def go(self) -> None:
@@ -188,7 +191,7 @@ class SupervisedWorker:
     def __init__(
         self,
         number: int,
-        start: Callable[[Running], Awaitable[WorkerProcess]],
+        start: Callable[[Cells | None], Awaitable[WorkerProcess]],
         *,
         stopping: asyncio.Event,
         any_hope: Callable[[], bool],
@@ -293,8 +296,8 @@ class SupervisedWorker:
 
     async def _start(self, turn: asyncio.Event) -> WorkerProcess:
         with contextlib.ExitStack() as starting:
-            running = starting.enter_context(self._ledger.process())
-            process = await self._start_process(running)
+            cells = starting.enter_context(self._ledger.process())
+            process = await self._start_process(cells)
             counting = starting.pop_all()
         self._alive[process] = asyncio.create_task(self._watch(process, turn, counting))
         if self._stopping.is_set():

@@ -24,7 +24,7 @@ from functools import partial
 from gradwire_server import backends, exporters
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability import Ledgers, Running, logs
+from gradwire_server.observability import Cells, Ledgers, logs
 from gradwire_server.processes import startup
 from gradwire_server.processes.supervised import Standing, SupervisedWorker, WorkerProcess
 from gradwire_server.processes.worker_config import WorkerConfig, divide, share
@@ -114,10 +114,10 @@ class Crew:
         _log.info("all workers stopped")
 
     async def _start_worker(
-        self, number: int, cores: tuple[int, ...], running: Running
+        self, number: int, cores: tuple[int, ...], cells: Cells | None
     ) -> WorkerProcess:
         job = WorkerConfig(number, os.getpid(), cores, self._shared, devices=backends.DEVICES)
-        return await WorkerProcess.start(job, running, device=self._device(number).get("device"))
+        return await WorkerProcess.start(job, cells, device=self._device(number).get("device"))
 
     def _device(self, number: int) -> dict[str, str]:
         """Return the GPU of a worker, as a fact of its log lines; empty if it has none."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import grpc
 import numpy as np
 
 from gradwire import v1
-from gradwire._framing import Parts, many_result_frame, read_many_request
+from gradwire._wire.framing import Parts, many_result_frame, read_many_request
 from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, in_memory, together
 from gradwire_server.errors import (
@@ -41,7 +40,7 @@ from gradwire_server.rpc.codec import Bytes, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
 from gradwire_server.rpc.status_map import ErrorStatus, failure
 from gradwire_server.scheduling import tasks
-from gradwire_server.scheduling.admission import AdmittedStream, Holdings
+from gradwire_server.scheduling.admission import AdmittedStream, StreamMemory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +181,7 @@ class _BatchStream:
         self._in_flight = 0
         # One request per computing thread, and the next one for each.
         few = 2 * service.settings.threads
-        self._holdings = Holdings(service.admission, few=few)
+        self._memory = StreamMemory(service.admission, few=few)
         self._arrived: list[BatchItem] = []
         # request_ids, messages, and bytes of the memory budget that the requests hold.
         self._answers: deque[tuple[bytes, bytes, int]] = deque()
@@ -190,7 +189,8 @@ class _BatchStream:
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._input_ended = self._stopped = False
-        self._progress = time.monotonic()
+        self._clock = asyncio.get_running_loop().time
+        self._progress = self._clock()
         self._refused: ServerFullError | None = None
         self._refusal = asyncio.Event()
         self._counts = {"items": 0, "items_failed": 0}
@@ -246,13 +246,13 @@ class _BatchStream:
             # If the caller disconnects only now, grpc cancels this too.
             await asyncio.gather(*left, return_exceptions=True)
         finally:
-            self._holdings.free_all()
+            self._memory.free_all()
 
     async def _read(self) -> None:
         most = self._service.settings.max_in_flight
         with self._call.phases.spending("receive"):
             while (message := await self._context.read()) is not grpc.aio.EOF:
-                self._progress = time.monotonic()
+                self._progress = self._clock()
                 if self._stopped:
                     continue
                 await self._take(message)
@@ -287,9 +287,9 @@ class _BatchStream:
 
     async def _admit(self, needed: int) -> None:
         """Take memory from the budget; wait if other requests of this stream hold it."""
-        while self._holdings.must_wait(needed) and not self._stopped:
+        while self._memory.must_wait(needed) and not self._stopped:
             await self._wait_for_room()
-        self._holdings.take(needed)
+        self._memory.take(needed)
 
     async def _wait_for_room(self) -> None:
         self._room.clear()
@@ -353,7 +353,7 @@ class _BatchStream:
     def _compute(self, items: Sequence[BatchItem]) -> None:
         try:
             compute = partial(compute_items, items, self._service.backend)
-            results = self._service.compute_here(self._call.phases, compute)
+            results = self._call.compute_inline(compute, self._service.inline)
         except Exception as error:  # noqa: BLE001 - likewise
             self._fail(items, error)
         else:
@@ -394,16 +394,16 @@ class _BatchStream:
                 # A caller that has the result may reuse its id, perhaps before the write is over.
                 self._names.discard(name)
                 await self._context.write(frame)
-                self._progress = time.monotonic()
+                self._progress = self._clock()
                 self._in_flight -= 1
                 if held:
-                    self._holdings.free(held)
+                    self._memory.free(held)
                 self._room.set()
 
     async def _watch(self) -> None:
         timeout = self._service.settings.stall_timeout_s
         while not self._service.draining.is_set():
-            idle = 0.0 if self._busy else time.monotonic() - self._progress
+            idle = 0.0 if self._busy else self._clock() - self._progress
             if idle >= timeout:
                 raise StalledError(
                     f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout

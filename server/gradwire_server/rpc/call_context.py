@@ -23,15 +23,18 @@ from gradwire_server.errors import (
     UnauthenticatedError,
 )
 from gradwire_server.observability import Observer, logs
-from gradwire_server.observability.phases import PHASES, Phase, Phases
+from gradwire_server.observability.definitions import PHASES, Phase
+from gradwire_server.observability.recording import Phases
 from gradwire_server.rpc.status_map import ErrorStatus, failure
 from gradwire_server.scheduling import tasks
+from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.scheduling.scheduler import Claim
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 # The invocation metadata of a call.
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 Reply = TypeVar("Reply")
+Result = TypeVar("Result")
 
 _log = logging.getLogger("gradwire_server")
 
@@ -46,6 +49,7 @@ class ActiveCalls:
     success_level  log level of calls that succeed
     in_phase       number of calls in each phase
     refusals       counts refusals by a full server, and refused callers
+    end            the error of end_all(), once it was called
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class ActiveCalls:
     ) -> None:
         self._count = 0
         self._at_work = set[asyncio.Task[Any]]()
-        self._error: EvaluationError | None = None
+        self.end: EvaluationError | None = None
         self.success_level = success_level
         self.observer = observer or Observer()
         self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
@@ -78,23 +82,23 @@ class ActiveCalls:
 
     def end_all(self, error: EvaluationError) -> None:
         """End every call in flight, and every later one, with an error."""
-        self._error = error
+        self.end = error
         tasks.cancel(self._at_work)
 
     async def work(self, work: Callable[[], Awaitable[Reply]]) -> Reply:
         """Run the work of a call; raise the error of end_all() if that was or is called."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is a coroutine
-        if self._error is not None:
-            raise self._error
+        if self.end is not None:
+            raise self.end
         self._at_work.add(task)
         try:
             return await work()
         except asyncio.CancelledError:
-            if self._error is None:
+            if self.end is None:
                 raise
             task.uncancel()
-            raise self._error from None
+            raise self.end from None
         finally:
             self._at_work.discard(task)
 
@@ -162,6 +166,15 @@ class ActiveCall:
         self.operator, self.dtype = request.operator, request.input.dtype
         self._sizes, self.received_bytes = request.input.sizes, received
 
+    def compute_inline(self, work: Callable[[], Result], inline: InlineWork) -> Result:
+        """Run work that `inline` has admitted, on the event loop."""
+        began = time.perf_counter()
+        result = work()
+        ended = time.perf_counter()
+        self.phases.note("compute", began, ended)
+        inline.spend(ended - began)
+        return result
+
     def note_step(self, nbytes: int) -> None:
         """Note a step of a stream, and how many bytes it read and wrote."""
         self._active.observer.step(nbytes)
@@ -174,6 +187,11 @@ class ActiveCall:
     def note_failed_item(self, failed: ErrorStatus) -> None:
         """Note the error of an item of EvaluateMany."""
         self._active.observer.items(self, None, status=failed.code.name, failed=failed)
+
+    def succeed(self) -> None:
+        """End the call with OK."""
+        self.context.set_trailing_metadata(self._trailers())
+        self._finish(self._active.success_level, "OK")
 
     async def answer(
         self,
@@ -197,8 +215,7 @@ class ActiveCall:
                 await self._fail(error, in_band)
                 # With any status but OK grpc sends no reply.
                 return cast("Reply", None)
-            self.context.set_trailing_metadata(self._trailers())
-            self._finish(self._active.success_level, "OK")
+            self.succeed()
             return reply
 
     async def _fail(

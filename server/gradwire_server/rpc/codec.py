@@ -21,7 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from gradwire import ops, v1
-from gradwire._framing import (
+from gradwire._wire.framing import (
     Parts,
     chunk_frame,
     evaluation_frame,
@@ -347,7 +347,7 @@ def _write_stream_response(response: bytes | v1.EvaluateStreamResponse) -> bytes
     return response if isinstance(response, bytes) else response.SerializeToString()
 
 
-def sound(message: T | Malformed) -> T:
+def well_formed(message: T | Malformed) -> T:
     """Return the message, or raise the error of a Malformed one."""
     if isinstance(message, Malformed):
         raise message.error

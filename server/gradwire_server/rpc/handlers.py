@@ -21,7 +21,7 @@ from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.stream import StreamService
 from gradwire_server.rpc.unary import NAME, GradientService
 from gradwire_server.security.authorization import Authorizer
-from gradwire_server.security.certificates import Certificates, Papers
+from gradwire_server.security.certificates import Certificates, LoadedCertificates
 
 _EVALUATE = f"/{NAME}/Evaluate"
 
@@ -158,13 +158,13 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal shown
-        papers = certificates.get()
-        if papers is shown:
+        loaded = certificates.get()
+        if loaded is shown:
             return None
-        shown = papers
-        _log.info("certificates are new")
-        _warn_if_expired(papers, settings)
-        return _configuration(papers)
+        shown = loaded
+        _log.info("certificates reloaded")
+        _warn_if_expired(loaded, settings)
+        return _configuration(loaded)
 
     fetcher: Any = changed  # its None, for no change, is documented and not in the types
     # grpc's default is TLS 1.2 and newer.
@@ -173,12 +173,12 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
     )
 
 
-def _warn_if_expired(papers: Papers, settings: Settings) -> None:
-    if papers.expired:
+def _warn_if_expired(loaded: LoadedCertificates, settings: Settings) -> None:
+    if loaded.expired:
         facts = {"tls_certificate": settings.tls_certificate, "clients": "refuse it"}
         _log.warning("certificate has expired", extra={"facts": facts})
 
 
-def _configuration(papers: Papers) -> grpc.ServerCertificateConfiguration:
-    pair = (papers.key, papers.chain)
-    return grpc.ssl_server_certificate_configuration([pair], papers.authorities)
+def _configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
+    pair = (loaded.key, loaded.chain)
+    return grpc.ssl_server_certificate_configuration([pair], loaded.authorities)

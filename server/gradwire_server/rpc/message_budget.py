@@ -10,7 +10,6 @@ grpc has sent them, at most a quarter of the budget per caller.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Hashable
 from functools import partial
@@ -34,7 +33,7 @@ LEAST_BYTES = 1 << 16
 _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 
 
-class Transit:
+class MessageBudget:
     """Memory of slow requests and unsent replies, by caller. Used from one event loop only."""
 
     def __init__(self, admission: Admission, settings: Settings) -> None:
@@ -130,8 +129,9 @@ class Transit:
         self._looks = bool(self._arriving)
         if not self._looks:
             return
-        asyncio.get_running_loop().call_later(_MOMENT_S, self._look)
-        now = time.monotonic()
+        loop = asyncio.get_running_loop()
+        loop.call_later(_MOMENT_S, self._look)
+        now = loop.time()
         for task, arrival in self._arriving.items():
             if arrival.seen_at is None:
                 arrival.seen_at = now

@@ -21,7 +21,7 @@ from gradwire_server.engine import (
     exceeded,
 )
 from gradwire_server.errors import MessageTooLargeError, StartingError
-from gradwire_server.observability.phases import Phases
+from gradwire_server.observability.recording import Phases
 from gradwire_server.rpc.call_context import (
     ActiveCall,
     ActiveCalls,
@@ -29,9 +29,8 @@ from gradwire_server.rpc.call_context import (
     claim_of,
     claim_of_tables,
 )
-from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
-from gradwire_server.scheduling.inline import InlineWork
 from gradwire_server.scheduling.scheduler import TURN_S, Claim, TurnedWork, Turns
 from gradwire_server.scheduling.thread_pool import submit
 
@@ -123,7 +122,7 @@ class ServiceContext:
         left  part of the evaluation that is not done yet
         """
         if prepared.passes_through or self.inline.admits(prepared):
-            yield partial(self._at_once, call.phases)
+            yield partial(self._at_once, call)
             return
         with self.turns(claim_of(prepared, call.context, left=left, paced=True), call) as do:
             yield do
@@ -147,17 +146,8 @@ class ServiceContext:
         turns.spend(seconds)
         return result
 
-    def compute_here(self, phases: Phases, work: Callable[[], T]) -> T:
-        """Run work that InlineWork admits, on the event loop."""
-        began = time.perf_counter()
-        result = work()
-        ended = time.perf_counter()
-        phases.note("compute", began, ended)
-        self.inline.spend(ended - began)
-        return result
-
-    async def _at_once(self, phases: Phases, work: Callable[[], T]) -> T:
-        return self.compute_here(phases, work)
+    async def _at_once(self, call: ActiveCall, work: Callable[[], T]) -> T:
+        return call.compute_inline(work, self.inline)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run work in the thread pool."""
@@ -167,7 +157,7 @@ class ServiceContext:
         """Run work of the backend in the thread pool, out of turn."""
         return await self._result(*submit(self.pool, work))
 
-    def _result(self, done: Future[None], outcome: asyncio.Future[T]) -> Awaitable[T]:
+    def _result(self, done: Future[T], outcome: asyncio.Future[T]) -> Awaitable[T]:
         """Return the outcome of work in a thread, watched if the backend may wait for a device."""
         return self.device.result(done, outcome) if self.backend.may_wait else outcome
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ import grpc
 import numpy as np
 
 from gradwire import v1
-from gradwire._options import LEAST_CHUNK_BYTES
+from gradwire._wire.arguments import LEAST_CHUNK_BYTES
 from gradwire_server.engine import (
     Arrived,
     EvaluationRequest,
@@ -128,7 +127,8 @@ class _EvaluationStream:
         self._call = call
         self._context = call.context
         self._service = service
-        self._progress = time.monotonic()
+        self._clock = asyncio.get_running_loop().time
+        self._progress = self._clock()
         self._busy = False
         self._done = asyncio.Event()
         self._refused: ServerFullError | None = None
@@ -311,7 +311,7 @@ class _EvaluationStream:
             self._busy = True
             await do(partial(next, steps))
             self._busy = False
-            self._progress = time.monotonic()
+            self._progress = self._clock()
             result = sink.data
             self._call.note_step(len(data) + len(result))
             offset = prepared.output_range(step)[0]
@@ -345,8 +345,8 @@ class _EvaluationStream:
         if self._failed:
             await self._discard_input()
             return None
-        self._progress = time.monotonic()
-        return None if message is grpc.aio.EOF else codec.sound(message)
+        self._progress = self._clock()
+        return None if message is grpc.aio.EOF else codec.well_formed(message)
 
     async def _write(self) -> None:
         """Write as long as the call lasts, until the last response or a failure."""
@@ -367,12 +367,12 @@ class _EvaluationStream:
                 await self._context.write(message)
         finally:
             self._no_write.set()
-        self._progress = time.monotonic()
+        self._progress = self._clock()
 
     async def _watch(self) -> None:
         timeout = self._service.settings.stall_timeout_s
         while not self._done.is_set():
-            idle = 0.0 if self._busy else time.monotonic() - self._progress
+            idle = 0.0 if self._busy else self._clock() - self._progress
             if idle >= timeout:
                 raise StalledError(
                     f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout

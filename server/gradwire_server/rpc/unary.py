@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from typing import Never
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -15,12 +16,13 @@ from gradwire_server.config.version import VERSION
 from gradwire_server.engine import (
     NUMERICS_VERSION,
     Prepared,
+    Workbench,
     at_once,
     in_memory,
 )
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, claim_of
-from gradwire_server.rpc.message_budget import LEAST_BYTES, Transit
+from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
 
 NAME = "gradwire.v1.GradientService"
@@ -32,48 +34,76 @@ class GradientService:
     def __init__(self, service: ServiceContext) -> None:
         self._service = service
         self._requests = codec.RequestReader()
-        self._transit = Transit(service.admission, service.settings)
+        self._budget = MessageBudget(service.admission, service.settings)
+        self._workbench = Workbench(service.backend)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
 
     async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
         """Evaluate one operator on one small tensor; metadata is the call's."""
-        message = await self._transit.receive(context)
+        message = await self._budget.receive(context)
         call = ActiveCall("Evaluate", context, self._service.active, sent=metadata)
-        return await call.answer(partial(self._evaluate, message, call))
+        try:
+            request_id, header, data = self._requests.read(codec.well_formed(message))
+            call.request_id = codec.read_request_id(request_id.decode())
+            prepared = self._service.preparer.find(header)
+            reply = None if prepared is None else self._evaluate_now(prepared, data, call)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            return await call.answer(partial(_raise, error))
+        if reply is None:
+            return await call.answer(partial(self._evaluate, header, data, prepared, call))
+        call.succeed()
+        return reply
+
+    def _evaluate_now(self, prepared: Prepared, data: memoryview, call: ActiveCall) -> bytes | None:
+        """Return the reply of a short evaluation; None if it has to wait, or takes memory."""
+        service, needed = self._service, prepared.message_bytes
+        call.note_request(prepared.request, received=len(data))
+        codec.check_data_length(len(data), prepared.request)
+        if not self._workbench.takes(prepared) or not service.inline.admits(prepared):
+            return None
+        if service.active.end is not None:
+            return None
+        self._budget.check(call.context, needed)
+        # No other call can take the memory before it is free again.
+        service.admission.enter(needed)
+        began = time.perf_counter()
+        result = self._workbench.run(prepared, data)
+        computed = time.perf_counter()
+        reply = codec.response(call.request_id, prepared.response_header, result)
+        call.sent_bytes = len(result)
+        call.phases.note("compute", began, computed)
+        call.phases.note("send", computed, time.perf_counter())
+        prepared.measured.note(computed - began)
+        service.inline.spend(computed - began)
+        return reply
 
     def _call(self, method: str, context: Context) -> ActiveCall:
         return ActiveCall(method, context, self._service.active)
 
-    async def _evaluate(self, message: bytes | codec.Malformed, call: ActiveCall) -> bytes:
+    async def _evaluate(
+        self, header: bytes, data: memoryview, prepared: Prepared | None, call: ActiveCall
+    ) -> bytes:
         service = self._service
-        request_id, header, data = self._requests.read(codec.sound(message))
-        call.request_id = codec.read_request_id(request_id.decode())
-        prepared = service.preparer.find(header)
         if prepared is None:
             prepared = await self._prepare(header, len(data), call)
-        else:
-            call.note_request(prepared.request, received=len(data))
-            codec.check_data_length(len(data), prepared.request)
         needed = prepared.message_bytes
-        self._transit.check(call.context, needed)
-        compute = partial(at_once, prepared, data, service.backend)
-        is_short = service.inline.admits(prepared)
-        if is_short and prepared.output.wire_bytes < LEAST_BYTES:
-            # No other call can take the memory before it is free again.
-            service.admission.enter(needed)
-            return _reply(prepared, service.compute_here(call.phases, compute), call)
+        self._budget.check(call.context, needed)
         service.admission.take_memory(needed)
         reply = b""
         try:
             if await self._has_turn(prepared):
-                result = service.compute_here(call.phases, compute)
+                compute = partial(at_once, prepared, data, service.backend)
+                result = call.compute_inline(compute, service.inline)
             else:
                 result = await self._compute(prepared, data, call)
-            reply = _reply(prepared, result, call)
+            began = time.perf_counter()
+            reply = codec.response(call.request_id, prepared.response_header, result.data)
+            call.phases.note("send", began, time.perf_counter())
+            call.sent_bytes = len(result)
         finally:
-            self._transit.send(call.context, reply, held=needed)
+            self._budget.send(call.context, reply, held=needed)
         return reply
 
     async def _has_turn(self, prepared: Prepared) -> bool:
@@ -105,34 +135,30 @@ class GradientService:
 
     async def list_operators(self, _requests: object, context: Context) -> v1.ListOperatorsResponse:
         """List the operators."""
-        request = await self._transit.receive(context)
+        request = await self._budget.receive(context)
         call = self._call("ListOperators", context)
         return await call.answer(lambda: self._list_operators(request))
 
     async def _list_operators(self, request: object) -> v1.ListOperatorsResponse:
-        codec.sound(request)
+        codec.well_formed(request)
         return self._operators
 
     async def get_server_info(
         self, _requests: object, context: Context
     ) -> v1.GetServerInfoResponse:
         """Return version, backend and limits."""
-        request = await self._transit.receive(context)
+        request = await self._budget.receive(context)
         call = self._call("GetServerInfo", context)
         return await call.answer(lambda: self._get_server_info(request))
 
     async def _get_server_info(self, request: object) -> v1.GetServerInfoResponse:
-        codec.sound(request)
+        codec.well_formed(request)
         service = self._service
         return server_info(service.settings, service.backend.name, service.backend_reason)
 
 
-def _reply(prepared: Prepared, result: codec.Bytes, call: ActiveCall) -> bytes:
-    began = time.perf_counter()
-    reply = codec.response(call.request_id, prepared.response_header, result.data)
-    call.phases.note("send", began, time.perf_counter())
-    call.sent_bytes = len(result)
-    return reply
+async def _raise(error: Exception) -> Never:
+    raise error
 
 
 def server_info(settings: Settings, backend: str, backend_reason: str) -> v1.GetServerInfoResponse:

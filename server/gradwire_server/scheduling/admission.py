@@ -1,5 +1,6 @@
-"""Admission control of evaluations: memory budget, slots, queue, deadlines and streams.
+"""Admission control of evaluations: event loop, memory budget, slots, queue, deadlines, streams.
 
+- Short evaluations are computed on the event loop (InlineWork).
 - Memory is budgeted over all evaluations in flight, including waiting ones. An evaluation that does
   not fit is refused.
 - There are as many slots as computing threads, and one for the next evaluation, so that no thread
@@ -8,8 +9,10 @@
   short work pass.
 - The queue is bounded in time: a burst is admitted as far as it is done `max_queue_s` after it
   began. Under a lasting load a long queue serves no more calls than a short one and delays each of
-  them: newcomers are refused if they would wait longer than `max_standing_queue_s` and longer than
-  a quarter of their own time. The distinction follows Nichols and Jacobson (2012, CoDel).
+  them: newcomers are refused if they would wait longer than STANDING_QUEUE_S and longer than a
+  quarter of their own time. The distinction follows Nichols and Jacobson (2012, CoDel).
+- It is also bounded in length. A caller may have as many calls waiting as it leaves places free, so
+  that none fills the queue alone (dynamic thresholds: Choudhury and Hahne, 1998).
 - Requests whose estimated completion exceeds the deadline are rejected, or dropped if that becomes
   clear while they wait. Cancelled requests leave at once.
 - Opening a stream costs a caller a few bytes, so one caller has at most three quarters of all
@@ -17,7 +20,7 @@
   and its caller may retry.
 - Each request of one stream holds the memory it needs from its arrival on. A few requests keep
   every thread at work; beyond those, a stream holds at most its share of the budget,
-  and its next request waits (Holdings; rpc/batch.py).
+  and its next request waits (StreamMemory; rpc/batch.py).
 
 An evaluation that has had a turn is never refused. Every refusal carries a retry delay derived from
 the rate at which the queue drains (estimator.py).
@@ -25,6 +28,7 @@ the rate at which the queue drains (estimator.py).
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -33,9 +37,16 @@ from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
 
+from gradwire_server.engine.prepared import Prepared
 from gradwire_server.errors import ServerFullError
-from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
-from gradwire_server.scheduling.scheduler import TURN_S, Backlog, Claim, Slots, Turns
+from gradwire_server.scheduling.estimator import (
+    STANDING_QUEUE_S,
+    Appointments,
+    Drain,
+    QueueLimit,
+    WorkPace,
+)
+from gradwire_server.scheduling.scheduler import Backlog, Claim, Slots, Turns
 
 # One caller leaves 1 / _OTHERS_PART of all streams to the others.
 _OTHERS_PART = 4
@@ -161,14 +172,14 @@ class Admission:
         threads: int = 1,
         max_queue: int = 1024,
         max_queue_s: float = math.inf,
-        max_standing_queue_s: float = math.inf,
+        standing_queue_s: float = STANDING_QUEUE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_memory_bytes = max_memory_bytes
         self._streams = AdmittedStreams(max_streams)
         self._retry_after_s = retry_after_s
         self._max_queue = max_queue
-        self._limit = QueueLimit(max_queue_s=max_queue_s, max_standing_queue_s=max_standing_queue_s)
+        self._limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
         self._threads = threads
         self._clock = clock
         self.refusals: Counter[str] = Counter()
@@ -292,64 +303,38 @@ class Admission:
         turns = Turns(claim, self._slots, self._numbers, self._backlog, pace)
         if not self._slots:
             self._limit.rest(self._clock())
-        if not claim.paced and self.has_waiting:
-            self._make_room(turns)
+        if not claim.paced and self._must_wait:
+            self._check_wait(turns)
         return turns
 
     @property
-    def has_waiting(self) -> bool:
+    def _must_wait(self) -> bool:
         """Whether a newcomer has to wait for a slot."""
         return bool(self._slots) or self._slots.taken >= self._slots.count
 
-    def refusal(self, claim: Claim) -> ServerFullError | None:
-        """Return the error that turns() would raise because of time, or None."""
-        seconds = self._pace.estimate_s(claim.work)
-        if claim.paced or not self.has_waiting:
-            return None
-        if not self._slots:
-            self._limit.rest(self._clock())
-        return self._too_late(claim, seconds, large=seconds > TURN_S)[0]
-
-    def _make_room(self, turns: Turns) -> None:
-        """Make room in the queue for a newcomer that has to wait, or refuse it."""
-        peer, seconds = turns.claim.peer, turns.left_s
-        too_late, wait_s = self._too_late(turns.claim, seconds, large=turns.large)
-        if too_late is not None:
-            raise too_late
-        if len(self._slots) >= self._max_queue:
-            self._limit.note_refusal(self._clock())
-            came = _beyond(f"{len(self._slots)} calls wait", "max_queue", self._max_queue)
-            refused = self._refuse(came, "max_queue", wait_s, seconds)
-            if not self._displace(peer, seconds, refused):
-                raise refused
-
-    def _too_late(
-        self, claim: Claim, seconds: float, *, large: bool
-    ) -> tuple[ServerFullError | None, float]:
-        """Return the error for a claim that would end too late, and the seconds it waits."""
-        now = self._clock()
-        wait_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=large) / self._threads
-        left_s = claim.deadline - now
+    def _check_wait(self, turns: Turns) -> None:
+        """Raise ServerFullError if a newcomer would wait too long, or has no place in the queue."""
+        claim, seconds, now = turns.claim, turns.left_s, self._clock()
+        ahead_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=turns.large)
+        wait_s, left_s = ahead_s / self._threads, claim.deadline - now
         if wait_s + seconds > left_s:
             came = f"a call like this takes some {wait_s + seconds:.3g} s now"
             came = f"{came}, and its deadline is in {left_s:.3g} s"
-            return self._refuse(came, "deadline", wait_s, seconds), wait_s
+            raise self._refuse(came, "deadline", wait_s, seconds)
         allowed_s = self._limit.allowed_s(now)
-        if wait_s <= max(allowed_s, seconds * _WAIT_SHARE):
-            return None, wait_s
+        own, free = self._slots.waiting(claim.peer), self._max_queue - len(self._slots)
+        is_full = free < max(1, own)
+        if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
+            limit, came = "max_queue_s", f"a call like this waits for some {wait_s:.3g} s now"
+            lasting = "" if self._limit.is_burst(now) else " under a lasting load"
+            came = _beyond(came, limit, f"{allowed_s:.3g} s{lasting}")
+        elif is_full:
+            limit, came = "max_queue", f"{own} calls of this caller wait, and {free} more fit"
+            came = _beyond(came, limit, self._max_queue)
+        else:
+            return
         self._limit.note_refusal(now)
-        came = f"a call like this waits for some {wait_s:.3g} s now"
-        burst = allowed_s > self._limit.standing_s
-        limit = "max_queue_s" if burst else "max_standing_queue_s"
-        came = _beyond(came, limit, f"{allowed_s:.3g} s")
-        return self._refuse(came, limit, wait_s, seconds), wait_s
-
-    def _displace(self, peer: Hashable, seconds: float, refused: ServerFullError) -> bool:
-        """Refuse the last evaluation of the caller with most work, if that is another caller."""
-        heaviest = self._backlog.heaviest()
-        if self._backlog.of(heaviest) <= self._backlog.of(peer) + seconds:
-            return False
-        return self._slots.drop(heaviest, refused)
+        raise self._refuse(came, limit, wait_s, seconds)
 
     def _full(
         self, came: str, limit: str, allowed: int, *, drain: Drain, missing: int, amount: int
@@ -402,7 +387,7 @@ def _beyond(came: str, limit: str, allowed: object) -> str:
 _SHARE = 1 / 16
 
 
-class Holdings:
+class StreamMemory:
     """Memory that requests of one stream hold. Used from one event loop only.
 
     few       number of requests that may hold memory, whatever they need
@@ -442,3 +427,72 @@ class Holdings:
         if self.requests:
             self._admission.free_memory(self.nbytes)
         self.requests = self.nbytes = 0
+
+
+# NumPy takes half of it for the smallest evaluation; a round trip to a thread takes some 0.1 ms.
+_MOST_S = 500e-6
+# While the event loop computes, no other call is served.
+_MOST_OF_A_TURN_S = 1e-3
+_CARRIED_S = 100e-6
+
+
+class InlineWork:
+    """Admits short evaluations to the event loop, for a millisecond per loop iteration ("turn").
+
+    rate       multiplications per second of the backend, used until an evaluation has been
+               measured; 0 admits nothing
+    most_work  multiplications above which a backend may wait for more than a processor
+    next_turn  calls a function in the next loop iteration; None for the running event loop
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        most_work: float = math.inf,
+        next_turn: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self.rate = rate
+        self._most_work = most_work
+        self._next_turn = next_turn or _call_soon
+        self._spent_s = 0.0
+
+    def estimate_s(self, prepared: Prepared) -> float:
+        """Return the estimated seconds of one evaluation; by its work until it was measured."""
+        measured = prepared.measured
+        if measured.seconds is None:
+            measured.seconds = prepared.inline_work / self.rate
+        return measured.seconds
+
+    def is_short(self, prepared: Prepared) -> bool:
+        """Whether such an evaluation is computed on the event loop, in this or a later turn."""
+        if not self.rate or prepared.inline_work > self._most_work:
+            return False
+        return self.estimate_s(prepared) <= _MOST_S
+
+    def admits(self, prepared: Prepared) -> bool:
+        """Whether such an evaluation is computed in this turn."""
+        if not self.is_short(prepared):
+            return False
+        return self._spent_s + self.estimate_s(prepared) <= _MOST_OF_A_TURN_S
+
+    def most(self, prepared: Prepared) -> int:
+        """Return how many such evaluations are computed in this turn; 0 for none."""
+        if not self.is_short(prepared):
+            return 0
+        return int((_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9))
+
+    def spend(self, seconds: float) -> None:
+        """Count seconds of computation in this turn."""
+        before = self._spent_s
+        self._spent_s = before + seconds
+        # Small amounts carry over to later turns: scheduling a reset takes microseconds.
+        if before < _CARRIED_S <= self._spent_s:
+            self._next_turn(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._spent_s = 0.0
+
+
+def _call_soon(action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(action)

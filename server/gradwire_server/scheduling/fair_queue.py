@@ -34,7 +34,6 @@ class QueueEntry(Generic[T]):
     cost_s    estimated seconds of work
     needs_s   estimated seconds of all work to be done by the deadline
     large     whether it shares with large entries
-    firm      not evictable
     """
 
     due: float
@@ -45,7 +44,6 @@ class QueueEntry(Generic[T]):
     cost_s: float = field(compare=False)
     needs_s: float = field(compare=False)
     large: bool = field(compare=False)
-    firm: bool = field(compare=False)
 
     @property
     def late(self) -> float:
@@ -78,7 +76,6 @@ class FairQueue(Generic[T]):
         cost_s: float,
         needs_s: float | None = None,
         large: bool,
-        firm: bool = False,
         due: float = math.inf,
         deadline: float = math.inf,
     ) -> QueueEntry[T]:
@@ -92,7 +89,6 @@ class FairQueue(Generic[T]):
             cost_s,
             cost_s if needs_s is None else needs_s,
             large=large,
-            firm=firm,
         )
         self._peers.setdefault(peer, _Peer()).push(place)
         self._first_late = min(self._first_late, place.late)
@@ -131,10 +127,9 @@ class FairQueue(Generic[T]):
         )
         return late
 
-    def last_of(self, peer: Hashable) -> QueueEntry[T] | None:
-        """Return the last of a caller's entries that are not firm, or None."""
-        waiting = self._peers.get(peer, ())
-        return max((place for place in waiting if not place.firm), default=None)
+    def waiting(self, peer: Hashable) -> int:
+        """Return the number of a caller's entries."""
+        return len(self._peers[peer]) if peer in self._peers else 0
 
     def _forget(self, place: QueueEntry[T]) -> None:
         self._length -= 1
@@ -155,8 +150,8 @@ class _Peer(Generic[T]):
         self._shares: _Shares[bool] = _Shares()
         self.cost_s = 0.0
 
-    def __bool__(self) -> bool:
-        return bool(self._flows)
+    def __len__(self) -> int:
+        return sum(map(len, self._flows.values()))
 
     def __iter__(self) -> Iterator[QueueEntry[T]]:
         for flow in self._flows.values():

@@ -63,13 +63,12 @@ class Slots:
         cost_s: float,
         needs_s: float,
         large: bool,
-        firm: bool,
         due: float,
         deadline: float,
     ) -> None:
         """Wait for a slot; for the arguments see fair_queue.QueueEntry.
 
-        Raises TimeoutError if the deadline can no longer be met, and the error given to drop().
+        Raises TimeoutError if the deadline can no longer be met.
         """
         grant = asyncio.get_running_loop().create_future()
         place = self._queue.push(
@@ -79,7 +78,6 @@ class Slots:
             cost_s=cost_s,
             needs_s=needs_s,
             large=large,
-            firm=firm,
             due=due,
             deadline=deadline,
         )
@@ -103,14 +101,9 @@ class Slots:
                 self.taken += 1
                 grant.set_result(None)
 
-    def drop(self, peer: Hashable, error: Exception) -> bool:
-        """Drop a caller's last entry that has had no turn; return whether there was one."""
-        last = self._queue.last_of(peer)
-        if last is None:
-            return False
-        self._queue.remove(last)
-        _fail(last.item, error)
-        return True
+    def waiting(self, peer: Hashable) -> int:
+        """Return the number of a caller's waiting entries."""
+        return self._queue.waiting(peer)
 
 
 class Slot:
@@ -222,10 +215,6 @@ class Backlog:
         # Until the newcomer is done, no other caller is served more than its own caller.
         return before + sum(min(other, before + seconds) for other in others)
 
-    def heaviest(self) -> Hashable:
-        """Return the caller with the largest backlog; None if there is none."""
-        return max(self._peers, key=self.of, default=None)
-
 
 class Turns:
     """The turns of one evaluation, one after the other; a context that counts in the backlog.
@@ -245,7 +234,6 @@ class Turns:
         self.large = seconds > TURN_S
         self._slots, self._numbers, self._backlog, self._pace = slots, numbers, backlog, pace
         self._cost_s = min(self.left_s, TURN_S)
-        self._firm = claim.paced
         self._stand()
 
     def __enter__(self) -> Self:
@@ -270,8 +258,7 @@ class Turns:
     async def slot(self) -> Slot:
         """Wait for a slot, and return it to be held.
 
-        Raises TimeoutError if the deadline can no longer be met, ServerFullError if the first turn
-        has to go to a caller with less work.
+        Raises TimeoutError if the deadline can no longer be met.
         """
         if self.claim.paced:
             # Renewed for each step; otherwise the oldest stream would block the others.
@@ -283,11 +270,9 @@ class Turns:
                 cost_s=self._cost_s,
                 needs_s=self.left_s,
                 large=self.large,
-                firm=self._firm,
                 due=self._due,
                 deadline=self.claim.deadline,
             )
-        self._firm = True
         return Slot(self._slots.free)
 
     def spend(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from urllib.parse import unquote
 
-from gradwire._reloaded import Reloaded
+from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, Token, digest_of, read_tokens
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradwire._reloaded import Reloaded
+from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings, flag
 
 _log = logging.getLogger("gradwire_server")
@@ -24,7 +24,7 @@ _NAMES = ("tls_key", "tls_certificate", "tls_client_ca")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Papers:
+class LoadedCertificates:
     """Key, certificates and client authorities of a server.
 
     key, chain   its private key and its certificates, as PEM
@@ -64,11 +64,11 @@ class Certificates:
         """Return the certificates; None without TLS. Raises as the constructor does."""
         return cls(settings) if settings.tls_certificate else None
 
-    def get(self) -> Papers:
+    def get(self) -> LoadedCertificates:
         """Return the current key and certificates."""
         return self._papers.get()
 
-    def _made(self, contents: tuple[bytes, ...]) -> Papers:
+    def _made(self, contents: tuple[bytes, ...]) -> LoadedCertificates:
         found = dict(zip(self._paths, contents, strict=True))
         for name, content in found.items():
             if b"-----BEGIN " not in content:
@@ -76,7 +76,7 @@ class Certificates:
         authorities = found.get("tls_client_ca")
         key, chain = found["tls_key"], found["tls_certificate"]
         context = self._context(authorities)
-        return Papers(key, chain, authorities, context, _expires_s(chain, context))
+        return LoadedCertificates(key, chain, authorities, context, _expires_s(chain, context))
 
     def _context(self, authorities: bytes | None) -> ssl.SSLContext:
         """Check the files with OpenSSL, since gRPC does not report errors in them."""
@@ -146,10 +146,10 @@ def contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext] 
         return None
 
     def context() -> ssl.SSLContext:
-        papers = certificates.get()
-        made = papers.context
+        loaded = certificates.get()
+        made = loaded.context
         made.set_alpn_protocols(["http/1.1"])
-        if papers.authorities is not None:
+        if loaded.authorities is not None:
             made.verify_mode = ssl.CERT_OPTIONAL
         return made
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gradwire._reloaded import read_small
+from gradwire._wire.files import read_small
 from gradwire_server.config.tokens import Scope, add_token, read_scopes, read_tokens, revoke_token
 
 

@@ -1,19 +1,19 @@
-"""The compiled CPU backend: the bits of `numpy_cpu`, from kernels that numba compiles.
+"""The compiled CPU backend: the bits of `numpy_cpu`, from kernels compiled by numba.
 
-How a plan becomes machine code:
+From a plan to machine code:
 
-- backend.py      the methods that the engine calls
-- threads.py      threads that share a call in team.py, by way of mailboxes.py
-- compilation.py  compiles, or finds what was compiled before
-- jobs.py         from a plan to jobs, by way of tables.py, as records.py lays them out
-- blocks.py       the loop over blocks, each through up to three stages
-- nearest.py      all stages at once where every weight is 1, by windows.py
-- rows.py         sums of rows; the width stage is in columns.py, steady.py and permute.py
-- simd.py, shuffles.py, on vectors.py and formats.py: the instructions the kernels are written in;
-  atomics.py and system.py: those of team.py
+- backend.py       the methods that the engine calls
+- compilation.py   compiles the kernels, or loads them from numba's cache
+- jobs.py          from a plan to jobs, with tables.py (and scans.py), written as records.py states
+- threads.py       threads that share the blocks of a job
+- blocks.py        runs a block through up to three stages
+- rows.py          sums of rows for the first two stages, conversion, streaming
+- width.py         the third stage, along rows
+- nearest.py       all stages at once if every weight is 1
+- instructions.py  the instructions of the kernels, on the types of vectors.py
 
-Modules compile when they are imported, team.py and those from jobs.py on: only compilation.py
-imports them.
+scans.py, threads.py and the kernels compile when they are imported; only compilation.py imports
+them, directly or through jobs.py.
 """
 
 from __future__ import annotations

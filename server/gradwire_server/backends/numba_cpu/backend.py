@@ -1,4 +1,4 @@
-"""Applies plans with the compiled kernels, on as many threads as are free."""
+"""The backend: applies plans with the compiled kernels, on as many threads as are free."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.backends.numba_cpu import compilation
-from gradwire_server.backends.numba_cpu.forms import taken_of
-from gradwire_server.backends.numba_cpu.threads import Scratch, Team
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
 from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan, fill_empty
@@ -24,36 +22,37 @@ from gradwire_server.plans import BandedMap, Plan, fill_empty
 if TYPE_CHECKING:
     from gradwire_server.backends.numba_cpu.jobs import CompiledPass
     from gradwire_server.backends.numba_cpu.tables import Table
+    from gradwire_server.backends.numba_cpu.threads import Scratch, Team
 
 Array = npt.NDArray[Any]
-Indices = tuple[slice, ...]
 
-# Recent plans whose jobs are kept, and the table entries of all of them.
+# Most plans whose jobs are cached, and most table entries of all of them.
 _RECENT = 64
 _RECENT_ENTRIES = 1 << 22
-# Numbers read and written that are worth another thread, if it is awake: 10 to 20 us of work.
+# Elements read and written that are worth another thread if it is awake: 10 to 20 us of work.
 _WORK_OF_A_THREAD = 1 << 16
-# As many times more are worth waking one up. That takes 20 us of the caller's time, and the helper
-# comes 50 to 150 us later.
+# As many times more are worth waking it up, which takes 20 us of the caller's time; the helper
+# starts 50 to 150 us later.
 _WAKING = 16
-# More than processors keep of a result until somebody reads it. Measured: 17 MB are written faster
-# into the caches by two threads, 34 MB past them.
+# Larger results do not stay in the caches until they are read. Measured: two threads write 17 MB
+# faster through the caches, 34 MB faster past them.
 _STREAMED_BYTES = 32 << 20
-# Parts of a thread's least work that are worth being taken apart.
+# Parts into which a thread's least work may be divided.
 _PARTS = 8
 
-# Of blocks.run. Who gives Python's lock up for microseconds waits for longer to get it back.
-_HOLDING_THE_LOCK = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 6)
+# Signature of blocks.run. It keeps the GIL: after releasing it for microseconds, a thread waits
+# longer to get it back.
+_HOLDING_THE_GIL = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 6)
 
 _backends: WeakSet[NumbaCpu] = WeakSet()
 
 
 class NumbaCpu:
-    """Applies plans. Threads may share it, and share its threads.
+    """Applies plans. It is thread-safe, and its callers share its threads.
 
-    threads         most threads that compute at once, those that call among them
-    cache_dir       as for `compilation.load`, on the first use in a process
-    streamed_bytes  results of so many bytes, or more, are written past the caches
+    threads         most threads that compute at once, callers' own included
+    cache_dir       as in `compilation.load`, on the first use in a process
+    streamed_bytes  results of at least so many bytes bypass the caches
     """
 
     name = "numba_cpu"
@@ -63,27 +62,26 @@ class NumbaCpu:
     def __init__(
         self, *, threads: int = 1, cache_dir: str = "", streamed_bytes: int = _STREAMED_BYTES
     ) -> None:
-        """Raise ImportError where kernels cannot be compiled."""
+        """Raise ImportError if kernels cannot be compiled here."""
         compilation.check()
         self._cache_dir = cache_dir
         self._streamed_bytes = streamed_bytes
         self._most_threads = threads
-        self._scratch = Scratch()
         self._tables: WeakKeyDictionary[BandedMap, dict[np.dtype[Any], Table]] = WeakKeyDictionary()
         self.renew()
         _backends.add(self)
 
     def renew(self) -> None:
-        """Forget locks and threads, which a process just forked off has none of."""
+        """Replace locks and threads, which do not survive a fork."""
         self._lock = threading.Lock()
         self._team: Team | None = None
-        # By identity; the plan that is kept with its jobs keeps its identity its own.
-        self._jobs: Recent[tuple[Plan, list[CompiledPass], Indices]] = Recent(
+        # Keyed by identity, which cannot be reused while the plan is cached with its jobs.
+        self._jobs: Recent[tuple[Plan, list[CompiledPass]]] = Recent(
             most=_RECENT, max_weight=_RECENT_ENTRIES
         )
 
     def warm_up(self) -> None:
-        """Compile, or load what was compiled before."""
+        """Compile the kernels, or load them from the cache."""
         _ = self._kernels
 
     @cached_property
@@ -91,41 +89,61 @@ class NumbaCpu:
         return compilation.load(self._cache_dir)
 
     @cached_property
+    def _scratch(self) -> Scratch:
+        scratch: Scratch = self._kernels.threads.Scratch()
+        return scratch
+
+    @cached_property
     def _run_here(self) -> Callable[[int, int, int, int, int, int], None]:
-        return _HOLDING_THE_LOCK(self._kernels.blocks.run.address)
+        return _HOLDING_THE_GIL(self._kernels.blocks.run.address)
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
-        """Write the plan's result for x to y, as the protocol of backends says."""
+        """Write the plan's result for x to y, as `Backend` specifies."""
         if not plan.passes:
             with np.errstate(all="ignore"):
                 np.copyto(y, x, casting="unsafe")
             return
         if not x.size or not y.size:
-            y[...] = plan.fill  # no band covers anything
+            y[...] = plan.fill  # every band is empty
             return
-        jobs, taken = self._jobs_of(plan, x, y.dtype)
-        *first, last = jobs
-        source = x if x.flags.c_contiguous else np.ascontiguousarray(x[taken])
+        *first, last = jobs = self._jobs_of(plan, x, y.dtype)
+        source = x if x.flags.c_contiguous else np.ascontiguousarray(x[jobs[0].read])
         for job in first:
             between = np.empty(job.outputs, compute_dtype(x.dtype))
             self._run(job, source, between)
             source = between
         self._run(last, source, y)
-        # The kernel fills with +0, and knows of the empty bands of its own passes only.
+        # A job fills with +0, and only where the bands of its own passes are empty.
         if first or plan.fill or math.copysign(1, plan.fill) < 0:
             fill_empty(plan.passes, y, fill=plan.fill)
 
+    def bound(self, plan: Plan, x: Array, y: Array) -> Callable[[], None]:
+        """Return apply(plan, x, y) for arrays that stay, as `BindsArrays` specifies."""
+        apply = partial(self.apply, plan, x, y)
+        if not (plan.passes and x.size and y.size and x.flags.c_contiguous):
+            return apply
+        job, *others = self._jobs_of(plan, x, y.dtype)
+        is_filled = not plan.fill and math.copysign(1, plan.fill) > 0
+        if others or job.work >= _WORK_OF_A_THREAD or not is_filled:
+            return apply
+        run, scratch, addresses = self._run_here, self._scratch, (_address(x), _address(y))
+
+        def run_job(_arrays: object = (plan, x, y)) -> None:
+            run(job.address, *addresses, scratch.address(job.scratch), 0, job.units)
+
+        return run_job
+
     def held_bytes(self, plan: Plan, x: Array, y: Array) -> int:
-        """Return the bytes that apply(plan, x, y) takes meanwhile, as `Repeats` says."""
+        """Return the temporary bytes of apply(plan, x, y), as `TellsHeldBytes` specifies."""
         if not plan.passes or not x.size or not y.size:
             return 0
-        jobs, taken = self._jobs_of(plan, x, y.dtype)
-        read = x[taken]
+        jobs = self._jobs_of(plan, x, y.dtype)
+        read = x[jobs[0].read]
         between = sum(job.outputs for job in jobs[:-1]) * compute_dtype(x.dtype).itemsize
         return between + (0 if read.flags.c_contiguous else read.nbytes)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output on x to y, as the protocol of backends says."""
+        """Add the taps of every output on x to y, as `Backend` specifies."""
         if not y.flags.c_contiguous or not x.size or not y.size:
             NumpyCpu().accumulate(bands, x, y, axis=axis, carried=carried)
             return
@@ -135,38 +153,37 @@ class NumbaCpu:
         self._kernels.blocks.accumulate(record, _address(source), _address(y))
 
     def _run(self, job: CompiledPass, x: Array, y: Array) -> None:
+        arguments = job.address, _address(x), _address(y), self._scratch.address(job.scratch)
         if job.work < _WORK_OF_A_THREAD:
-            scratch = self._scratch.address(job.scratch)
-            self._run_here(job.address, _address(x), _address(y), scratch, 0, job.units)
+            self._run_here(*arguments, 0, job.units)
             return
         team = self._team or self._new_team()
-        wanted, shares = _shares(job)
-        self._kernels.team.share(
+        wanted = job.work // _WORK_OF_A_THREAD + 1
+        least = -(-job.units * _WORK_OF_A_THREAD // (_PARTS * job.work))
+        self._kernels.threads.share(
             team.ready(wanted),
             self._kernels.blocks.run.address,
-            job.address,
-            _address(x),
-            _address(y),
-            self._scratch.address(job.scratch),
-            *shares,
+            *arguments,
+            job.scratch,
+            job.units,
+            least,
+            wanted,
+            job.work,
+            _WAKING * _WORK_OF_A_THREAD,
         )
 
     def _new_team(self) -> Team:
-        code = self._kernels.team
         with self._lock:
-            if self._team is None:
-                self._team = Team(self._most_threads, code)
-            return self._team
+            team: Team = self._team or self._kernels.threads.Team(self._most_threads)
+            self._team = team
+            return team
 
-    def _jobs_of(
-        self, plan: Plan, x: Array, y: np.dtype[Any]
-    ) -> tuple[list[CompiledPass], Indices]:
-        """Return the jobs, and what of x the first one reads: the rest repeats it."""
+    def _jobs_of(self, plan: Plan, x: Array, y: np.dtype[Any]) -> list[CompiledPass]:
         repeated = () if x.flags.c_contiguous else tuple(not step for step in x.strides)
         key = (id(plan), x.dtype, y, repeated)
         found = self._jobs.get(key)
         if found is not None:
-            return found[1:]
+            return found[1]
         compute = compute_dtype(x.dtype)
         made: list[CompiledPass] = self._kernels.jobs.jobs_of(
             plan.input_shape,
@@ -177,10 +194,8 @@ class NumbaCpu:
             streamed_bytes=self._streamed_bytes,
             repeated=repeated,
         )
-        first = plan.passes if len(made) == 1 else plan.passes[:1]
-        taken = taken_of(plan.input_shape, first, made[0].repeats)
-        self._jobs.keep(key, (plan, made, taken), weight=plan.table_entries)
-        return made, taken
+        self._jobs.keep(key, (plan, made), weight=plan.table_entries)
+        return made
 
     def _table(self, bands: BandedMap, compute: np.dtype[Any]) -> Table:
         with self._lock:
@@ -190,14 +205,6 @@ class NumbaCpu:
             made: Table = self._kernels.jobs.Table.of(bands, compute)
             found = tables[compute] = made
         return found
-
-
-def _shares(job: CompiledPass) -> tuple[int, tuple[int, int, int, int, int, int]]:
-    """Return how many threads are wanted, and what `share` is told last."""
-    wanted = job.work // _WORK_OF_A_THREAD + 1
-    least = -(-job.units * _WORK_OF_A_THREAD // (_PARTS * job.work))
-    worth = _WAKING * _WORK_OF_A_THREAD
-    return wanted, (job.scratch, job.units, least, wanted, job.work, worth)
 
 
 def _address(array: Array) -> int:

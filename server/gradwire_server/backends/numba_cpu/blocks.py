@@ -1,21 +1,21 @@
-"""A fused evaluation of up to three passes, block by block, without intermediate tensors.
+"""Fused evaluation of up to three passes, block by block, without intermediate tensors.
 
-The tensor is seen as [outer, depth, height, width, channels]; each of the three axes between may
-have a pass. A block is a handful of result rows and a tile of their columns. Its three stages hand
-their sums on in buffers that stay in the processor's first caches:
+The tensor has the form [outer, depth, height, width, channels]; depth, height and width may have
+a pass. A block is a few result rows and a tile of their columns. Sums go from stage to stage
+in buffers that fit the processor's first caches:
 
-1. depth: the input rows that the block's height bands cover, summed over depth
-2. height: the block's rows, summed over those
-3. width: the block's results, summed along the rows
+1. depth: sums over depth of the input rows that the block's height bands cover
+2. height: sums of those rows
+3. width: sums along the rows
 
-What is done to numbers is in functions of their own, by type and method, that a job names. Blocks
-do not depend on one another.
+A job names the compiled functions of each stage by address. Blocks are independent.
 """
 
 from __future__ import annotations
 
 from numba import carray, cfunc, from_dtype, njit, types
 
+from gradwire_server.backends.numba_cpu.instructions import call, clear, fence
 from gradwire_server.backends.numba_cpu.records import (
     ACCUMULATION,
     CHANNELS,
@@ -30,7 +30,6 @@ from gradwire_server.backends.numba_cpu.records import (
     band,
     span,
 )
-from gradwire_server.backends.numba_cpu.simd import call, clear, fence
 from gradwire_server.backends.numba_cpu.vectors import part
 
 _RUN = types.void(JOB_POINTER, *[types.int64] * 5)
@@ -39,11 +38,11 @@ _ACCUMULATE = types.void(types.Array(from_dtype(ACCUMULATION), 1, "C"), *[types.
 
 @part
 def _stage_depth(job, x, plane, bottom, top, low, high, stage):
-    """Sum rows bottom .. top - 1, pixels low .. high - 1, over depth; returns the taps."""
+    """Sum rows bottom .. top - 1, pixels low .. high - 1, over depth; return the taps."""
     depth, size = job.depth, job.input_size
     outer = plane // depth.outputs
     index = plane - outer * depth.outputs
-    taps = band(depth, job.number, index)[1]
+    taps = band(depth, job.itemsize, index)[1]
     row, step = job.row_step, job.depth_step
     at = x + outer * job.outer_step + low * job.channels * size
     axis, length = job.address + DEPTH_AT, (high - low) * job.channels
@@ -55,14 +54,14 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
 
 @part
 def _sum_height(job, x, stage, bottom, first, count, left, length, result, result_step):
-    """Sum the inputs of rows first .. first + count - 1, from number left on."""
+    """Sum the inputs of rows first .. first + count - 1 over height, from element left on."""
     height, axis = job.height, job.address + HEIGHT_AT
     while count:
         outer = first // height.outputs
         index = first - outer * height.outputs
         some = min(count, height.outputs - index)
         if job.staged:
-            size, step, rows = job.number, job.row_bytes, stage - bottom * job.row_bytes
+            size, step, rows = job.itemsize, job.row_bytes, stage - bottom * job.row_bytes
         else:
             size, step = job.input_size, job.row_step
             rows = x + outer * job.outer_step + left * size
@@ -75,19 +74,19 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
 
 @part
 def _rows(job, x, scratch, bottom, first, count, readable, low, high):
-    """Sum rows over depth and height, pixels low .. high - 1; returns their address and step.
+    """Sum rows over height, pixels low .. high - 1; return the address and step of the sums.
 
-    So many rows can be read there as are readable, and PAD numbers beyond the end of each.
+    At that address `readable` rows can be read, and PAD elements beyond the end of each.
     """
-    number, channels = job.number, job.channels
+    itemsize, channels = job.itemsize, job.channels
     stage, sums, length = scratch + job.stage_at, scratch + job.sums_at, (high - low) * channels
     if not job.height.moves and job.staged:
         return stage + (first % job.height.outputs - bottom) * job.row_bytes, job.row_bytes
     step = job.row_step
     in_line = job.outer_step == job.height.inputs * step
     if not job.height.moves and not job.input_narrow and in_line:
-        at = x + first * step + low * channels * number
-        if at + (readable - 1) * step + (length + PAD) * number <= x + job.input_bytes:
+        at = x + first * step + low * channels * itemsize
+        if at + (readable - 1) * step + (length + PAD) * itemsize <= x + job.input_bytes:
             return at, step
     _sum_height(job, x, stage, bottom, first, count, low * channels, length, sums, job.row_bytes)
     return sums, job.row_bytes
@@ -96,24 +95,24 @@ def _rows(job, x, scratch, bottom, first, count, readable, low, high):
 @part
 def _is_empty(job, row):
     """Whether the height band of a result row is empty."""
-    return not band(job.height, job.number, row % job.height.outputs)[1]
+    return not band(job.height, job.itemsize, row % job.height.outputs)[1]
 
 
 @part
 def _sum_width(job, rows, step, count, j0, j1, result, result_step):
-    """The width stage of some rows, which stand at input 0."""
+    """Apply the width stage to some rows; rows is the address of input 0."""
     if job.method != CHANNELS:
         call(job.width_stage, (job.address, rows, step, count, j0, j1, result, result_step))
         return
-    axis, number, pixel = job.address + WIDTH_AT, job.number, job.channels * job.number
+    axis, itemsize, pixel = job.address + WIDTH_AT, job.itemsize, job.channels * job.itemsize
     for i in range(count):
         row, to = rows + i * step, result + i * result_step
-        call(job.width_sum, (axis, j0, j1, number, row, pixel, job.channels, to, pixel))
+        call(job.width_sum, (axis, j0, j1, itemsize, row, pixel, job.channels, to, pixel))
 
 
 @part
 def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
-    """The last two stages of a few rows; y stands at their first result."""
+    """Apply the last two stages to some rows; y is the address of their first result."""
     channels, size = job.channels, job.output_size
     length, line = (j1 - j0) * channels, job.width.outputs * channels * size
     held = job.output_narrow or job.stream
@@ -122,9 +121,9 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
         stage = scratch + job.stage_at
         _sum_height(job, x, stage, bottom, first, count, j0, length, to, step)
     else:
-        low, high = span(job.width, job.number, j0, j1)
+        low, high = span(job.width, job.itemsize, j0, j1)
         rows, row_step = _rows(job, x, scratch, bottom, first, count, count, low, high)
-        rows -= low * channels * job.number
+        rows -= low * channels * job.itemsize
         _sum_width(job, rows, row_step, count, j0, j1, to, step)
     if held:
         _put(job, scratch, to, step, count, length, y, line)
@@ -132,7 +131,7 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
 
 @part
 def _put(job, scratch, rows, step, count, length, y, line):
-    """Convert and stream rows of so many numbers, whichever is due, to their place."""
+    """Convert rows of so many elements, or stream them, or both, to their place."""
     size = job.output_size
     to, to_step = y, line
     if job.output_narrow or not job.stream:
@@ -146,7 +145,7 @@ def _put(job, scratch, rows, step, count, length, y, line):
 
 @part
 def _clear_rows(job, y, count, j0, j1):
-    """Write +0 to a few rows, of which y is the first result."""
+    """Write +0 to some rows; y is the address of their first result."""
     size = job.channels * job.output_size
     line, length = job.width.outputs * size, (j1 - j0) * size
     if line == length:
@@ -160,7 +159,7 @@ def _clear_rows(job, y, count, j0, j1):
 
 @part
 def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
-    """The last two stages, some rows ahead; y stands at the block's first result."""
+    """Apply the last two stages, several rows at a time; y is the address of the first result."""
     line = job.width.outputs * job.channels * job.output_size
     i = 0
     while i < count:
@@ -173,7 +172,8 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
         if empty:
             _clear_rows(job, y + i * line, some, j0, j1)
         else:
-            # Sums that were only just stored are slow to load at another alignment.
+            # Loads right after stores of another alignment are slow, so several rows are stored
+            # before any is loaded.
             some = min(some, job.ahead)
             _some_rows(job, x, y + i * line, scratch, bottom, first + i, some, j0, j1)
         i += some
@@ -181,10 +181,10 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
 
 @part
 def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
-    """The last two stages for all rows of the block at once; y stands at its first result."""
+    """Apply the last two stages to a transposed block; y is the address of its first result."""
     axis, length = job.width, (j1 - j0) * job.channels
     columns, results = scratch + job.columns_at, scratch + job.results_at
-    low, high = span(axis, job.number, j0, j1)
+    low, high = span(axis, job.itemsize, j0, j1)
     for c0 in range(low, max(high, low + 1), job.chunk):
         c1 = min(c0 + job.chunk, high)
         rows, row_step = _rows(job, x, scratch, bottom, first, count, job.block, c0, c1)
@@ -205,7 +205,7 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
 
 @part
 def _windows(job, x, y, scratch, first, count, j0, j1):
-    """All passes at once for some rows; y stands at the first of their results."""
+    """Apply all passes of nearest.py to some rows; y is the address of their first result."""
     if not job.stream:
         call(job.width_stage, (job.address, x, first, count, j0, j1, y))
         return
@@ -218,8 +218,8 @@ def _windows(job, x, y, scratch, first, count, j0, j1):
 
 @part
 def _block(job, x, y, scratch, unit):
-    """All stages of one block."""
-    number, height, width = job.number, job.height, job.width
+    """Apply all stages to one block."""
+    itemsize, height, width = job.itemsize, job.height, job.width
     block = unit // job.tiles
     j0 = (unit - block * job.tiles) * job.tile
     j1 = min(j0 + job.tile, width.outputs)
@@ -237,8 +237,8 @@ def _block(job, x, y, scratch, unit):
         return
     if job.staged:
         inside = block * job.block
-        bottom, top = span(height, number, inside, inside + count)
-        low, high = (j0, j1) if job.method == NO_WIDTH else span(width, number, j0, j1)
+        bottom, top = span(height, itemsize, inside, inside + count)
+        low, high = (j0, j1) if job.method == NO_WIDTH else span(width, itemsize, j0, j1)
         stage = scratch + job.stage_at
         if not _stage_depth(job, x, plane, bottom, top, low, high, stage):
             _clear_rows(job, to, count, j0, j1)
@@ -261,13 +261,13 @@ def run(jobs, x, y, scratch, first, stop):
 
 @njit(_ACCUMULATE, nogil=True, cache=True)
 def accumulate(jobs, x, y):
-    """Add the taps of every result of an accumulation on x to y; x and y are addresses."""
+    """Add the taps of every result on x to y, as `Backend.accumulate`; x and y are addresses."""
     job = jobs[0]
-    number, length, carried = job.number, job.length, job.carried
-    row, outputs = length * number, job.axis.outputs
+    itemsize, length, carried = job.itemsize, job.length, job.carried
+    row, outputs = length * itemsize, job.axis.outputs
     for outer in range(job.outer):
         rows = x + outer * job.axis.inputs * row
         to = y + outer * outputs * row
-        call(job.sum_onto, (job.address, 0, carried, number, rows, row, length, to, row))
+        call(job.sum_onto, (job.address, 0, carried, itemsize, rows, row, length, to, row))
         to += carried * row
-        call(job.sum, (job.address, carried, outputs, number, rows, row, length, to, row))
+        call(job.sum, (job.address, carried, outputs, itemsize, rows, row, length, to, row))

@@ -1,11 +1,11 @@
-"""What the compiled functions are told about their work, as they read it from memory."""
+"""Records that describe work to the compiled functions; every field is an int64."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import from_dtype, types
 
-from gradwire_server.backends.numba_cpu.simd import integer_at
+from gradwire_server.backends.numba_cpu.instructions import integer_at
 from gradwire_server.backends.numba_cpu.vectors import part
 
 _PHASE = np.dtype([("start", "i8"), ("taps", "i8"), ("weight", "i8")])
@@ -22,7 +22,7 @@ _GROUPS = np.dtype(
 )
 AXIS = np.dtype(
     [
-        ("moves", "i8"),  # whether the axis has a pass; without one only the lengths are set
+        ("moves", "i8"),  # whether the axis has a pass; if not, only the lengths are set
         ("outputs", "i8"),
         ("inputs", "i8"),
         ("start", "i8"),  # addresses of the table's arrays, the weights in the compute type
@@ -38,7 +38,7 @@ JOB = np.dtype(
         ("height", AXIS),
         ("width", AXIS),
         ("address", "i8"),  # of the record itself
-        ("number", "i8"),  # bytes of a number of the compute type
+        ("itemsize", "i8"),  # bytes of an element of the compute type
         ("depth_sum", "i8"),  # addresses of the compiled functions for each stage
         ("height_sum", "i8"),
         ("width_sum", "i8"),
@@ -46,35 +46,35 @@ JOB = np.dtype(
         ("to_columns", "i8"),
         ("to_rows", "i8"),
         ("convert", "i8"),
-        ("stream", "i8"),  # 0 where results are not streamed
+        ("stream", "i8"),  # 0 if results are not streamed
         ("stream_zeros", "i8"),
         ("channels", "i8"),
         ("rows", "i8"),  # result rows of all outer indices
-        ("outer_step", "i8"),  # bytes of the input from one outer index to the next, 0 if repeated
-        ("depth_step", "i8"),  # and from plane to plane, from row to row
+        ("outer_step", "i8"),  # bytes of the input between outer indices; 0 if repeated
+        ("depth_step", "i8"),  # likewise between planes, and between rows
         ("row_step", "i8"),
         ("input_bytes", "i8"),
-        ("input_narrow", "i8"),  # whether numbers are narrower than the compute type
+        ("input_narrow", "i8"),  # whether the type is narrower than the compute type
         ("output_narrow", "i8"),
-        ("input_size", "i8"),  # bytes of a number
+        ("input_size", "i8"),  # bytes of an element
         ("output_size", "i8"),
         ("staged", "i8"),  # whether the depth stage runs
-        ("method", "i8"),  # of the width stage, below
+        ("method", "i8"),  # method of the width stage, see below
         ("block", "i8"),  # rows of a block
-        ("ahead", "i8"),  # rows of it summed over height before their width stage
-        ("blocks", "i8"),  # in a plane where staged, else in all
+        ("ahead", "i8"),  # rows summed over height before their width stage
+        ("blocks", "i8"),  # blocks of a plane
         ("tile", "i8"),  # pixels of a tile
         ("tiles", "i8"),
-        ("chunk", "i8"),  # input pixels of a row that are held at once
-        ("row_bytes", "i8"),  # of a row of the depth and height buffers
-        ("line_bytes", "i8"),  # of a row of results not converted or streamed yet
-        ("stage_at", "i8"),  # places of the buffers in scratch
+        ("chunk", "i8"),  # input pixels of a row buffered at once
+        ("row_bytes", "i8"),  # bytes of a row in the depth and height buffers
+        ("line_bytes", "i8"),  # bytes of a row of results before conversion or streaming
+        ("stage_at", "i8"),  # offsets of the buffers in scratch
         ("sums_at", "i8"),
         ("columns_at", "i8"),
         ("results_at", "i8"),
         ("lines_at", "i8"),
         ("converted_at", "i8"),
-        ("steady_first", "i8"),  # results that `even` and `odd` describe
+        ("steady_first", "i8"),  # results that `even` and `odd` describe, and their end
         ("steady_stop", "i8"),
         ("even", _PHASE),
         ("odd", _PHASE),
@@ -86,40 +86,38 @@ ACCUMULATION = np.dtype(
         ("axis", AXIS),  # first, so that its address is the record's
         ("address", "i8"),
         ("outer", "i8"),
-        ("length", "i8"),  # numbers of a row
-        ("carried", "i8"),  # results, from the first, that hold a partial sum already
-        ("number", "i8"),
-        ("sum", "i8"),  # addresses of functions in rows.py
+        ("length", "i8"),  # elements of a row
+        ("carried", "i8"),  # results, from the first, that hold a partial sum
+        ("itemsize", "i8"),
+        ("sum", "i8"),  # addresses of compiled functions
         ("sum_onto", "i8"),
     ]
 )
-# Numbers beyond the end of a row that a stage may read, and does not use.
+# Elements beyond the end of a row that a stage may read, but does not use.
 PAD = 128
+# Methods of the width stage: without a pass, by pixels of many channels, and those of width.py.
 NO_WIDTH, CHANNELS, COLUMNS, HALVE, DOUBLE, PERMUTE = range(6)
-# All passes at once, where every weight is 1.
+# Methods of nearest.py.
 WINDOW_CHANNELS, WINDOW_HALVE, WINDOW_PERMUTE = range(6, 9)
-# How compiled functions take a record: by its address.
+# Compiled functions take records by address.
 JOB_POINTER = types.CPointer(from_dtype(JOB))
 AXIS_POINTER = types.CPointer(from_dtype(AXIS))
 DEPTH_AT, HEIGHT_AT, WIDTH_AT = (int(JOB.fields[name][1]) for name in ("depth", "height", "width"))
-# A width stage: job; rows, which stand at input 0, step from row to row, how many; first result and
-# one past the last; results, which stand at the first, and step.
-STAGE = types.void(JOB_POINTER, *[types.int64] * 7)
 
 
 @part
-def band(axis, number, index):
-    """First input, taps and address of the weights of one result."""
+def band(axis, itemsize, index):
+    """First input, taps and address of the weights of a result."""
     if not axis.moves:
         return index, 1, 0
     offset = integer_at(axis.offset + 8 * index)
     taps = integer_at(axis.offset + 8 * index + 8) - offset
-    return integer_at(axis.start + 8 * index), taps, axis.weight + offset * number
+    return integer_at(axis.start + 8 * index), taps, axis.weight + offset * itemsize
 
 
 @part
-def span(axis, number, first, stop):
+def span(axis, itemsize, first, stop):
     """Inputs that the bands of results first .. stop - 1 cover."""
-    begin, taps, _ = band(axis, number, first)
-    last, last_taps, _ = band(axis, number, stop - 1)
+    begin, taps, _ = band(axis, itemsize, first)
+    last, last_taps, _ = band(axis, itemsize, stop - 1)
     return min(begin, last), max(begin + taps, last + last_taps)

@@ -1,6 +1,6 @@
-"""What is found out about tables, in loops: NumPy's calls take longer than the kernels do.
+"""Compiled loops over tables, whose NumPy equivalents take longer than the kernels do.
 
-Weights are told by their bits, as integers of their size: zeros of both signs differ.
+Weights are compared by their bits, as integers, because zeros of both signs differ.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _WIDEST_SPAN = _INT(_INDICES, _INDICES, _INT)
 
 @njit(_FACTS, nogil=True, cache=True)
 def round_weights(start, offset, weight, rounded):
-    """Round weights to a compute type; returns what is found out about the table meanwhile.
-
-    That is the addresses of start, offset and rounded, the fewest and the most taps of a result,
-    and whether all weights are 1.
-    """
+    """Round weights to a compute type; return the fields of tables.Facts."""
     plain = 1
     for i in range(len(weight)):
         rounded[i] = weight[i]
@@ -61,7 +57,7 @@ def _repeats(start, offset, bits, period, step, j):
 
 @njit(_STEADY, nogil=True, cache=True)
 def steady(start, offset, bits, period, step):
-    """First result and one past the last of the longest run around the middle that repeats."""
+    """Return the first result and the end of the longest run around the middle that repeats."""
     compared = len(start) - period
     first = stop = compared // 2
     while first > 0 and _repeats(start, offset, bits, period, step, first - 1):
@@ -73,7 +69,7 @@ def steady(start, offset, bits, period, step):
 
 @part
 def _lane(start, offset, channels, lane):
-    """First number, taps and first weight of a lane; those beyond the end are as the last one."""
+    """First element, taps and first weight of a lane; lanes beyond the end equal the last one."""
     output, channel = divmod(min(lane, len(start) * channels - 1), channels)
     taps = offset[output + 1] - offset[output]
     return start[output] * channels + channel, taps, offset[output]
@@ -83,7 +79,7 @@ def _lane(start, offset, channels, lane):
 def group(start, offset, bits, channels, base, data):
     """Fill the arrays of tables.Groups.
 
-    Returns the farthest place of a first tap and of any, and the fewest taps.
+    Returns the greatest offset of a first tap, that of any tap, and the fewest taps.
     """
     groups, rows, lanes = data.shape
     farthest = reach = 0
@@ -108,7 +104,7 @@ def group(start, offset, bits, channels, base, data):
 
 @njit(_WIDEST_SPAN, nogil=True, cache=True)
 def widest_span(start, offset, tile):
-    """Most inputs that the bands of a tile of results cover."""
+    """Return the most inputs that the bands of a tile of results cover."""
     widest, outputs = 0, len(start)
     for first in range(0, outputs, tile):
         last = min(first + tile, outputs) - 1

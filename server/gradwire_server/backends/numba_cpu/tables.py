@@ -1,4 +1,4 @@
-"""A banded map as compiled kernels read it."""
+"""Tables: banded maps as the compiled kernels read them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ from gradwire_server.plans import BandedMap
 Indices = npt.NDArray[np.int64]
 
 _VECTOR_BYTES = 64
-# Vectors of grouped weights that are still worth their memory.
+# Most vectors of grouped weights that are worth their memory.
 _MOST_VECTORS = 1 << 15
-
-# Numbers beyond the place of a lane that its taps may reach, since all lanes go as far.
+# Most elements that the taps of a lane may reach beyond its first, since all lanes go as far.
 _MOST_REACH = 60
-
-# What numba compiles has no types.
+# Compiled functions have no types.
 _SCANS: Any = scans
-
-# Integers with as many bytes as a number of the compute type.
+# Integers with the size of the compute type.
 _INTEGERS: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
-
-# Results that must follow one pattern for a kernel of its own to be worth its start.
+# Fewest results worth a kernel of their own.
 _LEAST_STEADY = 8
 
 
 class TablePhase(NamedTuple):
-    """Bands of results that share their weights: first input, taps, address of the weights."""
+    """A band that repeats: first input, taps, address of the weights."""
 
     start: int
     taps: int
@@ -42,7 +38,7 @@ class TablePhase(NamedTuple):
 class Steady(NamedTuple):
     """Results first .. stop - 1, whose bands repeat every `period` results, `step` inputs on.
 
-    phases  the bands of results first, first + 1 ..., one for each of a period
+    phases  the bands of the first period
     """
 
     period: int
@@ -54,15 +50,15 @@ class Steady(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Rows of outputs times channels as vectors, one after the other, for `permute`.
+    """Rows of outputs x channels as a sequence of vectors, for PERMUTE.
 
-    base    int64[n], the first number that a vector's lanes read, counted from input 0
-    data    [n, taps + 2, lanes]: the place of each lane's first tap after the base, as integers;
-            its taps, likewise; and its weights, tap by tap, 0 beyond them
+    base    int64[n]: first element that each vector's lanes read, counted from input 0
+    data    [n, taps + 2, lanes]: for each lane the offset of its first tap from base, as an
+            integer; its number of taps, likewise; its weights, 0 beyond its taps
     wide    whether some lanes begin beyond two vectors
-    reach   the furthest place of all lanes' taps
-    gaps    whether some have no taps
-    uneven  whether some have fewer than others
+    reach   greatest offset of any tap
+    gaps    whether some lanes have no taps
+    uneven  whether some lanes have fewer taps than others
     """
 
     base: Indices
@@ -74,7 +70,7 @@ class Groups:
 
     @property
     def record(self) -> tuple[int, ...]:
-        """Values of the kernels' record."""
+        """Values of the field `groups` of records.JOB."""
         addresses = self.base.ctypes.data, self.data.ctypes.data
         taps = self.data.shape[1] - 2
         return (*addresses, self.data.strides[0], taps, self.wide, self.gaps, self.uneven)
@@ -82,10 +78,10 @@ class Groups:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Facts:
-    """What was found out about a table when its weights were rounded.
+    """Facts about a table, found when its weights are rounded.
 
     start, offset, weight  addresses of its arrays
-    fewest, most           taps of the results that have so many
+    fewest, most           least and greatest number of taps of a result
     plain                  whether all weights are 1
     """
 
@@ -101,7 +97,7 @@ class Facts:
 class Table:
     """The arrays of a map, with weights rounded to a compute type. Must outlive its addresses.
 
-    bits  those of the weights, as integers of their size
+    bits  the weights' bits, as integers
     """
 
     inputs: int
@@ -134,7 +130,7 @@ class Table:
 
     @property
     def record(self) -> tuple[int, ...]:
-        """Values of the kernels' record of an axis with a pass."""
+        """Values of records.AXIS."""
         facts = self.facts
         arrays = facts.start, facts.offset, facts.weight
         return (1, self.outputs, self.inputs, *arrays, facts.plain, int(not facts.fewest))
@@ -146,28 +142,28 @@ class Table:
 
     @cached_property
     def halving(self) -> Steady | None:
-        """The results whose bands advance by two inputs a result, none of them empty."""
+        """Results whose bands advance by two inputs per result, none of them empty."""
         found = self._steady(period=1, step=2)
         return found if found and found.phases[0].taps else None
 
     @cached_property
     def doubling(self) -> Steady | None:
-        """The results whose bands advance by one input for every two results."""
+        """Results whose bands advance by one input per two results."""
         return self._steady(period=2, step=1)
 
     def groups(self, channels: int) -> Groups | None:
-        """Describe rows of outputs times channels as groups of a vector each; None if unfit."""
+        """Return rows of outputs x channels as vectors; None if PERMUTE does not pay."""
         if channels not in self._groups:
-            # Of two threads the first one's stay: their addresses may be in use already.
+            # If two threads do this, the first result stays, since its addresses may be in use.
             self._groups.setdefault(channels, _grouped(self, channels))
         return self._groups[channels]
 
     def widest_span(self, tile: int) -> int:
-        """Most inputs that the bands of a tile of results cover."""
+        """Return the most inputs that the bands of a tile of results cover."""
         return int(_SCANS.widest_span(self.start, self.offset, tile))
 
     def _steady(self, *, period: int, step: int) -> Steady | None:
-        """Find the longest run around the middle that repeats, by starts, counts and weights."""
+        """Return the longest run around the middle whose starts, counts and weights repeat."""
         if self.outputs < _LEAST_STEADY + period:
             return None
         first, stop = _SCANS.steady(self.start, self.offset, self.bits, period, step)

@@ -1,17 +1,22 @@
-"""Vector registers and formats of numbers as types that numba compiles with.
+"""Vector types, number formats and conversions between them, for compiled kernels.
 
-A vector holds the lanes of one 512-bit register; LLVM splits it where registers are narrower. Sums
-and products carry no fast-math flag: nothing may fuse, reorder or flush.
+A vector has the lanes of one 512-bit register; LLVM splits it where registers are narrower.
+Additions and multiplications carry no fast-math flags, so LLVM neither fuses, reorders nor flushes.
 
-Formats are the types of numbers in memory: COMPUTE is the compute type itself, FLOAT16 and BFLOAT16
-are storage that float32 computes for. They exist while compiling only.
+A format is the type of elements in memory: COMPUTE is the compute type itself; FLOAT16 and BFLOAT16
+are storage types, whose compute type is float32. Formats are compile-time constants.
+
+float16 is converted by the processor where it can. Elsewhere, and for bfloat16 everywhere, integer
+instructions convert, because the processors' own conversions to bfloat16 flush denormals.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core.imputils import lower_builtin, lower_constant
@@ -21,13 +26,13 @@ from numba.extending import models, register_model, typeof_impl
 
 INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VECTOR_BITS = 512
-# What code is compiled for: triple, processor and features, as numba found them or was told.
+# Triple, processor name and features that numba compiles for.
 TARGET = cpu_target.target_context.codegen().magic_tuple()
 FEATURES = frozenset(TARGET[2].split(","))
 
 
 class Format:
-    """A type of numbers in memory, as a constant that kernels are compiled for."""
+    """The type of elements in memory, a compile-time constant."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,9 +40,18 @@ class Format:
 
 COMPUTE, FLOAT16, BFLOAT16 = Format("compute"), Format("float16"), Format("bfloat16")
 
+# By name: the compute types; format, compute type and bytes of the storage types.
+COMPUTE_TYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
+STORAGE_TYPES: dict[str, tuple[Format, Any, int]] = {
+    "float32": (COMPUTE, np.float32, 4),
+    "float16": (FLOAT16, np.float32, 2),
+    "bfloat16": (BFLOAT16, np.float32, 2),
+    "float64": (COMPUTE, np.float64, 8),
+}
+
 
 class FormatType(types.Dummy):  # type: ignore[misc]  # numba is untyped
-    """Numba's type of one format."""
+    """The numba type of a format."""
 
     def __init__(self, name: str) -> None:
         self.format = name
@@ -45,7 +59,7 @@ class FormatType(types.Dummy):  # type: ignore[misc]  # numba is untyped
 
 
 class VectorType(types.Type):  # type: ignore[misc]
-    """Numba's type of one register."""
+    """The numba type of a vector."""
 
     def __init__(self, element: Any) -> None:
         self.element = element
@@ -54,13 +68,13 @@ class VectorType(types.Type):  # type: ignore[misc]
 
     @property
     def ir(self) -> ir.VectorType:
-        """LLVM's type of it."""
+        """The LLVM type."""
         element = ir.FloatType() if self.element == types.float32 else ir.DoubleType()
         return ir.VectorType(element, self.lanes)
 
     @property
     def words(self) -> ir.VectorType:
-        """LLVM's type of as many integers of the same width."""
+        """The LLVM type of integers of the same width and count."""
         return ir.VectorType(INT32 if self.element == types.float32 else INT64, self.lanes)
 
 
@@ -102,27 +116,139 @@ def _multiply(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 def splat(builder: Any, number: Any, count: int) -> Any:
-    """Build a vector of one number in all lanes."""
+    """Return a vector with one number in all lanes."""
     single = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     return shuffle(builder, builder.insert_element(single, number, INT32(0)), single, [0] * count)
 
 
 def shuffle(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
-    """Build a vector of the lanes at these places of two vectors side by side."""
+    """Return the lanes at these indices of two concatenated vectors."""
     mask = ir.Constant(ir.VectorType(INT32, len(places)), places)
     return builder.shuffle_vector(one, other, mask)
 
 
 def declared(builder: Any, name: str, result: Any, kinds: list[Any]) -> Any:
-    """Return a function of LLVM by its name."""
+    """Return the LLVM function of this name, declared in the module."""
     known = builder.module.globals.get(name)
     return known or ir.Function(builder.module, ir.FunctionType(result, kinds), name)
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
-    """Build a pointer from an integer."""
+    """Convert an integer to a pointer."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
-# Decorates what is compiled as a part of compiled functions only: Python never calls it.
+def emits(typed: Any, build: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return an intrinsic's signature and code, which build(builder, *arguments) generates."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = build(builder, *args)
+        return context.get_dummy_value() if sig.return_type == types.void else value
+
+    return typed, generate
+
+
+# Decorates functions that are inlined into compiled functions, and never called from Python.
 part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+
+
+# Without F16C, LLVM would call conversion functions of a library that is not linked.
+_HAS_HALF = not TARGET[0].startswith("x86_64") or "+f16c" in FEATURES
+
+
+def memory_type(memory: FormatType, vector: VectorType) -> ir.VectorType:
+    """Return the LLVM type of a vector in memory."""
+    return vector.ir if memory.format == "compute" else ir.VectorType(INT16, vector.lanes)
+
+
+def widened(builder: Any, memory: FormatType, value: Any, vector: VectorType) -> Any:
+    """Convert a vector from its memory format to the compute type; exact."""
+    if memory.format == "compute":
+        return value
+    if vector.element == types.float64:
+        raise TypeError("16-bit formats are computed in float32")
+    if memory.format == "bfloat16":
+        return builder.bitcast(_Words(builder, vector).widened(value, 16), vector.ir)
+    if _HAS_HALF:
+        half = builder.bitcast(value, ir.VectorType(ir.HalfType(), vector.lanes))
+        return builder.fpext(half, vector.ir)
+    return _float_of_half(_Words(builder, vector), value)
+
+
+def narrowed(builder: Any, memory: FormatType, value: Any, vector: VectorType) -> Any:
+    """Convert a vector to its memory format, rounded to nearest even."""
+    if memory.format == "compute":
+        return value
+    if vector.element == types.float64:
+        raise TypeError("16-bit formats are computed in float32")
+    words = _Words(builder, vector)
+    if memory.format == "bfloat16":
+        return words.narrowed(builder.lshr(_bfloat16_in_high_half(words, value), words.all(16)))
+    if _HAS_HALF:
+        half = builder.fptrunc(value, ir.VectorType(ir.HalfType(), vector.lanes))
+        return builder.bitcast(half, words.shorts)
+    return words.narrowed(_half_of_float(words, value))
+
+
+class _Words:
+    """Operations on vectors of 32-bit integers."""
+
+    def __init__(self, builder: Any, vector: VectorType) -> None:
+        self.builder, self.vector, self.type = builder, vector, vector.words
+        self.shorts = ir.VectorType(INT16, vector.lanes)
+
+    def all(self, number: int) -> ir.Constant:
+        return ir.Constant(self.type, [number] * self.vector.lanes)
+
+    def of(self, value: Any) -> Any:
+        return self.builder.bitcast(value, self.type)
+
+    def floats(self, words: Any) -> Any:
+        return self.builder.bitcast(words, self.vector.ir)
+
+    def widened(self, shorts: Any, places: int) -> Any:
+        return self.builder.shl(self.builder.zext(shorts, self.type), self.all(places))
+
+    def narrowed(self, words: Any) -> Any:
+        return self.builder.trunc(words, self.shorts)
+
+
+def _bfloat16_in_high_half(words: _Words, value: Any) -> Any:
+    builder, bits = words.builder, words.of(value)
+    odd = builder.and_(builder.lshr(bits, words.all(16)), words.all(1))
+    rounded = builder.add(bits, builder.add(odd, words.all(0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.select(is_nan, words.all(0x7FC00000), rounded)
+
+
+def _float_of_half(words: _Words, shorts: Any) -> Any:
+    """Shift the exponent into place; scale by 2**112 to correct its bias and denormals."""
+    builder = words.builder
+    bits = words.widened(shorts, 0)
+    magnitude = builder.shl(builder.and_(bits, words.all(0x7FFF)), words.all(13))
+    scale = words.floats(words.all((127 + 112) << 23))
+    scaled = words.of(builder.fmul(words.floats(magnitude), scale))
+    special = builder.icmp_unsigned(">=", magnitude, words.all(0x7C00 << 13))
+    result = builder.select(special, builder.or_(scaled, words.all(0xFF << 23)), scaled)
+    sign = builder.shl(builder.and_(bits, words.all(0x8000)), words.all(16))
+    return words.floats(builder.or_(result, sign))
+
+
+def _half_of_float(words: _Words, value: Any) -> Any:
+    """Round normal numbers with integers, denormals by an addition that aligns their bits."""
+    builder, bits = words.builder, words.of(value)
+    magnitude = builder.and_(bits, words.all(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(magnitude, words.all(13)), words.all(1))
+    rebiased = builder.add(magnitude, words.all((15 - 127) * (1 << 23) + 0xFFF))
+    normal = builder.lshr(builder.add(rebiased, odd), words.all(13))
+    # The sum's unit in the last place is float16's smallest denormal, 2**-24.
+    offset = words.all((127 - 1) << 23)
+    total = builder.fadd(words.floats(magnitude), words.floats(offset))
+    denormal = builder.sub(words.of(total), offset)
+    is_small = builder.icmp_unsigned("<", magnitude, words.all((127 - 14) << 23))
+    finite = builder.select(is_small, denormal, normal)
+    is_nan = builder.icmp_unsigned(">", magnitude, words.all(0xFF << 23))
+    special = builder.select(is_nan, words.all(0x7E00), words.all(0x7C00))
+    is_large = builder.icmp_unsigned(">=", magnitude, words.all((127 + 16) << 23))
+    result = builder.select(is_large, special, finite)
+    return builder.or_(result, builder.lshr(builder.and_(bits, words.all(1 << 31)), words.all(16)))

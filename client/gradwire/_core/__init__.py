@@ -1,0 +1,1 @@
+"""The decisions of both clients, without I/O: nothing here imports grpc."""

@@ -1,0 +1,135 @@
+"""Clients by number and operators as text, for the bridges to frameworks.
+
+Both go through a framework's compiler as constants of a graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from numpy.typing import NDArray
+
+from gradwire import ops, tensors, v1
+from gradwire._wire.arguments import Item
+from gradwire._wire.text import counted
+from gradwire.errors import InvalidRequestError
+
+
+class Evaluator(Protocol):
+    """A Client, a LocalClient, or whatever else evaluates operators."""
+
+    def evaluate(
+        self,
+        operator: ops.Operator,
+        array: object,
+        /,
+        *,
+        output_shape: Sequence[int],
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Return the operator applied to an array; out where it is given."""
+        ...
+
+    def evaluate_many(self, items: Iterable[Item], /) -> Iterator[NDArray[Any]]:
+        """Return the result of each item, in their order."""
+        ...
+
+
+class Clients:
+    """Clients by number. It keeps none of them, but for the one that is the default."""
+
+    def __init__(self) -> None:
+        self._by_number = WeakValueDictionary[int, Evaluator]()
+        self._numbers = WeakKeyDictionary[Evaluator, int]()
+        self._next = itertools.count()
+        self._default: Evaluator | None = None
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def number(
+        self, client: Evaluator | None, make_default: Callable[[], Evaluator] | None = None
+    ) -> int:
+        """Return the client's number; None means the default client of this process.
+
+        make_default  makes the default client when it is first used
+        """
+        with self._lock:
+            if client is None:
+                if self._default is None and make_default is not None:
+                    self._default = make_default()
+                client = self._default
+            if client is None:
+                raise AssertionError("a default client was not made")
+            number = self._numbers.get(client)
+            if number is None:
+                number = self._numbers[client] = next(self._next)
+                self._by_number[number] = client
+            return number
+
+    def by_number(self, number: int) -> Evaluator:
+        """Return the client; RuntimeError where it is gone."""
+        client = self._by_number.get(number)
+        if client is None:
+            raise RuntimeError(
+                "the client of this operation is gone; keep a reference to it as long as gradients "
+                "may be asked for"
+            )
+        return client
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+
+CLIENTS = Clients()
+
+
+def as_text(operator: ops.Operator) -> str:
+    """Return an operator as text, to the sign of a zero."""
+    return ops.to_message(operator).SerializeToString(deterministic=True).hex()
+
+
+@lru_cache(1024)
+def from_text(text: str) -> ops.Operator:
+    """Return the operator of a text."""
+    return ops.from_message(v1.Operator.FromString(bytes.fromhex(text)))
+
+
+@lru_cache(1024)
+def linear(text: str) -> str:
+    """Return the text of an operator without its constant term."""
+    return as_text(from_text(text).linear())
+
+
+@lru_cache(1024)
+def told(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
+    """Return the operator of a text, with the output's shape where it needs one.
+
+    A gradient needs no sizes, its forward may: the shape that is asked for has them.
+    """
+    return from_text(text).for_output(output_shape)
+
+
+def check_shapes(
+    operator: ops.Operator, input_shape: Sequence[int], output_shape: Sequence[int]
+) -> None:
+    """Raise InvalidRequestError where no server can take an operator of these shapes."""
+    kind = type(operator)
+    for name, shape in (("input", input_shape), ("output", output_shape)):
+        tensors.check_sizes(name, shape)
+        if not kind.min_rank <= len(shape) <= kind.max_rank:
+            raise InvalidRequestError.of(
+                f"{name}.sizes",
+                f"has {counted(len(shape), 'axis')}; {operator.name} takes {kind.ranks()}",
+            )
+    if len(input_shape) != len(output_shape):
+        raise InvalidRequestError.of(
+            "output.sizes",
+            f"has {counted(len(output_shape), 'axis')}, input.sizes has {len(input_shape)}; "
+            f"{operator.name} keeps the number of axes",
+        )

@@ -1,0 +1,344 @@
+"""Arguments of a client, checked: addresses, limits and token."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from gradwire._core.retries import RetryBudget, RetryPolicy, Tries
+from gradwire._wire.arguments import LEAST_CHUNK_BYTES, MAX_TIMEOUT_S, is_timeout
+from gradwire._wire.environment import TARGET_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
+from gradwire._wire.files import Reloaded
+from gradwire.errors import InvalidRequestError
+
+CONNECTIONS = 2
+TIMEOUT_S = 60.0
+STREAM_THRESHOLD_BYTES = 256 << 10
+CHUNK_BYTES = 1 << 20
+SPLIT_THRESHOLD_BYTES = 4 << 20
+RETRY = RetryPolicy()
+
+# Below the largest message of a channel.
+_MAX_CHUNK_BYTES = 32 << 20
+# Far more than useful: each is a socket at both ends.
+_MAX_CONNECTIONS = 1000
+
+# Default address of a server.
+DEFAULT = "127.0.0.1:50051"
+
+# Targets that may contain commas.
+_WHOLE = ("ipv4:", "ipv6:", "unix")
+# Schemes of a list of replicas; see gradwire._transport.replicas.
+_LISTS = ("replicas+http", "replicas+https")
+# Schemes of gRPC whose targets have no host and port.
+_OPAQUE = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HOST_PORT = re.compile(
+    r"(?P<host>\[[^\[\]\s/\0-\x1f]+\]|[^\[\]:\s/\0-\x1f]+):(?P<port>[0-9]+)", re.ASCII
+)
+_MAX_PORT = 65535
+# Longest part of a host's name between dots (RFC 1035).
+_MAX_LABEL = 63
+
+Sent = tuple[tuple[str, str], ...]
+
+_log = logging.getLogger("gradwire")
+
+
+class BearerToken:
+    """Token of a client, as metadata of a call; safe for threads."""
+
+    def __init__(self, sent: Sent | Reloaded[Sent]) -> None:
+        self._sent = sent
+
+    def metadata(self) -> Sent:
+        """Return the metadata of a call; a changed file is read again."""
+        return self._sent.get() if isinstance(self._sent, Reloaded) else self._sent
+
+
+def read_bearer(
+    token: str | None, token_file: str | None, *, target: Sequence[str], secure: bool
+) -> BearerToken | None:
+    """Return the token to send, None without one.
+
+    Without arguments it comes from GRADWIRE_TOKEN or GRADWIRE_TOKEN_FILE. It occurs in no argument
+    of a program, repr, error or log.
+
+    Raises InvalidRequestError for a malformed token, an unreadable file, and a token that would
+    travel to another machine in plain text.
+    """
+    if token is not None and token_file is not None:
+        raise InvalidRequestError.of("token", "is given, and token_file is too; give one of them")
+    name, file_name = "token", "token_file"
+    if token is None and token_file is None:
+        token, token_file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+        name, file_name = TOKEN_VARIABLE, TOKEN_FILE_VARIABLE
+    if not token and not token_file and name != "token":
+        return None
+    distant = [address for address in target if not is_local(address)]
+    if distant and not secure:
+        raise InvalidRequestError.of(
+            name if token is not None else file_name,
+            f"a token would go to {distant[0]} in plain text, where others can read it; give "
+            "credentials for TLS (--tls-ca), or no token",
+        )
+    told = [address for address in target if is_open_list(address)]
+    if told:
+        raise InvalidRequestError.of(
+            name if token is not None else file_name,
+            f"a token would go wherever {told[0]} says, in plain text that others can change; "
+            "give replicas+https, or no token",
+        )
+    if token is not None and (token or token_file is None):
+        return BearerToken(_sent(token, name))
+    return BearerToken(_of_file(token_file or "", file_name))
+
+
+def _of_file(path: str, name: str) -> Reloaded[Sent]:
+    def keep(error: Exception) -> None:
+        _log.warning("the token of before is kept: %s", error)
+
+    try:
+        return Reloaded(
+            (path,),
+            lambda contents: _sent(contents[0].decode("ascii", "replace").strip(), name, path),
+            on_error=keep,
+        )
+    except OSError as error:
+        raise InvalidRequestError.of(name, f"{path} cannot be read: {error.strerror}") from error
+
+
+def _sent(token: str, name: str, path: str = "") -> Sent:
+    if not (token.isascii() and token.isprintable()) or not token or " " in token:
+        raise InvalidRequestError.of(
+            name,
+            f"{path}{' ' if path else ''}holds no token: one is a word of printable characters, "
+            "which is not shown here",
+        )
+    return (("authorization", f"Bearer {token}"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of Client and AsyncClient, checked; see Client for what they mean."""
+
+    target: Sequence[str]
+    credentials: Any
+    connections: int
+    timeout_s: float
+    stream_threshold_bytes: int
+    chunk_bytes: int
+    retry: RetryPolicy
+    split: bool = False
+    split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    connect_timeout_s: float | None = None
+    bearer: BearerToken | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
+            raise ValueError(
+                f"connections is {self.connections!r}; give 1 to {_MAX_CONNECTIONS} for each server"
+            )
+        if not is_timeout(self.timeout_s):
+            raise ValueError(
+                f"timeout_s is {self.timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}"
+            )
+        if self.connect_timeout_s is not None and not is_timeout(self.connect_timeout_s):
+            raise ValueError(
+                f"connect_timeout_s is {self.connect_timeout_s!r}; give seconds above 0, at most "
+                f"{MAX_TIMEOUT_S}, or None"
+            )
+        chunk = self.chunk_bytes
+        for name in ("stream_threshold_bytes", "split_threshold_bytes"):
+            threshold = getattr(self, name)
+            if not _is_count(threshold):
+                raise ValueError(f"{name} is {threshold!r}; give 0 or more bytes")
+        if not _is_count(chunk) or not LEAST_CHUNK_BYTES <= chunk <= _MAX_CHUNK_BYTES:
+            raise ValueError(
+                f"chunk_bytes is {chunk!r}; give {LEAST_CHUNK_BYTES} to {_MAX_CHUNK_BYTES} bytes"
+            )
+        secure = self.credentials is not None
+        bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
+        object.__setattr__(self, "bearer", bearer)
+
+    def tries(self, budget: RetryBudget) -> Tries:
+        """Return the retry state of a call, with the client's budget."""
+        return Tries(
+            self.retry,
+            budget,
+            one_server=self.one_server,
+            connect_timeout_s=self.connect_timeout_s,
+        )
+
+    @property
+    def one_server(self) -> bool:
+        """Whether each call goes to the same server, as far as known."""
+        return len(self.target) == 1 and not is_list(self.target[0])
+
+    def as_arguments(self) -> dict[str, Any]:
+        """Return the constructor's arguments, for a copy of the client in another process."""
+        if self.credentials is not None:
+            raise TypeError(
+                "a client with credentials cannot be pickled, since grpc's credentials cannot; "
+                "make the client where it is used"
+            )
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def read_target(target: object) -> tuple[str, ...]:
+    """Return the addresses of `target`: comma-separated text, or a sequence of texts.
+
+    None means the environment variable GRADWIRE_TARGET, or else DEFAULT.
+
+    Raises InvalidRequestError for a malformed address: gRPC would wrap a port beyond 65535, dial
+    443 without one, and look up "http" as a host.
+    """
+    name = TARGET_VARIABLE if target is None else "target"
+    if target is None:
+        target = os.environ.get(TARGET_VARIABLE) or DEFAULT
+    if isinstance(target, str):
+        parts: Sequence[object] = [target] if target.startswith(_WHOLE) else target.split(",")
+    else:
+        parts = cast("Sequence[object]", target) if isinstance(target, Sequence) else [target]
+    addresses = tuple(part.strip() for part in parts if isinstance(part, str))
+    if len(addresses) != len(parts) or not addresses or not all(addresses):
+        raise InvalidRequestError(
+            f"{name} is {target!r}; "
+            'give a server\'s address, such as "127.0.0.1:50051", or several',
+            field="target",
+        )
+    lists = [address for address in addresses if address.startswith("replicas+")]
+    if lists and (len(addresses) > 1 or not is_list(lists[0])):
+        raise InvalidRequestError(
+            f"{name} is {target!r}; a list of replicas stands alone, as "
+            "replicas+http://HOST:PORT/NAME or replicas+https://HOST:PORT/NAME",
+            field="target",
+        )
+    for address in () if lists else addresses:
+        if (fault := _fault(address)) is not None:
+            among = "" if address == target else f" of {target!r}"
+            raise InvalidRequestError(f"{name} is {address!r}{among}; {fault}", field="target")
+    return addresses
+
+
+def is_host_port(text: str) -> bool:
+    """Whether a text is HOST:PORT, with an IPv6 address in brackets and a port that exists."""
+    return _host_port_fault(text) is None
+
+
+def _fault(address: str) -> str | None:
+    """Return the remedy for a malformed address; None for a valid one."""
+    scheme, _, rest = address.partition(":")
+    if scheme in _OPAQUE:
+        return None if rest.strip("/") else f"give {scheme}:NAME"
+    if scheme in {"ipv4", "ipv6"}:
+        version = int(scheme[-1])
+        faults = (_host_port_fault(each) for each in rest.split(","))
+        if fault := next(filter(None, faults), None):
+            return fault
+        known = all(_version(each) == version for each in rest.split(","))
+        return None if known else f"give addresses of IPv{version} there, or a name without scheme"
+    if scheme == "dns":
+        return _host_port_fault(rest.rpartition("/")[2] if rest.startswith("//") else rest)
+    if _URL.match(address):
+        return "give HOST:PORT without a scheme, or dns:///HOST:PORT"
+    return _host_port_fault(address)
+
+
+def _host_port_fault(text: str) -> str | None:
+    found = _HOST_PORT.fullmatch(text)
+    if found is None:
+        bare = text.strip("[]")
+        host = f"[{bare}]" if _version(f"{bare}:1") == 6 else "HOST"  # noqa: PLR2004 - IPv6
+        return f'give {host}:PORT, such as "127.0.0.1:50051" or "[::1]:50051"'
+    if not 1 <= int(found["port"]) <= _MAX_PORT:
+        return f"give a port from 1 to {_MAX_PORT}"
+    if found["host"].startswith("[") and _version(text) != 6:  # noqa: PLR2004 - IPv6
+        return "give an address of IPv6 in brackets, or a name without"
+    labels = found["host"].removesuffix(".").split(".")
+    if not all(1 <= len(label) <= _MAX_LABEL for label in labels):
+        return f"give a host whose name has 1 to {_MAX_LABEL} characters between dots"
+    return None
+
+
+def is_list(address: str) -> bool:
+    """Whether an address is the URL of a list of replicas, not of a server."""
+    scheme, separator, _ = address.partition("://")
+    try:
+        url = urlsplit(address)
+        told = bool(url.hostname) and bool(url.port) and not (url.query or url.fragment)
+    except ValueError:
+        return False
+    return bool(separator) and scheme in _LISTS and told and "@" not in url.netloc
+
+
+def is_open_list(address: str) -> bool:
+    """Whether an address is a list in plain text on another machine."""
+    return address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc)
+
+
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Return host and port of an address of one host; None for others."""
+    text = address.rpartition("/")[2].removeprefix("dns:")
+    found = None if address.startswith((*_OPAQUE, "replicas+")) else _HOST_PORT.fullmatch(text)
+    return None if found is None else (found["host"].strip("[]"), int(found["port"]))
+
+
+def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:
+    """Return the targets of the channels that reach all addresses.
+
+    Several numeric addresses of one family share a channel, in which grpc rotates among them. Names
+    cannot be joined so, nor servers with TLS: a channel expects one name of all its servers.
+    """
+    if len(addresses) > 1 and not secure:
+        for scheme, version in (("ipv4", 4), ("ipv6", 6)):
+            if all(_version(address) == version for address in addresses):
+                return (f"{scheme}:{','.join(addresses)}",)
+    return tuple(addresses)
+
+
+def goes_round(target: str) -> bool:
+    """Whether a target may stand for several servers, which rotate."""
+    return _version(target) is None and not target.startswith("unix")
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is on this machine, out of reach of others."""
+    scheme, _, rest = address.partition(":")
+    if scheme in {"unix", "unix-abstract"}:
+        return True
+    if scheme in {"ipv4", "ipv6"}:
+        return all(_is_loopback(each) for each in rest.split(","))
+    return _is_loopback(address.rpartition("/")[2] if scheme == "dns" else address)
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether HOST:PORT, or a HOST without, is this machine."""
+    host = address if address.count(":") > 1 and "[" not in address else address.partition(":")[0]
+    if "[" in address:
+        host = address.partition("[")[2].partition("]")[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _version(address: str) -> int | None:
+    """Return the IP version of a numeric HOST:PORT, else None."""
+    host = address.rpartition(":")[0]
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version
+    except ValueError:
+        return None

@@ -1,0 +1,203 @@
+"""Values that a server reports: version, limits, operators, and the time of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gradwire import v1
+from gradwire.tensors import DTYPES
+
+# Trailing metadata in the syntax of the header Server-Timing (W3C), milliseconds.
+TIMING_KEY = "gradwire-timing"
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Where the time of one evaluation went, in seconds.
+
+    total_s    from the call of evaluate() to its result, with all tries and the pauses between
+    tries      how often a server was asked, 1 or more; each part of a shared evaluation counts
+    receive_s  of the server, in the last try, or the part that came last: reading and checking what
+               was sent
+    queue_s    waiting for its memory, threads and tables
+    compute_s  computing
+    send_s     writing the result; of a single message, as far as it is known before the end
+
+    Phases of a stream overlap: together they may be longer than the call. None means that the
+    server did not report it.
+    """
+
+    total_s: float
+    tries: int
+    receive_s: float | None = None
+    queue_s: float | None = None
+    compute_s: float | None = None
+    send_s: float | None = None
+
+
+def read_timing(trailers: Metadata, *, total_s: float, tries: int) -> Timing:
+    """Decode the timing in trailing metadata; malformed parts count as missing."""
+    told = next((text for key, text in trailers if key == TIMING_KEY), "")
+    phases = dict(map(_phase, told.split(","))) if isinstance(told, str) else {}
+    return Timing(
+        total_s=total_s,
+        tries=tries,
+        receive_s=phases.get("receive"),
+        queue_s=phases.get("queue"),
+        compute_s=phases.get("compute"),
+        send_s=phases.get("send"),
+    )
+
+
+def _phase(entry: str) -> tuple[str, float | None]:
+    """Decode "compute;dur=0.042" as seconds."""
+    name, *parameters = (part.strip() for part in entry.split(";"))
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key == "dur":
+            try:
+                return name, float(value) / 1e3
+            except ValueError:
+                break
+    return name, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits of a server. See the schema's message Limits; 0 if unknown.
+
+    stall_timeout_s  seconds without progress after which a stream is ended
+    """
+
+    max_rank: int
+    max_elements: int
+    max_table_entries: int
+    max_float32_axis: int
+    max_work: int
+    max_unary_bytes: int
+    max_chunk_bytes: int
+    max_request_memory_bytes: int
+    max_memory_bytes: int
+    max_streams: int
+    max_in_flight: int
+    max_message_bytes: int
+    stall_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """Facts about a server.
+
+    version           of the server
+    numerics_version  of the numerics contract: results of one version have the same bits everywhere
+    backend           name of what computes
+    backend_reason    why this one was chosen
+    operators         their names, as operators() tells them
+    limits            in force
+    """
+
+    version: str
+    numerics_version: str
+    backend: str
+    backend_reason: str
+    operators: tuple[str, ...]
+    limits: ServerLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributeInfo:
+    """An attribute of an operator, as the server has it.
+
+    type            "enum", "bool", "float", "double", "int64" or "int32", an array with "[]" behind
+    required        whether it must be given
+    default_value   what holds where it is absent; empty for a required one
+    allowed_values  those of an enum, as the schema names them
+    description     meaning, unit and rule
+    """
+
+    name: str
+    type: str
+    required: bool
+    default_value: str
+    allowed_values: tuple[str, ...]
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorInfo:
+    """An operator, as the server has it.
+
+    name             of its member in the schema's Operator, and of ops.OPERATORS
+    summary          what it computes, in one sentence
+    source           the framework's own name and page
+    gradient         whether it is a gradient
+    counterpart      name of a gradient's forward, of a forward's gradient
+    min_rank         fewest axes of its tensors; max_rank: most
+    data_types       names of the element types it takes, such as "float32"
+    output_required  whether output_shape is always needed, since no attribute determines it
+    attributes       in the order of the schema
+    """
+
+    name: str
+    summary: str
+    source: str
+    gradient: bool
+    counterpart: str
+    min_rank: int
+    max_rank: int
+    data_types: tuple[str, ...]
+    output_required: bool
+    attributes: tuple[AttributeInfo, ...]
+
+
+def read_server_info(message: v1.GetServerInfoResponse) -> ServerInfo:
+    """Decode the answer to GetServerInfo."""
+    limits = message.limits
+    return ServerInfo(
+        version=message.version,
+        numerics_version=message.numerics_version,
+        backend=message.backend,
+        backend_reason=message.backend_reason,
+        operators=tuple(message.operators),
+        limits=ServerLimits(
+            **{
+                field.name: getattr(limits, field.name)
+                for field in v1.Limits.DESCRIPTOR.fields
+                if field.message_type is None
+            },
+            stall_timeout_s=limits.stall_timeout.ToNanoseconds() / 1e9,
+        ),
+    )
+
+
+def read_operators(message: v1.ListOperatorsResponse) -> tuple[OperatorInfo, ...]:
+    """Decode the answer to ListOperators; types that are not known here are left out."""
+    return tuple(
+        OperatorInfo(
+            name=each.name,
+            summary=each.summary,
+            source=each.source,
+            gradient=each.gradient,
+            counterpart=each.counterpart,
+            min_rank=each.min_rank,
+            max_rank=each.max_rank,
+            data_types=tuple(str(DTYPES[kind]) for kind in each.data_types if kind in DTYPES),
+            output_required=each.output_required,
+            attributes=tuple(map(_read_attribute, each.attributes)),
+        )
+        for each in message.operators
+    )
+
+
+def _read_attribute(message: v1.AttributeInfo) -> AttributeInfo:
+    return AttributeInfo(
+        name=message.name,
+        type=message.type,
+        required=message.required,
+        default_value=message.default_value,
+        allowed_values=tuple(message.allowed_values),
+        description=message.description,
+    )

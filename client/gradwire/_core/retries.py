@@ -1,0 +1,203 @@
+"""Retries: which failures are retried, and after which pause.
+
+Every RPC of the service is pure, so any of them may be repeated. The rules:
+
+1. A server that is away, starting or shutting down (UNAVAILABLE), and one that is full and says so
+   (RESOURCE_EXHAUSTED with RetryInfo), are tried again; so is a call that a stopping server
+   dropped (CANCELLED), and a stream that broke without an error of the service. Everything else
+   would only fail again.
+2. Between tries lies a growing, jittered pause, never shorter than the server asked for.
+3. Tries are counted in a row: new result bytes start the count anew.
+4. A client whose calls mostly fail stops repeating them, so that a sick server is not kept down. A
+   server that refuses at once is well, and one that says when to come back sets the pace itself:
+   such a failure counts an eighth.
+5. Where the only server is one whose certificate is of no authority trusted here, or that speaks
+   plain text instead of TLS, there is a second try, on another connection, since one address may
+   stand for several servers, and no third.
+6. No pause reaches past the deadline; the error that came last is then the one that is raised.
+
+Pauses, jitter and the budget follow gRPC's proposal A6, client retries. gRPC's own retries are off
+even for small calls: they cannot resume a stream, do not know RetryInfo, try the same channel
+again, and cost each call 10 to 20 us of the client's processor. What they would repeat unseen, a
+call that meets a closing connection, is a retry of rule 1. Nothing is sent twice at once
+(hedging): a server that is slow because it is full would be fuller.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+from gradwire.errors import (
+    CallCancelledError,
+    GradwireError,
+    OverloadedError,
+    ServerError,
+    UnavailableError,
+)
+
+_log = logging.getLogger("gradwire")
+
+# Weight of a refusal, as a fraction of a failure.
+_REFUSAL = 0.125
+# A6, "Exponential Backoff": a pause is drawn from 0.8 to 1.2 times its nominal length.
+_JITTER = 0.2
+# Tries in a row of what waiting does not mend, where there is but one server.
+LASTING_ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how soon a failed call is tried again.
+
+    max_attempts        most tries in a row, the first one included; 1 turns retries off
+    initial_backoff_s   seconds before the second try
+    max_backoff_s       longest pause in seconds, unless the server asks for more
+    backoff_multiplier  ratio of a pause to the one before
+
+    Raises ValueError where one is out of range.
+    """
+
+    max_attempts: int = 8
+    initial_backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+    backoff_multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts is {self.max_attempts}; at least 1 is needed")
+        if not 0 < self.initial_backoff_s <= self.max_backoff_s < float("inf"):
+            raise ValueError(
+                f"initial_backoff_s is {self.initial_backoff_s} and max_backoff_s "
+                f"{self.max_backoff_s}; 0 < initial_backoff_s <= max_backoff_s is needed"
+            )
+        if not 1 <= self.backoff_multiplier < float("inf"):
+            raise ValueError(
+                f"backoff_multiplier is {self.backoff_multiplier}; at least 1 is needed"
+            )
+
+    def backoff_s(self, failures: int, *, draw: float) -> float:
+        """Return the pause in seconds after so many failures in a row, 1 or more.
+
+        draw  a random number from 0 to 1, which places the pause in its range
+        """
+        try:
+            nominal = self.initial_backoff_s * self.backoff_multiplier ** (failures - 1)
+        except OverflowError:
+            nominal = self.max_backoff_s
+        return min(nominal, self.max_backoff_s) * (1 + _JITTER * (2 * draw - 1))
+
+
+class RetryBudget:
+    """A token bucket shared by all calls of a client: `retryThrottling` of A6.
+
+    A failure takes a token, a success gives a fraction of one back, and there are retries while
+    more than half of the tokens are left. Updates may get lost between threads: a token more or
+    less changes nothing.
+    """
+
+    # A6 allows up to 1000 tokens: when a server restarts, each of many streams in flight fails
+    # several times before it is back.
+    def __init__(self, *, max_tokens: float = 1000.0, token_ratio: float = 0.1) -> None:
+        self._max_tokens = max_tokens
+        self._token_ratio = token_ratio
+        self._tokens = max_tokens
+
+    def succeed(self) -> None:
+        """Note a call that succeeded."""
+        self._tokens = min(self._max_tokens, self._tokens + self._token_ratio)
+
+    def fail(self, tokens: float = 1.0) -> None:
+        """Note a try that failed."""
+        self._tokens = max(0.0, self._tokens - tokens)
+
+    @property
+    def allows_retry(self) -> bool:
+        """Whether a failed call may be tried again."""
+        return self._tokens > self._max_tokens / 2
+
+
+class Tries:
+    """The tries of one call.
+
+    one_server         whether each try goes to the same server, as far as is known
+    connect_timeout_s  how long to go on while no server can be reached; None for no such bound
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        budget: RetryBudget,
+        *,
+        one_server: bool = False,
+        connect_timeout_s: float | None = None,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._unreachable_since: float | None = None
+        self._policy = policy
+        self._one_server = one_server
+        self._budget = budget
+        self._failures = 0
+
+    def pause_s(
+        self, error: GradwireError, *, progressed: bool, left_s: float, draw: float
+    ) -> float:
+        """Return the seconds to wait before the next try, or raise the error where there is none.
+
+        progressed  whether the try that failed brought new result bytes
+        left_s      seconds until the deadline; infinite where there is none
+        draw        a random number from 0 to 1
+        """
+        if progressed:
+            self._failures = 0
+        else:
+            self._budget.fail(_REFUSAL if _is_refusal(error) else 1.0)
+        self._failures += 1
+        pause = self._policy.backoff_s(self._failures, draw=draw)
+        if isinstance(error, OverloadedError | UnavailableError):
+            pause = max(pause, error.retry_after_s)
+        if self._failures >= self._attempts(error) or pause >= left_s:
+            raise error
+        if pause >= self._left_to_connect_s(error):
+            raise error
+        if not (progressed or self._budget.allows_retry):
+            raise error
+        _log.info("trying again in %.1f s: %s", pause, error)
+        return pause
+
+    def _left_to_connect_s(self, error: GradwireError) -> float:
+        if not (isinstance(error, UnavailableError) and error.unreachable):
+            self._unreachable_since = None
+        elif self._connect_timeout_s is not None:
+            now = time.monotonic()
+            if self._unreachable_since is None:
+                self._unreachable_since = now
+            return self._unreachable_since + self._connect_timeout_s - now
+        return math.inf
+
+    def _attempts(self, error: GradwireError) -> int:
+        most = self._policy.max_attempts
+        lasting = isinstance(error, UnavailableError) and error.lasting
+        return min(most, LASTING_ATTEMPTS) if lasting and self._one_server else most
+
+    def succeed(self) -> None:
+        """Note that the call succeeded."""
+        self._budget.succeed()
+
+
+def _is_refusal(error: GradwireError) -> bool:
+    """Whether a server that is up turned the call away before it did any work for it."""
+    return isinstance(error, OverloadedError) and error.retry_after_s > 0
+
+
+def is_retryable(error: GradwireError, *, streamed: bool) -> bool:
+    """Whether the same call may well succeed if it is repeated."""
+    if isinstance(error, OverloadedError | UnavailableError):
+        return True
+    # A status without a reason of ours comes from grpc or something between. CANCELLED is what a
+    # call gets that reaches a server as it stops. On a stream any often stands for another one that
+    # got lost, which the next try shows.
+    retried = ServerError | CallCancelledError if streamed else CallCancelledError
+    return isinstance(error, retried) and not error.reason

@@ -1,0 +1,161 @@
+"""Present replicas of a target that names a list of them instead of servers.
+
+    replicas+http://HOST:PORT/PATH      or replicas+https://, checked by the system's authorities
+
+The address answers GET with `{"replicas": ["HOST:PORT", ...]}`. gRPC for Python takes no resolvers
+of its own, and DNS reports a new server late: so a thread asks when a call finds the list old or
+has failed, and updates the pool of connections. A missing, malformed or empty list leaves the one
+before in use: its source may be gone while the replicas serve.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from gradwire._core.options import is_host_port, is_list
+from gradwire.errors import UnavailableError
+
+Listener = Callable[[Sequence[str]], object]
+
+# How old a list may be when a call uses it; and after a call has failed.
+FRESH_S = 2.0
+_HURRY_S = 0.25
+# Seconds that one question may take.
+_PATIENCE_S = 2.0
+_MOST_BYTES = 1 << 20
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+
+
+def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
+    """Return the addresses that a target stands for: its replicas, or itself.
+
+    Raises UnavailableError where no list can be had, or it names no replica.
+    """
+    if not is_list(target):
+        return (target,)
+    try:
+        return _read(_ask(target.removeprefix("replicas+"), timeout_s))
+    except http.client.HTTPException as error:
+        raise UnavailableError(
+            f"no replicas are known from {target}: it answers with no HTTP, or cuts it off"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnavailableError(f"no replicas are known from {target}: {error}") from error
+
+
+def _ask(url: str, timeout_s: float) -> bytes:
+    parts = urlsplit(url)
+    host, port = cast("str", parts.hostname), parts.port
+    connection = (
+        http.client.HTTPSConnection(
+            host, port, timeout=timeout_s, context=ssl.create_default_context()
+        )
+        if parts.scheme == "https"
+        else http.client.HTTPConnection(host, port, timeout=timeout_s)
+    )
+    try:
+        connection.request("GET", parts.path or "/", headers={"Accept": "application/json"})
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise ValueError(f"it answers {response.status} {response.reason}")
+        return response.read(_MOST_BYTES)
+    finally:
+        connection.close()
+
+
+def _read(body: bytes) -> tuple[str, ...]:
+    told: Any = json.loads(body)
+    replicas: Any = cast("dict[str, Any]", told).get("replicas") if isinstance(told, dict) else None
+    if not isinstance(replicas, list):
+        raise ValueError("it answers what is no list of replicas")  # noqa: TRY004 - of its content
+    if not replicas:
+        raise ValueError("it lists none now")
+    each = cast("Iterable[object]", replicas)
+    return tuple(dict.fromkeys(map(_target, each)))
+
+
+def _target(value: object) -> str:
+    """Return gRPC's target for HOST:PORT; ValueError where a value is none."""
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is None or not is_host_port(found[0]):
+        raise ValueError("it answers what is no list of HOST:PORT")
+    try:
+        ipaddress.ip_address(found[1].strip("[]"))
+    except ValueError:
+        # A name may be that of a scheme, such as unix, which would lead elsewhere.
+        return f"dns:///{found[0]}"
+    return found[0]
+
+
+class Replicas:
+    """The replicas behind one target, in one process. Any number of threads may use it.
+
+    addresses  the last ones known
+    looking    whether a thread is asking
+    """
+
+    def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._target = target
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self.looking = False
+        self._looked_at = -FRESH_S
+        self._failure = UnavailableError(f"no replicas are known from {target} yet")
+        self._looked = threading.Event()
+        self.addresses: tuple[str, ...] = ()
+
+    def tell(self, listener: Listener) -> None:
+        """Call a listener with the addresses, in another thread, whenever they have changed."""
+        self._listeners.append(listener)
+
+    def wait(self) -> None:
+        """Wait until the first question is answered, or failed."""
+        self.freshen()
+        self._looked.wait()
+
+    @property
+    def failure(self) -> UnavailableError:
+        """What to raise where there is no replica."""
+        failure = UnavailableError(str(self._failure))
+        failure.unreachable = True
+        return failure
+
+    def freshen(self, *, age_s: float = FRESH_S) -> None:
+        """Ask again, in a thread, where the last answer is that old."""
+        if self.looking or self._clock() - self._looked_at < age_s:
+            return
+        with self._lock:
+            if self.looking:
+                return
+            self.looking = True
+        threading.Thread(target=self.look, name="gradwire-replicas", daemon=True).start()
+
+    def hurry(self) -> None:
+        """Ask again soon: a call has failed."""
+        self.freshen(age_s=_HURRY_S)
+
+    def look(self) -> None:
+        """Ask now, in this thread."""
+        try:
+            addresses = resolve(self._target)
+        except UnavailableError as error:
+            self._failure = error
+        else:
+            if addresses != self.addresses:
+                self.addresses = addresses
+                for listener in self._listeners:
+                    listener(addresses)
+        finally:
+            self._looked_at = self._clock()
+            self.looking = False
+            self._looked.set()

@@ -1,0 +1,115 @@
+"""Metadata of calls: the token, and with OpenTelemetry a span and its context.
+
+A process that has not imported OpenTelemetry has neither a tracer nor an active span, so this
+package imports it only then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from gradwire._core.options import BearerToken, Sent
+from gradwire._wire.environment import VERSION
+from gradwire._wire.semantic_conventions import Conventions, of_address, span_name
+from gradwire.errors import DeadlineExceededError, GradwireError
+
+Context = Sent
+
+
+class CallSpan(Protocol):
+    """The span of one try of a call.
+
+    metadata  of the call; None for none
+    """
+
+    metadata: Context | None
+
+    def note(self, answer: object) -> None:
+        """Record the end of the call: a GradwireError, or anything else for success."""
+        ...
+
+
+class _NoSpan:
+    """Span of a call that is not traced."""
+
+    def __init__(self, metadata: Context | None = None) -> None:
+        self.metadata = metadata
+
+    def note(self, answer: object) -> None:
+        """Do nothing."""
+
+
+_NO_SPAN = nullcontext(_NoSpan())
+
+
+def call_span(
+    method: str, *, target: str, bearer: BearerToken | None
+) -> AbstractContextManager[CallSpan]:
+    """Start the span of a try of a method, as a child of the span that is active here.
+
+    bearer  token of the call, traced or not
+
+    Calls without a name go to another service and are not traced.
+    """
+    sent = None if bearer is None else bearer.metadata()
+    if not method or "opentelemetry.trace" not in sys.modules:
+        return _NO_SPAN if sent is None else nullcontext(_NoSpan(sent))
+    return client_span(method, target=target, sent=sent or ())
+
+
+def method_of(request: object) -> str:
+    """Return the name of the method that takes a request."""
+    return type(request).__name__.removesuffix("Request")
+
+
+def status_of(answer: object) -> str:
+    """Return the name of an answer's status code."""
+    return (answer.status or "UNKNOWN") if isinstance(answer, GradwireError) else "OK"
+
+
+@dataclass(slots=True)
+class _ClientSpan:
+    metadata: Context | None
+    answer: object = None
+
+    def note(self, answer: object) -> None:
+        """Record the end of the call."""
+        self.answer = answer
+
+
+@contextmanager
+def client_span(method: str, *, target: str, sent: Context) -> Generator[_ClientSpan]:
+    """Start a span of kind CLIENT and end it after the block, with the recorded answer.
+
+    sent  metadata of the call beside the span's own
+    """
+    from opentelemetry import propagate, trace  # noqa: PLC0415 - optional
+
+    conventions = Conventions.chosen(os.environ)
+    attributes = conventions.of_method(method) | of_address("server", target)
+    tracer = trace.get_tracer("gradwire", VERSION)
+    span = tracer.start_span(span_name(method), kind=trace.SpanKind.CLIENT, attributes=attributes)
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, context=trace.set_span_in_context(span))
+    # Keys of gRPC's metadata are lower case.
+    metadata = sent + tuple((key.lower(), value) for key, value in carrier.items())
+    call = _ClientSpan(metadata or None)
+    # As where the caller is interrupted.
+    status = "CANCELLED"
+    try:
+        yield call
+        status = status_of(call.answer)
+    except DeadlineExceededError:
+        status = "DEADLINE_EXCEEDED"
+        raise
+    finally:
+        failed = status != "OK"
+        span.set_attributes(conventions.of_status(status, failed=failed))
+        if failed:
+            span.set_status(trace.StatusCode.ERROR, str(call.answer or ""))
+        span.end()

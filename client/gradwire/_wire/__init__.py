@@ -1,0 +1,1 @@
+"""Messages, arrays and argument checks shared by the clients and the server."""

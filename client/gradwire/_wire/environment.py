@@ -1,0 +1,54 @@
+"""Installed version, and environment variables of client and server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+
+
+def _installed_version() -> str:
+    """Return the distribution's version; "0+source" for a source tree that is not installed."""
+    try:
+        return version("gradwire")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+VERSION = _installed_version()
+
+PREFIX = "GRADWIRE_"
+TARGET_VARIABLE = "GRADWIRE_TARGET"
+TOKEN_VARIABLE = "GRADWIRE_TOKEN"  # noqa: S105 - the variable's name
+TOKEN_FILE_VARIABLE = "GRADWIRE_TOKEN_FILE"  # noqa: S105
+CLIENT_VARIABLES = (TARGET_VARIABLE, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)
+# deploy/compose/compose.yaml reads these.
+COMPOSE_VARIABLES = ("GRADWIRE_IMAGE", "GRADWIRE_NAMES", "GRADWIRE_PUBLISH")
+# Settings of the server, for commands that start one. The SDK never imports the server; a test
+# compares this list with the settings.
+_SETTINGS = """
+ADDRESS INSECURE TLS_CERTIFICATE TLS_KEY TLS_CLIENT_CA TOKENS ANONYMOUS_SCOPES BACKEND
+COMPUTE_THREADS COMPUTE_NICENESS WORKERS PIN_WORKERS WARM_UP COMPILE_CACHE CUDA_DEVICES
+CUDA_MEMORY_BYTES SLAB_BYTES PLAN_CACHE_ENTRIES MAX_RANK
+MAX_ELEMENTS MAX_TABLE_ENTRIES MAX_FLOAT32_AXIS MAX_WORK MAX_REQUEST_MEMORY_BYTES
+MAX_MEMORY_BYTES MALLOC_KEEP_BYTES MAX_UNARY_BYTES MAX_CHUNK_BYTES MAX_MESSAGE_BYTES
+MAX_STREAMS MAX_IN_FLIGHT MAX_CONNECTION_CALLS MAX_QUEUE MAX_QUEUE_S
+RETRY_AFTER_S STALL_TIMEOUT_S DRAIN_DELAY_S GRACE_S
+MAX_CONNECTION_AGE_S MAX_CONNECTION_AGE_GRACE_S TRIM_AFTER_S LOG_FORMAT LOG_LEVEL ACCESS_LOG
+HTTP_PORT HTTP_OPEN HTTP_HOSTS OTLP_ENDPOINT
+"""
+SERVER_VARIABLES = tuple(f"{PREFIX}{name}" for name in _SETTINGS.split())
+
+
+def unknown_variables(settings: Collection[str]) -> Iterator[str]:
+    """Yield a message per variable that is neither a setting nor a variable of the client."""
+    known = {*settings, *CLIENT_VARIABLES}
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in known and name not in COMPOSE_VARIABLES:
+            # Without the prefix, which makes any two names alike.
+            short = [each.removeprefix(PREFIX) for each in sorted(known)]
+            near = get_close_matches(name.removeprefix(PREFIX), short, 1)
+            yield f"{name} is no setting of gradwire" + (
+                f"; did you mean {PREFIX}{near[0]}?" if near else ""
+            )

@@ -1,0 +1,225 @@
+"""Messages to and from bytes, without copying their bulk bytes through protobuf.
+
+Bulk bytes are the last field of their message and its number is 15, so that they end the message:
+
+    evaluation              [0a <length> <request_id>] <header> 7a <length> <bytes>
+    request among many      0a <length> <evaluation>
+    result among many       0a <length> <request_id> 12 <length> <evaluation>
+    a stream's chunk        12 <length> [08 <offset>] 7a <length> <bytes>
+
+An evaluation is an EvaluateRequest or an EvaluateResponse; among many, in EvaluateManyRequest and
+EvaluateManyResponse, it has a request_id, and a result the same twice.
+
+The header is what stands between: of a request fields 2 to 5, of a response its descriptor, field
+2. EvaluateStreamRequest and EvaluateStreamResponse hold their chunk in the same field, so one frame
+serves both ways.
+
+What is written here are the very bytes that protobuf writes. Messages written in another way are
+legal too, and left to protobuf: what is read here protobuf reads alike, provided that it reads the
+header.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gradwire import v1
+
+Buffer = bytes | bytearray | memoryview
+# request_id, header and bulk bytes; the last by reference
+Parts = tuple[bytes, bytes, memoryview]
+
+_VARINT, _LENGTH_DELIMITED = 0, 2
+
+
+def _tag(number: int, wire_type: int) -> int:
+    return number << 3 | wire_type
+
+
+_REQUEST_ID = _tag(v1.EvaluateRequest.REQUEST_ID_FIELD_NUMBER, _LENGTH_DELIMITED)
+_HEADER = frozenset(
+    _tag(number, _LENGTH_DELIMITED)
+    for number in (
+        v1.EvaluateRequest.OPERATOR_FIELD_NUMBER,
+        v1.EvaluateRequest.INPUT_FIELD_NUMBER,
+        v1.EvaluateRequest.OUTPUT_FIELD_NUMBER,
+        v1.EvaluateRequest.OPTIONS_FIELD_NUMBER,
+        v1.EvaluateResponse.OUTPUT_FIELD_NUMBER,
+    )
+)
+_BULK = _tag(v1.EvaluateRequest.DATA_FIELD_NUMBER, _LENGTH_DELIMITED)
+_CHUNK = _tag(v1.EvaluateStreamResponse.CHUNK_FIELD_NUMBER, _LENGTH_DELIMITED)
+_OFFSET = _tag(v1.Chunk.OFFSET_FIELD_NUMBER, _VARINT)
+_AMONG_MANY = _tag(v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER, _LENGTH_DELIMITED)
+_RESULT = _tag(v1.EvaluateManyResponse.RESULT_FIELD_NUMBER, _LENGTH_DELIMITED)
+
+_MOST_FIELDS = 8
+# Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
+_LENGTH_BYTES, _OFFSET_BYTES = 4, 9
+
+
+def evaluation_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode an evaluation; its data has at least one byte, and its request_id is ASCII."""
+    return b"".join((_head(request_id, header, data), data))
+
+
+def many_request_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode a request among many; it has a request_id."""
+    head = _head(request_id, header, data)
+    return b"".join((b"\x0a", varint(len(head) + len(data)), head, data))
+
+
+def many_result_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode a result among many; it has a request_id."""
+    head = _head(request_id, header, data)
+    length = varint(len(head) + len(data))
+    return b"".join((_named(request_id), b"\x12", length, head, data))
+
+
+def _head(request_id: bytes, header: bytes, data: Buffer) -> bytes:
+    """Encode what stands before the data of an evaluation."""
+    return b"%b%b\x7a%b" % (_named(request_id), header, varint(len(data)))
+
+
+def _named(request_id: bytes) -> bytes:
+    return b"\x0a%b%b" % (varint(len(request_id)), request_id) if request_id else b""
+
+
+def read_evaluation(message: bytes) -> Parts | None:
+    """Return the parts of an evaluation.
+
+    None for messages left to protobuf: not in this form, or with a request_id that is not ASCII.
+    """
+    try:
+        return _read_evaluation(message, 0)
+    except IndexError:
+        return None
+
+
+def read_many_request(message: bytes) -> Parts | None:
+    """Return the parts of a request among many, as of an evaluation."""
+    try:
+        parts = _read_enclosed(message, 0, _AMONG_MANY)
+    except IndexError:
+        return None
+    return parts if parts is not None and parts[0] else None
+
+
+def read_many_result(message: bytes) -> Parts | None:
+    """Return the parts of a result among many, as of an evaluation."""
+    try:
+        request_id, at = _read_request_id(message, 0)
+        parts = _read_enclosed(message, at, _RESULT)
+    except IndexError:
+        return None
+    return parts if parts is not None and parts[0] == request_id != b"" else None
+
+
+def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
+    """Read the field that starts here and ends with the message, as an evaluation."""
+    if message[at] != tag:
+        return None
+    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+    return _read_evaluation(message, at) if at + length == len(message) else None
+
+
+def _read_evaluation(message: bytes, at: int) -> Parts | None:
+    """Read what starts here and ends with the message."""
+    request_id, start = b"", at
+    if message[at] == _REQUEST_ID:
+        request_id, start = _read_request_id(message, at)
+    at, left = start, _MOST_FIELDS
+    # Of more fields each adds to one before: that takes long here, and is for protobuf to read.
+    while (tag := message[at]) in _HEADER and left:
+        length = message[at + 1]
+        if length < 0x80:  # noqa: PLR2004 - as read_varint() does, which takes longer
+            at += 2 + length
+        else:
+            length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+            at += length
+        left -= 1
+    stop, at = at, at + 1
+    # The data's length in the bytes that are left, which is quicker to compare with than to read.
+    left = len(message) - at
+    most = (left.bit_length() + 6) // 7
+    size = varint(left - most)
+    if len(size) == most and message.startswith(size, at):
+        at += most
+    else:
+        length, at = read_varint(message, at, _LENGTH_BYTES)
+        if at + length != len(message):
+            return None
+    if tag != _BULK or not request_id.isascii():
+        return None
+    return request_id, message[start:stop], memoryview(message)[at:]
+
+
+def _read_request_id(message: bytes, at: int) -> tuple[bytes, int]:
+    """Return the request_id, empty where there is none, and where the next thing starts."""
+    if message[at] != _REQUEST_ID:
+        return b"", at
+    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+    return message[at : at + length], at + length
+
+
+def chunk_frame(offset: int, data: Buffer) -> bytes:
+    """Encode a stream's message that carries these bytes from this offset on."""
+    place = b"\x08%b" % varint(offset) if offset else b""
+    header = b"%b\x7a%b" % (place, varint(len(data)))
+    return b"".join((b"\x12", varint(len(header) + len(data)), header, data))
+
+
+def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
+    """Return offset and bytes of a stream's message, the bytes by reference.
+
+    None where it is something else than a chunk, or a chunk written in another way than protobuf's.
+    """
+    try:
+        return _read_chunk(message)
+    except IndexError:
+        return None
+
+
+def _read_chunk(message: bytes) -> tuple[int, memoryview] | None:
+    if message[0] != _CHUNK:
+        return None
+    length, at = read_varint(message, 1, _LENGTH_BYTES)
+    if at + length != len(message):
+        return None
+    offset = 0
+    if message[at] == _OFFSET:
+        offset, at = read_varint(message, at + 1, _OFFSET_BYTES)
+    if message[at] != _BULK:
+        return None
+    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+    if at + length != len(message):
+        return None
+    return offset, memoryview(message)[at:]
+
+
+@lru_cache
+def varint(number: int) -> bytes:
+    """Encode a number, at least 0, in seven bits to a byte; of lengths few are different."""
+    encoded = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - seven bits
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def read_varint(message: bytes, at: int, most: int) -> tuple[int, int]:
+    """Return the number that starts at this byte, and where the next thing starts.
+
+    Raises IndexError where it takes more bytes than `most`, or than are there.
+    """
+    number = message[at]
+    if number < 0x80:  # noqa: PLR2004 - a byte without the bit that says that more follow
+        return number, at + 1
+    number &= 0x7F
+    for index in range(1, most):
+        byte = message[at + index]
+        number |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:  # noqa: PLR2004
+            return number, at + index + 1
+    raise IndexError(at)

@@ -1,0 +1,347 @@
+"""Requests of one evaluation, encoded from arrays, and their results, decoded."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from gradwire import ops, tensors, v1
+from gradwire._wire.arguments import check_operator
+from gradwire._wire.framing import Parts, evaluation_frame, read_evaluation
+from gradwire.errors import ServerError
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRequest:
+    """One evaluation of an array.
+
+    template    operator and layout of both tensors
+    source      the input, any strides
+    out         array for the result; None to allocate one
+    request_id  name in the server's log, the same for every try; ASCII
+    """
+
+    template: RequestTemplate
+    source: NDArray[Any]
+    out: NDArray[Any] | None
+    request_id: str
+
+    @property
+    def operator(self) -> v1.Operator:
+        """The operator."""
+        return self.template.operator
+
+    @property
+    def input(self) -> v1.TensorDescriptor:
+        """Layout of the input on the wire."""
+        return self.template.input
+
+    @property
+    def output(self) -> v1.TensorDescriptor | None:
+        """Layout of the result; None if the server infers it from the attributes."""
+        return self.template.output
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the input on the wire."""
+        return self.template.input_bytes
+
+    @property
+    def output_bytes(self) -> int | None:
+        """Bytes of the result on the wire; None if the server infers its shape."""
+        return None if self.output is None else tensors.wire_bytes(self.output)
+
+    @property
+    def bulk_bytes(self) -> int:
+        """Bytes on the wire of the input or of the result, whichever is larger."""
+        return self.template.bulk_bytes
+
+    def reordered(self) -> ArrayRequest | None:
+        """Return the request with the input's axes nesting as the result's, none broadcast.
+
+        None if they do already. Bytes are gathered while they are sent, without a copy of the whole
+        input.
+        """
+        # An inferred output is row-major.
+        nesting = self.output or v1.TensorDescriptor(
+            data_type=self.input.data_type, sizes=self.input.sizes
+        )
+        reordered = tensors.result_descriptor(nesting, self.input.sizes)
+        if reordered == self.input:
+            return None
+        return replace(self, template=replace(self.template, input=reordered))
+
+    def unary_request(self) -> bytes:
+        """Encode the request as one message."""
+        template = self.template
+        name = self.request_id.encode("ascii")
+        return evaluation_frame(name, template.header, template.data(self.source))
+
+    def unary_result(self, response: bytes) -> NDArray[Any]:
+        """Decode the response."""
+        try:
+            _, header, data = read_evaluation(response) or _parse(response)
+            return self.template.result(header, data, out=self.out)
+        except ServerError as error:
+            error.request_id = self.request_id
+            raise
+
+    def result_as(self, output: v1.TensorDescriptor) -> NDArray[Any]:
+        """Return the array for a result with this descriptor."""
+        try:
+            self.template.check_result(output)
+        except ServerError as error:
+            error.request_id = self.request_id
+            raise
+        return self.out if self.out is not None else tensors.empty_result(output)
+
+
+def prepare(
+    operator: object,
+    array: object,
+    *,
+    output_shape: Sequence[int] | None,
+    out: NDArray[Any] | None,
+) -> ArrayRequest:
+    """Check the arguments of evaluate() and choose the layout of both tensors.
+
+    Without out the result's axes nest as the input's, which can be streamed at any size.
+    """
+    template, source = find_template(operator, array, output_shape=output_shape, out=out)
+    return ArrayRequest(template, source, out, new_request_id())
+
+
+def find_template(
+    operator: object,
+    array: object,
+    *,
+    output_shape: Sequence[int] | None,
+    out: NDArray[Any] | None,
+) -> tuple[RequestTemplate, NDArray[Any]]:
+    """Check the arguments of evaluate(); return their template, and the array."""
+    checked = check_operator(operator)
+    key = key_of(checked, array, output_shape) if out is None else None
+    template = None if key is None else _TEMPLATES.get(key, checked)
+    if template is not None:
+        return template, np.asarray(array)
+    source = tensors.as_array(array)
+    described = tensors.describe(source)
+    output = _described_output(source, described, output_shape=output_shape, out=out)
+    template = RequestTemplate(checked, ops.to_message(checked), described, output)
+    if key is not None:
+        _TEMPLATES.keep(key, template)
+    return template, source
+
+
+def new_request_id() -> str:
+    """Return a new request_id; it is no secret, so it may be guessed."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def _described_output(
+    source: NDArray[Any],
+    described: v1.TensorDescriptor,
+    *,
+    output_shape: Sequence[int] | None,
+    out: NDArray[Any] | None,
+) -> v1.TensorDescriptor | None:
+    if out is not None:
+        shape = np.shape(out) if output_shape is None else output_shape
+        dtype = tensors.DTYPES[described.data_type]
+        shape = tensors.check_sizes("output", shape)
+        return tensors.describe(tensors.check_out(out, dtype=dtype, shape=shape, source=source))
+    return None if output_shape is None else tensors.result_descriptor(described, output_shape)
+
+
+def _parse(response: bytes) -> Parts:
+    """Read a response that protobuf would encode differently."""
+    try:
+        message = v1.EvaluateResponse.FromString(response)
+    except DecodeError as error:
+        raise ServerError(f"the server sent {len(response)} bytes that are no message") from error
+    data = memoryview(message.data)
+    message.ClearField("data")
+    return b"", message.SerializeToString(), data
+
+
+# Most templates in the cache, and result headers per template.
+_MOST_TEMPLATES = 256
+_MOST_RESULTS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Result:
+    """A result that the server may announce.
+
+    shape   of a row-major result; None for another layout
+    nbytes  on the wire
+    """
+
+    output: v1.TensorDescriptor
+    shape: tuple[int, ...] | None
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class RequestTemplate:
+    """An evaluation without its arrays; safe for threads.
+
+    op      operator as the caller gave it
+    input   layout of the input on the wire
+    output  layout of the result; None if the server infers it from the attributes
+    """
+
+    op: ops.Operator
+    operator: v1.Operator
+    input: v1.TensorDescriptor
+    output: v1.TensorDescriptor | None
+
+    @cached_property
+    def header(self) -> bytes:
+        """The request's bytes without request_id and data."""
+        request = v1.EvaluateRequest(operator=self.operator, input=self.input, output=self.output)
+        return request.SerializeToString()
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of the input on the wire."""
+        return tensors.wire_bytes(self.input)
+
+    @cached_property
+    def bulk_bytes(self) -> int:
+        """Bytes on the wire of the input or of the result, whichever is larger."""
+        output_bytes = 0 if self.output is None else tensors.wire_bytes(self.output)
+        return max(self.input_bytes, output_bytes)
+
+    @cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        return tensors.DTYPES[self.input.data_type]
+
+    @cached_property
+    def _row_major(self) -> bool:
+        return not self.input.strides and sys.byteorder == "little"
+
+    def data(self, source: NDArray[Any]) -> memoryview:
+        """Return the bytes of an input, by reference if they are in wire order."""
+        if self._row_major and source.flags.c_contiguous and source.dtype == self._dtype:
+            return source.reshape(-1).view(np.uint8).data
+        return tensors.WireView(source, self.input).read(0, self.input_bytes)
+
+    def array(self, data: memoryview) -> NDArray[Any]:
+        """Return the input with these bytes on the wire."""
+        described = self.input
+        strides = tensors.strides_of(described)
+        sizes = [
+            size if stride else 1 for size, stride in zip(described.sizes, strides, strict=True)
+        ]
+        carried = v1.TensorDescriptor(data_type=described.data_type, sizes=sizes, strides=strides)
+        array = tensors.empty_result(carried)
+        tensors.WireView(array, carried).write(0, data)
+        return np.broadcast_to(array, tuple(described.sizes))
+
+    def result(self, header: bytes, data: memoryview, *, out: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the result of a response, in out if given.
+
+        Raises ServerError for another result than requested.
+        """
+        known = self._known(header)
+        if len(data) != known.nbytes:
+            raise ServerError(
+                f"the server sent {len(data)} result bytes and announced {known.nbytes}"
+            )
+        if out is None and known.shape is not None:
+            dtype = tensors.DTYPES[known.output.data_type]
+            return np.ndarray(known.shape, dtype.newbyteorder("<"), data).astype(dtype)
+        result = tensors.empty_result(known.output) if out is None else out
+        tensors.WireView(result, known.output).write(0, data)
+        return result
+
+    @cached_property
+    def _results(self) -> dict[bytes, _Result]:
+        return {}
+
+    def _known(self, header: bytes) -> _Result:
+        known = self._results.get(header)
+        if known is None:
+            known = self._read(header)
+            if len(self._results) < _MOST_RESULTS:
+                self._results[header] = known
+        return known
+
+    def _read(self, header: bytes) -> _Result:
+        try:
+            output = v1.EvaluateResponse.FromString(header).output
+        except DecodeError as error:
+            raise ServerError(
+                f"the server sent a header of {len(header)} bytes that is none"
+            ) from error
+        self.check_result(output)
+        nbytes = tensors.wire_bytes(output)
+        return _Result(output, None if output.strides else tuple(output.sizes), nbytes)
+
+    def check_result(self, output: v1.TensorDescriptor) -> None:
+        """Raise ServerError if the server announces another result than requested."""
+        wanted = self.output or output
+        sound = len(output.strides) in {0, len(output.sizes)} and min(output.sizes, default=-1) >= 0
+        if not sound or output.data_type != self.input.data_type or not _alike(output, wanted):
+            raise ServerError(
+                f"the server announced the result as {_words(output)}; "
+                f"{_words(self.output or self.input)} was asked for"
+            )
+
+
+class TemplateCache:
+    """Cache of templates, since equal evaluations are common; safe for threads."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, RequestTemplate] = {}
+
+    def get(self, key: Hashable, op: ops.Operator) -> RequestTemplate | None:
+        """Return the cached template of this operator under a key of `key_of`."""
+        found = self._kept.get(key)
+        # 0.0 and -0.0 are equal, but encode differently.
+        if found is None or (found.op is not op and repr(found.op) != repr(op)):
+            return None
+        return found
+
+    def keep(self, key: Hashable, template: RequestTemplate) -> None:
+        """Cache a template."""
+        if len(self._kept) >= _MOST_TEMPLATES:
+            self._kept.clear()
+        self._kept[key] = template
+
+
+def key_of(op: ops.Operator, array: object, output_shape: Sequence[int] | None) -> Hashable | None:
+    """Return the cache key of an evaluation without out.
+
+    None if equal keys could mean different requests: True == 1, but True is no valid size.
+    """
+    if type(array) is not np.ndarray:
+        return None
+    shape: tuple[int, ...] | None = None
+    if output_shape is not None:
+        shape = tuple(output_shape) if isinstance(output_shape, (tuple, list)) else ()
+        if not shape or not all(type(size) is int for size in shape):
+            return None
+    return op, array.dtype, array.shape, array.strides, shape
+
+
+def _alike(one: v1.TensorDescriptor, other: v1.TensorDescriptor) -> bool:
+    """Whether two sound descriptors mean the same bytes."""
+    return one.sizes == other.sizes and tensors.wire_axes(one) == tensors.wire_axes(other)
+
+
+def _words(descriptor: v1.TensorDescriptor) -> str:
+    sizes, strides = list(descriptor.sizes), list(descriptor.strides)
+    return f"data type {descriptor.data_type}, sizes {sizes}, strides {strides}"
+
+
+_TEMPLATES = TemplateCache()

@@ -1,0 +1,282 @@
+"""Conversion of a server's errors to exceptions.
+
+An error arrives as the status of the call, whose details are a `google.rpc.Status` in the trailing
+metadata `grpc-status-details-bin`, and, on a stream, before that as a v1.Error. The reason selects
+the exception; without a known reason, as in a status made by a proxy, the status code does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from gradwire import v1
+from gradwire._wire.text import named_as_arguments
+from gradwire.errors import (
+    AuthenticationError,
+    CallCancelledError,
+    DeadlineExceededError,
+    EvaluationChangedError,
+    GradwireError,
+    InvalidRequestError,
+    LimitExceededError,
+    OutOfMemoryError,
+    OverloadedError,
+    PermissionDeniedError,
+    ServerError,
+    UnavailableError,
+    UnsupportedOperatorError,
+    UseStreamError,
+)
+
+ERROR_DOMAIN = "gradwire.v1"
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+BY_REASON: dict[str, type[GradwireError]] = {
+    "INVALID_FIELD": InvalidRequestError,
+    "INVALID_DATA": InvalidRequestError,
+    "UNKNOWN_FIELD": UnsupportedOperatorError,
+    "UNKNOWN_OPERATOR": UnsupportedOperatorError,
+    "USE_STREAM": UseStreamError,
+    "LIMIT_EXCEEDED": LimitExceededError,
+    "TABLE_TOO_LARGE": LimitExceededError,
+    "LAYOUT_NOT_STREAMABLE": LimitExceededError,
+    "OVERLOADED": OverloadedError,
+    "OUT_OF_MEMORY": OutOfMemoryError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "STALLED": DeadlineExceededError,
+    "DRAINING": UnavailableError,
+    "EVALUATION_CHANGED": EvaluationChangedError,
+    "INTERNAL": ServerError,
+    "STARTING": UnavailableError,
+    "DEVICE_LOST": UnavailableError,
+    "UNAUTHENTICATED": AuthenticationError,
+    "PERMISSION_DENIED": PermissionDeniedError,
+}
+
+# Other codes become ServerError. RESOURCE_EXHAUSTED without a reason of this service is grpc's own
+# status for a message over its limit: a retry does not help.
+BY_CODE: dict[str, type[GradwireError]] = {
+    "CANCELLED": CallCancelledError,
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "RESOURCE_EXHAUSTED": LimitExceededError,
+    "FAILED_PRECONDITION": LimitExceededError,
+    "UNIMPLEMENTED": UnsupportedOperatorError,
+    "UNAVAILABLE": UnavailableError,
+    "UNAUTHENTICATED": AuthenticationError,
+    "PERMISSION_DENIED": PermissionDeniedError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Parts of an error, from a status or a message.
+
+    code           name of the status code
+    reason         name of v1.ErrorReason without its prefix; empty if missing
+    field          path of the first field at fault
+    retry_after_s  seconds; None if a retry does not help
+    """
+
+    code: str
+    message: str
+    reason: str = ""
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    field: str | None = None
+    retry_after_s: float | None = None
+
+
+def from_status(
+    code: int | str,
+    message: str,
+    details: bytes | None,
+    *,
+    request_id: str | None = None,
+) -> GradwireError:
+    """Turn the status of a call into an exception.
+
+    code        number or name of the gRPC status code
+    details     value of the trailing metadata `grpc-status-details-bin`, if any
+    request_id  value of the trailing metadata `gradwire-request-id`, if any
+    """
+    return _exception(_facts_of_status(_code_name(code), message, details), request_id)
+
+
+def from_in_band(error: v1.Error, *, request_id: str | None = None) -> GradwireError:
+    """Turn the error message of a stream into an exception."""
+    violations = error.field_violations
+    facts = _Facts(
+        code=_code_name(error.code),
+        message=error.message,
+        reason=_reason_name(error.reason),
+        metadata=dict(error.metadata),
+        field=violations[0].field if violations else None,
+        retry_after_s=_seconds(error.retry_after) if error.HasField("retry_after") else None,
+    )
+    return _exception(facts, request_id)
+
+
+def _facts_of_status(code: str, message: str, details: bytes | None) -> _Facts:
+    info = error_details_pb2.ErrorInfo()
+    request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    try:
+        for detail in status_pb2.Status.FromString(details or b"").details:
+            for known in (info, request, retry):
+                detail.Unpack(known)
+    except DecodeError:
+        return _Facts(code, message)
+    if info.domain != ERROR_DOMAIN:
+        return _Facts(code, message)
+    violations = request.field_violations
+    return _Facts(
+        code=code,
+        message=message,
+        reason=info.reason,
+        metadata=dict(info.metadata),
+        field=violations[0].field if violations else None,
+        retry_after_s=_seconds(retry.retry_delay) if retry.HasField("retry_delay") else None,
+    )
+
+
+def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
+    error = _without_status(facts, request_id)
+    error.status = facts.code
+    if isinstance(error, UnavailableError) and not facts.reason:
+        error.lasting = is_lasting(facts.message)
+        error.unreachable = is_unreachable(facts.message)
+    return error
+
+
+def _without_status(facts: _Facts, request_id: str | None) -> GradwireError:
+    kind = BY_REASON.get(facts.reason) or BY_CODE.get(facts.code, ServerError)
+    if kind is OverloadedError and facts.retry_after_s is None:
+        kind = LimitExceededError
+    message = (
+        named_as_arguments(facts.message) or f"the server answered {facts.code} without a word"
+    )
+    if kind is UnavailableError and not facts.reason:
+        message = with_hint(message)
+    if kind is ServerError and not facts.reason:
+        message = f"{facts.code}: {message}"
+    request_id = request_id or facts.metadata.get("request_id")
+    if kind is OverloadedError or kind is UnavailableError:
+        return kind(
+            message,
+            retry_after_s=facts.retry_after_s or 0.0,
+            reason=facts.reason,
+            request_id=request_id,
+            metadata=facts.metadata,
+        )
+    if kind is InvalidRequestError:
+        return InvalidRequestError(
+            message,
+            field=facts.field or facts.metadata.get("field"),
+            reason=facts.reason,
+            request_id=request_id,
+            metadata=facts.metadata,
+        )
+    return kind(message, reason=facts.reason, request_id=request_id, metadata=facts.metadata)
+
+
+def _code_name(code: int | str) -> str:
+    if isinstance(code, str):
+        return code
+    known = code_pb2.Code.DESCRIPTOR.values_by_number.get(code)
+    return known.name if known is not None else f"status {code}"
+
+
+def _reason_name(reason: v1.ErrorReason.ValueType) -> str:
+    known = v1.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
+    if known is None or known.number == v1.ErrorReason.ERROR_REASON_UNSPECIFIED:
+        return ""
+    return known.name.removeprefix("ERROR_REASON_")
+
+
+def _seconds(duration: Duration) -> float:
+    return max(duration.ToNanoseconds() / 1e9, 0.0)
+
+
+_WANTS = (
+    "the server hung up, as one does that wants TLS (credentials, --tls-ca) or the certificate of "
+    "a client that it lets in (--tls-certificate, --tls-key)"
+)
+_STRANGE = "the server's certificate is of no authority trusted here (credentials, --tls-ca)"
+_OTHER_NAMES = "the server's certificate is for other names than that in target"
+_NOBODY = "no server listens at target; start one with `gradwire-server`, or give another target"
+_NO_NAME = "the host in target is not known; give another name, or its IP address"
+
+# The first entry whose words all occur applies.
+_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("WRONG_VERSION_NUMBER",),
+        "the server speaks plain text there; leave out credentials (--tls-ca), or give it TLS",
+    ),
+    (("CERTIFICATE_VERIFY_FAILED", "has expired"), "the server's certificate has expired"),
+    (("CERTIFICATE_VERIFY_FAILED", "not yet valid"), "the server's certificate is not valid yet"),
+    (("CERTIFICATE_VERIFY_FAILED",), _STRANGE),
+    # The authority has the name of a trusted one, and another key.
+    (("certificate signature failure",), _STRANGE),
+    (("Hostname Verification Check failed",), _OTHER_NAMES),
+    # The same in the words of older releases.
+    (("is not in peer certificate",), _OTHER_NAMES),
+    (("failed to connect", "Socket closed"), _WANTS),
+    (("failed to connect", "Connection reset"), _WANTS),
+    # The same of a name with several addresses.
+    (("all backends failing", "Socket closed"), _WANTS),
+    (("all backends failing", "Connection reset"), _WANTS),
+    (("Connection refused",), _NOBODY),
+    # A unix socket.
+    (("connect failed", "No such file or directory"), _NOBODY),
+    (("failed to connect", "No such file or directory"), _NOBODY),
+    (("DNS resolution failed",), _NO_NAME),
+    (("errors resolving", "Domain name not found"), _NO_NAME),
+)
+
+# Failures that persist however long a client waits: it keeps its authorities, and the server its
+# certificate. Expired and future dates are not among them, since certificates are renewed.
+_LASTING = (
+    ("WRONG_VERSION_NUMBER",),
+    ("CERTIFICATE_VERIFY_FAILED", "unable to get local issuer certificate"),
+    ("CERTIFICATE_VERIFY_FAILED", "self signed certificate"),
+    ("certificate signature failure",),
+)
+
+
+_UNREACHABLE = (
+    "failed to connect to all addresses",
+    "connections to all backends failing",
+    "Failed to connect to remote host",
+    "DNS resolution failed",
+    "errors resolving",
+    "DNS query cancelled",
+)
+
+
+def is_unreachable(message: str) -> bool:
+    """Whether a message of grpc reports that no connection was established."""
+    return any(words in message for words in _UNREACHABLE)
+
+
+def hung_up(message: str) -> bool:
+    """Whether a message has with_hint()'s explanation of a closed connection."""
+    return _WANTS in message
+
+
+def is_lasting(message: str) -> bool:
+    """Whether a message of grpc reports a failure that persists."""
+    return any(all(word in message for word in words) for words in _LASTING)
+
+
+def with_hint(message: str) -> str:
+    """Prefix a message of grpc with its cause, if known."""
+    for words, hint in _HINTS:
+        if all(word in message for word in words):
+            return f"{hint}: {message}"
+    return message

@@ -1,0 +1,240 @@
+"""`gradwire demo`: a photograph rebuilt from its 4x smaller copy, by gradient descent.
+
+The small copy y is A x, where x is the photograph and A averages 4x4 boxes: half-pixel bilinear
+interpolation to half the size averages two neighbors along each axis, and A is two of them. Many
+images have that copy. This one is sought, with D the differences between neighbors:
+
+    loss(x) = 1/2 |A x - y|^2  +  SLOPE * sum h(|D x|)  +  BEND * sum h(|D D x|)
+
+h is Huber's function, quadratic below WIDTH and linear above it, so that edges stay sharp; the
+norms take all directions and colors of a pixel together. The second term alone is total variation
+(Rudin, Osher and Fatemi 1992), whose flat patches the third one bends (after Chambolle and Lions
+1997).
+
+A and its transpose, two `interpolate` and two `interpolate_backward`, are calls to the server; D is
+NumPy here. The minimum is approached with Nesterov's momentum, dropped whenever it points uphill
+(O'Donoghue and Candes 2015), in steps of 1 / L, where L bounds the loss's second derivative:
+|A|^2 = 1/16, for A's rows do not overlap and each holds 16 times 1/16, and |D|^2 <= 8 (Chambolle
+2004).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from gradwire import Client, ops
+from gradwire.cli.connection import Connection
+from gradwire.cli.exits import CommandError
+from gradwire.cli.options import (
+    OUTPUT_FILE,
+    check_folder,
+    server_options,
+)
+
+
+@click.command(short_help="Rebuild a photograph through the service.")
+@click.option(
+    "--output",
+    type=OUTPUT_FILE,
+    callback=check_folder,
+    default="demo.png",
+    show_default=True,
+    help="Picture to write.",
+)
+@click.option("--iterations", type=click.IntRange(min=1), default=60, show_default=True)
+@server_options()
+def demo(*, output: Path, iterations: int, server: Connection) -> None:
+    """Rebuild a photograph from its 4x smaller copy, by gradient descent through the service."""
+    run(output, server, iterations=iterations)
+
+
+# Lines printed of a long descent.
+LINES = 12
+
+
+def run(output: Path, connection: Connection, *, iterations: int) -> None:
+    """Rebuild the photograph, print the falling loss, and write the picture."""
+    try:
+        from gradwire.cli import pictures  # noqa: PLC0415 - matplotlib is slow, or missing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise CommandError('the demo draws with matplotlib: pip install "gradwire[plot]"') from None
+    truth = pictures.photograph()
+    click.echo(f"Photograph  {_size(truth)}, sample data of matplotlib: {pictures.CREDIT}")
+    with connection.client() as client:
+        info = client.server_info()
+        click.echo(f"Server      gradwire {info.version}, backend {info.backend}")
+        shrinking = Shrinking(client, truth.shape)
+        small = shrinking.apply(truth)
+        bilinear = enlarged(client, small)
+        click.echo(f"Task        rebuild it from its 4x smaller copy, {_size(small)}\n")
+        steps = descend(shrinking, small, start=bilinear)
+        losses, rebuilt = _follow(steps, truth, iterations)
+    before, after = (psnr_db(image, truth) for image in (bilinear, rebuilt))
+    gain = f"{after - before:+.2f} dB"
+    click.echo(f"Bilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: {gain}")
+    panels = (
+        pictures.Panel(f"given: {_size(small)}", small),
+        pictures.Panel(f"bilinear enlargement, {before:.2f} dB", bilinear),
+        pictures.Panel(f"reconstruction, {after:.2f} dB", rebuilt),
+        pictures.Panel(f"the photograph: {_size(truth)}", truth),
+    )
+    pictures.draw_demo(panels, losses, path=output)
+    click.echo(f"Wrote {output}")
+
+
+def _follow(steps: Iterator[DemoStep], truth: Image, iterations: int) -> tuple[list[float], Image]:
+    """Take the first `iterations` steps; return the losses on the way and the last image."""
+    click.echo("  step        loss      misfit        PSNR")
+    every = max(1, iterations // LINES)
+    losses: list[float] = []
+    image, start = truth, time.monotonic()
+    for step in islice(steps, iterations + 1):
+        losses.append(step.loss)
+        image = step.image
+        if step.number % every == 0 or step.number == iterations:
+            decibels = psnr_db(image, truth)
+            click.echo(
+                f"{step.number:6}  {step.loss:10.4f}  {step.misfit:10.4f}  {decibels:7.2f} dB"
+            )
+    calls = 4 * iterations + 2
+    click.echo(f"\n{calls} calls in {time.monotonic() - start:.1f} s, gradients and forwards alike")
+    return losses, image
+
+
+def _size(image: Image) -> str:
+    return f"{image.shape[3]} x {image.shape[2]}"
+
+
+# [batch, channel, height, width]; float32, or whatever the descent starts from.
+Image = npt.NDArray[np.floating[Any]]
+
+# Found by trial on the demo's photograph.
+SLOPE: Final = 1e-3
+BEND: Final = 3e-4
+WIDTH: Final = 0.05
+
+LIPSCHITZ: Final = 1 / 16 + 8 * SLOPE / WIDTH + 64 * BEND / WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class DemoStep:
+    """Where the descent stands.
+
+    number  gradient steps taken so far
+    loss    the whole loss at image
+    misfit  its first part, 1/2 |A x - y|^2
+    image   [1, 3, height, width], 0 to 1
+    """
+
+    number: int
+    loss: float
+    misfit: float
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class Shrinking:
+    """A and its transpose, evaluated by a server.
+
+    shape  of the images: batch, channel, height, width; the last two are multiples of 4
+    """
+
+    client: Client
+    shape: tuple[int, int, int, int]
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [(*self.shape[:2], self.shape[2] // n, self.shape[3] // n) for n in (1, 2, 4)]
+
+    def apply(self, image: Image) -> Image:
+        """Return A x."""
+        for shape in self._shapes()[1:]:
+            half = ops.Interpolate(mode="bilinear", sizes=shape[2:], data_format="NCX")
+            image = self.client.evaluate(half, image)
+        return image
+
+    def transposed(self, gradient: Image) -> Image:
+        """Return A^T g: the gradient with respect to x, from that with respect to A x."""
+        back = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+        for shape in self._shapes()[-2::-1]:
+            gradient = self.client.evaluate(back, gradient, output_shape=shape)
+        return gradient
+
+
+def enlarged(client: Client, small: Image) -> Image:
+    """Return the plain bilinear enlargement of an image to four times its size."""
+    sizes = tuple(4 * size for size in small.shape[2:])
+    enlarging = ops.Interpolate(mode="bilinear", sizes=sizes, data_format="NCX")
+    return client.evaluate(enlarging, small)
+
+
+def descend(shrinking: Shrinking, small: Image, *, start: Image) -> Iterator[DemoStep]:
+    """Yield the descent, from `start` on, for as long as the caller wants."""
+    image, ahead, momentum, number = start, start, 1.0, 0
+    while True:
+        residual = shrinking.apply(ahead) - small
+        misfit = float(np.vdot(residual, residual)) / 2
+        roughness, gradient = _prior(ahead)
+        yield DemoStep(number, misfit + roughness, misfit, ahead)
+        gradient += shrinking.transposed(residual)
+        stepped = ahead - gradient / LIPSCHITZ
+        if np.vdot(gradient, stepped - image) > 0:
+            momentum = 1.0
+        following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = stepped + ((momentum - 1) / following) * (stepped - image)
+        image, momentum, number = stepped, following, number + 1
+
+
+def psnr_db(image: Image, truth: Image) -> float:
+    """Return the peak signal-to-noise ratio of an image with values from 0 to 1, in decibels."""
+    error = np.clip(image, 0, 1).astype(np.float64) - truth
+    return -10 * math.log10(float(np.mean(error**2)))
+
+
+def _prior(image: Image) -> tuple[float, Image]:
+    """Return the second and third parts of the loss, and their gradient."""
+    slopes = _differences(image)
+    bends = _differences(slopes)
+    slope_loss, slope_gradient = _huber(slopes)
+    bend_loss, bend_gradient = _huber(bends)
+    loss = SLOPE * slope_loss + BEND * bend_loss
+    gradient = SLOPE * slope_gradient + BEND * _differences_transposed(bend_gradient)
+    return loss, _differences_transposed(gradient)
+
+
+def _differences(field: Image) -> Image:
+    """Return D x: [2, ...], the next neighbor down, and right, minus the element; 0 at the rims."""
+    result = np.zeros((2, *field.shape), field.dtype)
+    np.subtract(field[..., 1:, :], field[..., :-1, :], out=result[0, ..., :-1, :])
+    np.subtract(field[..., 1:], field[..., :-1], out=result[1, ..., :-1])
+    return result
+
+
+def _differences_transposed(field: Image) -> Image:
+    """Return D^T f: [2, ...] to [...]; D leaves the rims 0, so what f holds there is not read."""
+    down, right = field[0, ..., :-1, :], field[1, ..., :-1]
+    result = np.zeros(field.shape[1:], field.dtype)
+    result[..., :-1, :] -= down
+    result[..., 1:, :] += down
+    result[..., :-1] -= right
+    result[..., 1:] += right
+    return result
+
+
+def _huber(field: Image) -> tuple[float, Image]:
+    """Return the sum over pixels of h(norm), and its gradient; field is [..., height, width]."""
+    parts = field.reshape(-1, *field.shape[-2:])
+    norm: Image = np.sqrt(np.einsum("phw,phw->hw", parts, parts))
+    loss: Image = np.where(norm < WIDTH, norm**2 / (2 * WIDTH), norm - WIDTH / 2)
+    return float(np.sum(loss, dtype=np.float64)), field / np.maximum(norm, WIDTH)

@@ -1,0 +1,185 @@
+"""`gradwire operators`, `info` and `health`: what a server reports about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+
+import click
+
+from gradwire import AttributeInfo, OperatorInfo
+from gradwire._core.options import DEFAULT
+from gradwire.cli.connection import Connection
+from gradwire.cli.exits import CODES, CommandError
+from gradwire.cli.options import (
+    SECONDS,
+    json_option,
+    server_options,
+)
+from gradwire.errors import DeadlineExceededError, UnavailableError, UnsupportedOperatorError
+from gradwire.health import SERVING
+from gradwire.ops import OPERATORS
+from gradwire.ops._base import Choice, rule_of
+
+
+@click.command(short_help="List operators, or tell all about one.")
+@click.argument("name", required=False)
+@server_options()
+@json_option
+def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
+    """List the server's operators, or tell all about the one called NAME."""
+    print_operators(name, server, as_json=as_json)
+
+
+@click.command()
+@server_options()
+@json_option
+def info(*, server: Connection, as_json: bool) -> None:
+    """Tell the server's version, backend and limits."""
+    print_info(server, as_json=as_json)
+
+
+@click.command(short_help="Ask a running server for its health.")
+@server_options(default=DEFAULT)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=SECONDS,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time it has to answer.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="Wait so long for a server that is starting.",
+)
+@json_option
+def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_json: bool) -> None:
+    """Ask a running server for its health; exit with 0 only if it is SERVING."""
+    print_health(server, timeout_s=timeout_s, wait_s=wait_s, as_json=as_json)
+
+
+WIDTH = 96
+NUMBERS = {"double": "float", "int64": "int", "int32": "int"}
+
+
+def print_operators(name: str | None, connection: Connection, *, as_json: bool) -> None:
+    """Print all operators, or everything about one."""
+    with connection.client() as client:
+        known = {info.name: info for info in client.operators()}
+    if name is not None and name not in known:
+        raise CommandError(
+            f"the server has no operator {name!r}; it has {', '.join(known)}",
+            code=CODES[UnsupportedOperatorError],
+        )
+    chosen = list(known.values()) if name is None else [known[name]]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(info) for info in chosen], indent=2))
+    elif name is None:
+        width = max(len(info.name) for info in chosen) + 2
+        for info in chosen:
+            click.echo(f"{info.name:{width}}{info.summary}")
+        click.echo("\n`gradwire operators NAME` tells the attributes of one.")
+    else:
+        click.echo(_described(chosen[0]))
+
+
+def print_info(connection: Connection, *, as_json: bool) -> None:
+    """Print the server's version, backend, operators and limits."""
+    with connection.client() as client:
+        info = client.server_info()
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(info), indent=2))
+        return
+    click.echo(f"gradwire {info.version}, numerics version {info.numerics_version}")
+    click.echo(f"backend    {info.backend}: {info.backend_reason}")
+    click.echo(f"operators  {', '.join(info.operators)}")
+    click.echo("limits")
+    for limit, value in dataclasses.asdict(info.limits).items():
+        click.echo(f"  {limit:26}{value:>16,}")
+
+
+def print_health(
+    connection: Connection, *, timeout_s: float, wait_s: float | None, as_json: bool
+) -> None:
+    """Print the server's health; raise CommandError unless it is SERVING."""
+    if wait_s is not None:
+        _tell_of_wait(connection, timeout_s=min(timeout_s, wait_s))
+        with connection.client() as client:
+            client.wait_ready(wait_s)
+    status = connection.health(timeout_s=timeout_s)
+    if as_json:
+        click.echo(json.dumps({"target": connection.target, "status": status}))
+    if status != SERVING:
+        raise CommandError(
+            f"the server at {connection.target} is {status}", code=CODES[UnavailableError]
+        )
+    if not as_json:
+        click.echo(status)
+
+
+def _tell_of_wait(connection: Connection, *, timeout_s: float) -> None:
+    """Report on stderr the reason for waiting, if any."""
+    try:
+        status = connection.health(timeout_s=timeout_s)
+    except (UnavailableError, DeadlineExceededError, CommandError) as error:
+        if isinstance(error, CommandError) and error.code != CODES[UnavailableError]:
+            raise
+        told = "no server answers yet"
+        if isinstance(error, UnavailableError):
+            # Such as that it wants TLS. A refused connection is a CommandError.
+            told += f": {error}"
+    else:
+        if status == SERVING:
+            return
+        told = (
+            f"the server answers {status}; it is starting (the first start compiles for about "
+            "30 s) or stopping"
+        )
+    click.echo(f"Waiting for {connection.target}: {told}.", err=True)
+
+
+def _ranks(info: OperatorInfo) -> str:
+    few, many = info.min_rank, info.max_rank
+    return f"{few}" if few == many else f"{few} to {many}"
+
+
+def _described(info: OperatorInfo) -> str:
+    lines = [
+        f"{info.name}",
+        f"  {info.summary}",
+        "",
+        f"  {'forward' if info.gradient else 'gradient':14}{info.counterpart}",
+        f"  {'axes':14}{_ranks(info)}",
+        f"  {'types':14}{', '.join(info.data_types)}",
+        f"  {'output shape':14}{'always needed' if info.output_required else 'told by attributes'}",
+        f"  {'source':14}{info.source}",
+        "",
+    ]
+    for attribute in info.attributes:
+        values, default = _words(info.name, attribute)
+        lines.append(f"  --attr {attribute.name}={values}")
+        notes = f"{attribute.description} {default}"
+        lines += textwrap.wrap(notes, WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
+    return "\n".join(lines)
+
+
+def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
+    """Return an attribute's values and default as --attr takes them, where this SDK knows it."""
+    values, default = "|".join(attribute.allowed_values) or attribute.type, attribute.default_value
+    kind = OPERATORS.get(operator)
+    for field in dataclasses.fields(kind) if kind is not None else ():
+        rule = rule_of(field)
+        if field.name == attribute.name and isinstance(rule, Choice):
+            values = "|".join(rule.allowed)
+            default = field.default if isinstance(field.default, str) else default
+    if values == "bool":
+        values = "true|false"
+    number, array, _ = values.partition("[]")
+    values = NUMBERS.get(number, number) + (",..." if array else "")
+    return values, "Required." if attribute.required else f"Default: {default}."

@@ -1,0 +1,439 @@
+"""Process that makes the calls of a load test and reports them.
+
+It communicates with the process that started it over a pipe: it receives a Phase, sends READY,
+receives the time from which calls count, sends a Batch at intervals, the last one with `over` set,
+and receives the next Phase. None in the midst of a phase ends it at once; the end of the pipe ends
+the process.
+
+Times are on the monotonic clock, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import Connection as Pipe
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire._core.options import CHUNK_BYTES
+from gradwire._core.retries import RetryPolicy, is_retryable
+from gradwire._transport.async_channels import open_aio_channel
+from gradwire._transport.channels import ClientChannels
+from gradwire._transport.streams import StreamTry
+from gradwire._wire.requests import ArrayRequest, prepare
+from gradwire.async_client import AsyncClient
+from gradwire.chunks import Transfer
+from gradwire.errors import CallCancelledError, DeadlineExceededError, GradwireError
+from gradwire.loadtest.scenarios import Flow, Judge, Problem
+
+# A load test counts refusals, which retries would hide.
+ONCE: Final = RetryPolicy(max_attempts=1)
+
+
+class Outcome(NamedTuple):
+    """How a call ended.
+
+    status     of gRPC; WRONG_RESULT where bits came that are not the right ones
+    reason     of gradwire; BY_CALLER and BY_USER for cancelled calls
+    retryable  whether the SDK would have tried again
+    """
+
+    status: str
+    reason: str = ""
+    retryable: bool = False
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether no server had a part in it: gRPC found none, or lost it; ours give a reason."""
+        return self.status == "UNAVAILABLE" and not self.reason
+
+
+OK: Final = Outcome("OK")
+WRONG: Final = Outcome("WRONG_RESULT")
+CANCELLED: Final = Outcome("CANCELLED", "BY_CALLER")
+# Calls in flight when the user ends the whole; they do not count.
+STOPPED: Final = Outcome("CANCELLED", "BY_USER")
+
+
+class Maker:
+    """Makes the calls of one flow.
+
+    timeout_s  limit of calls that are not hurried
+    """
+
+    def __init__(self, flow: Flow, client: AsyncClient, *, timeout_s: float, seed: int) -> None:
+        self._flow = flow
+        self._client = client
+        self._timeout_s = flow.within_s if flow.manner == "hurried" else timeout_s
+        self._chance = random.Random(seed)  # noqa: S311 - nothing secret
+        self._input = flow.what.input()
+        self._judge = Judge(flow.what)
+
+    async def __call__(self) -> Outcome:
+        """Make a call; return its outcome, also of a failure."""
+        try:
+            result = await self._result()
+        except GradwireError as error:
+            streamed = self._flow.what.is_streamed
+            retryable = is_retryable(error, streamed=streamed)
+            return Outcome(error.status or _status_of(error), error.reason, retryable)
+        except Exception as error:  # noqa: BLE001 - local faults are counted like others
+            return Outcome(type(error).__name__, str(error)[:80])
+        if result is None:
+            return CANCELLED
+        return OK if self._judge.is_right(result) else WRONG
+
+    async def _result(self) -> NDArray[Any] | None:
+        """Return the result; None where the caller lost interest."""
+        match self._flow.manner:
+            case "cancelled":
+                return await self._cancelled()
+            case "slow":
+                return await evaluate_slowly(
+                    self._client,
+                    self._flow.what,
+                    self._input,
+                    pause_s=self._flow.within_s,
+                    timeout_s=self._timeout_s,
+                )
+            case "many":
+                return await self._many()
+            case _:
+                return await self._evaluate()
+
+    async def _cancelled(self) -> NDArray[Any] | None:
+        patience_s = self._chance.uniform(0, self._flow.within_s)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self._evaluate()
+        except TimeoutError as error:
+            # An error of the service may be one too.
+            if isinstance(error, GradwireError):
+                raise
+            return None
+
+    async def _many(self) -> NDArray[Any]:
+        """Return one of many results, a wrong one if there is any."""
+        what = self._flow.what
+        item = (what.operator, self._input, what.received)
+        results = self._client.evaluate_many(
+            (item for _ in range(self._flow.items)), timeout_s=self._timeout_s
+        )
+        came = [result async for result in results]
+        return next((one for one in came if not self._judge.is_right(one)), came[-1])
+
+    async def _evaluate(self) -> NDArray[Any]:
+        what = self._flow.what
+        return await self._client.evaluate(
+            what.operator, self._input, output_shape=what.received, timeout_s=self._timeout_s
+        )
+
+
+def _status_of(error: GradwireError) -> str:
+    """Return the gRPC status of an error that the SDK raised by itself."""
+    if isinstance(error, DeadlineExceededError):
+        return "DEADLINE_EXCEEDED"
+    return "CANCELLED" if isinstance(error, CallCancelledError) else type(error).__name__
+
+
+def now() -> float:
+    """Return the time on a clock that all processes of a machine share, in seconds."""
+    return time.monotonic()
+
+
+async def evaluate_slowly(
+    client: AsyncClient,
+    problem: Problem,
+    array: NDArray[Any],
+    *,
+    pause_s: float,
+    timeout_s: float,
+) -> NDArray[Any]:
+    """Evaluate by one try of a stream, with a pause before each chunk is taken."""
+    job = prepare(problem.operator, array, output_shape=problem.received, out=None)
+    transfer = _SlowTransfer(job, pause_s)
+    link = link_of(client)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(ended.set)
+
+    stream = StreamTry(
+        link,
+        transfer,
+        request_id=job.request_id,
+        chunk_bytes=CHUNK_BYTES,
+        eager=True,
+        timeout_s=timeout_s,
+        metadata=None if link.bearer is None else link.bearer.metadata(),
+        on_end=end,
+    )
+    stream.start()
+    try:
+        await ended.wait()
+    except BaseException:
+        transfer.hurry()
+        stream.cancel()
+        await ended.wait()
+        raise
+    if (error := stream.outcome()) is not None:
+        raise error
+    if transfer.result is None:
+        raise AssertionError("a try without a result fails")
+    return transfer.result
+
+
+def link_of(client: AsyncClient) -> ClientChannels:
+    """Return the connections of a client that carry streams."""
+    return client._link().blocking  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+class _SlowTransfer(Transfer):
+    """Takes a chunk only after a pause; grpc reads no further meanwhile."""
+
+    def __init__(self, job: ArrayRequest, pause_s: float) -> None:
+        super().__init__(job, chunk_bytes=CHUNK_BYTES)
+        self._pause_s = pause_s
+
+    def hurry(self) -> None:
+        """Pause no more."""
+        self._pause_s = 0.0
+
+    def store(self, offset: int, data: bytes | memoryview) -> None:
+        time.sleep(self._pause_s)
+        super().store(offset, data)
+
+
+REPORT_S: Final = 0.25
+# Pauses of a closed loop's caller after unanswered calls: from the first to the second value,
+# doubled each time. Calls without a connection fail at once.
+_FIRST_PAUSE_S: Final = 0.01
+_LAST_PAUSE_S: Final = 0.5
+READY: Final = "ready"
+# What ends a load test from outside.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+# Times of a call, in seconds: when it was due, made, over.
+Times = NDArray[np.float64]
+
+
+class Connect(Protocol):
+    """Makes a client; travels to another process, as credentials do not."""
+
+    def __call__(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
+        """Make one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Orders for a process.
+
+    warm_up_s               how long calls are made before they count
+    duration_s              how long calls are due that do
+    timeout_s               seconds that a call may take
+    connections             that a process opens at most
+    number, processes       which of how many processes this one is
+    """
+
+    flows: tuple[Flow, ...]
+    warm_up_s: float
+    duration_s: float
+    timeout_s: float
+    connections: int
+    number: int
+    processes: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Outcomes of calls since the last batch, by the flow's index in its phase.
+
+    made     times at which calls were made that count: due and made
+    ended    times at which calls were due, made and over
+    cpu_s    processor time that the process has had so far
+    time     of that
+    """
+
+    number: int
+    made: dict[int, Times] = field(default_factory=dict[int, Times])
+    ended: dict[tuple[int, Outcome], Times] = field(
+        default_factory=dict[tuple[int, Outcome], Times]
+    )
+    cpu_s: float = 0.0
+    time: float = 0.0
+    over: bool = False
+
+
+class _Record:
+    """Outcomes not reported yet."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.made: dict[int, list[tuple[float, float]]] = {}
+        self.ended: dict[tuple[int, Outcome], list[tuple[float, float, float]]] = {}
+
+    def batch(self, *, over: bool) -> Batch:
+        """Return it, and forget it."""
+        made = {flow: np.array(times) for flow, times in self.made.items()}
+        ended = {key: np.array(times) for key, times in self.ended.items()}
+        self.made, self.ended = {}, {}
+        return Batch(self._number, made, ended, time.process_time(), now(), over)
+
+
+def main(pipe: Pipe, connect: Connect) -> None:
+    """Run phases until the pipe ends."""
+    # Ctrl-C reaches every process of a terminal, and SIGTERM of some service managers every one of
+    # a group; the one that leads decides.
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    # The leading process may be gone before READY is sent.
+    with (
+        contextlib.suppress(BrokenPipeError),
+        asyncio.Runner(loop_factory=_precise_loop) as runner,
+    ):
+        runner.run(_run(pipe, connect))
+
+
+def _precise_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop whose timers are not rounded up to milliseconds, as those of epoll are."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+async def _run(pipe: Pipe, connect: Connect) -> None:
+    orders: asyncio.Queue[Phase | float | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                loop.call_soon_threadsafe(orders.put_nowait, pipe.recv())
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    # When the last channel is freed, in any thread, grpc closes the socket by which it wakes the
+    # event loop, and select() may fail on that socket. This channel stays, and never connects.
+    _staying = open_aio_channel("localhost", None)
+    while True:
+        phase = await orders.get()
+        if not isinstance(phase, Phase):
+            continue
+        async with connect(connections=phase.connections, retry=ONCE) as client:
+            load = _Load(phase, client, pipe)
+            pipe.send(READY)
+            await load.run(await orders.get(), orders)
+
+
+class _Load:
+    """A phase under way.
+
+    begin  when calls begin to count
+    """
+
+    def __init__(self, phase: Phase, client: AsyncClient, pipe: Pipe) -> None:
+        self._phase = phase
+        self._begin = 0.0
+        self._pipe = pipe
+        self._record = _Record(phase.number)
+        self._makers = [
+            Maker(flow, client, timeout_s=phase.timeout_s, seed=phase.number)
+            for flow in phase.flows
+        ]
+        self._calls: set[asyncio.Task[Outcome]] = set()
+
+    async def run(
+        self, begin: Phase | float | None, orders: asyncio.Queue[Phase | float | None]
+    ) -> None:
+        """Make all calls and wait for their ends; stop on an order."""
+        if not isinstance(begin, float):
+            self._pipe.send(self._record.batch(over=True))
+            return
+        self._begin = begin
+        telling = asyncio.create_task(self._tell())
+        making = asyncio.create_task(self._make())
+        order = asyncio.create_task(orders.get())
+        await asyncio.wait({making, order}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (order, making, telling, *self._calls):
+            task.cancel()
+        ends: list[object] = await asyncio.gather(making, *self._calls, return_exceptions=True)
+        self._pipe.send(self._record.batch(over=True))
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            self._pipe.send(self._record.batch(over=False))
+
+    async def _make(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for index, flow in enumerate(self._phase.flows):
+                if flow.is_open:
+                    group.create_task(self._open_loop(index, flow))
+                    continue
+                for _ in range(share(flow.callers, self._phase)):
+                    group.create_task(self._closed_loop(index))
+        while self._calls:
+            await asyncio.wait(self._calls)
+
+    async def _open_loop(self, index: int, flow: Flow) -> None:
+        for due in dues(flow, self._phase, self._begin):
+            wait_s = due - now()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            call = asyncio.create_task(self._call(index, due))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _closed_loop(self, index: int) -> None:
+        await asyncio.sleep(max(0.0, self._begin - self._phase.warm_up_s - now()))
+        end = self._begin + self._phase.duration_s
+        pause_s = _FIRST_PAUSE_S
+        while (due := now()) < end:
+            if not (await self._call(index, due)).is_unanswered:
+                pause_s = _FIRST_PAUSE_S
+                continue
+            await asyncio.sleep(min(pause_s, max(0.0, end - now())))
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    async def _call(self, index: int, due: float) -> Outcome:
+        made = now()
+        counts = self._begin <= due < self._begin + self._phase.duration_s
+        if counts:
+            self._record.made.setdefault(index, []).append((due, made))
+        outcome = STOPPED
+        try:
+            outcome = await self._makers[index]()
+        finally:
+            if counts:
+                times = self._record.ended.setdefault((index, outcome), [])
+                times.append((due, made, now()))
+        return outcome
+
+
+def share(callers: int, phase: Phase) -> int:
+    """Return how many of the callers are this process's."""
+    return callers // phase.processes + (phase.number < callers % phase.processes)
+
+
+def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:
+    """Yield when this process's calls of an open loop are due; processes take turns."""
+    start = begin - phase.warm_up_s
+    for number in count(phase.number, phase.processes):
+        due = start + number // flow.burst * flow.burst / flow.rate
+        if due >= begin + phase.duration_s:
+            return
+        yield due

@@ -1,0 +1,147 @@
+"""A server makes warm-up calls before it serves, which leave no trace but speed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from many_calls import ManyCall, named
+from processes import environment, running_command
+from raw_calls import PATIENCE_S, REQUEST_ID, RawClient, published_request
+from scraping import scrape
+from serving import serving
+
+# Tells what it has imported since it serves, once all that came was answered.
+SERVING = """
+import asyncio, sys
+from gradwire_server.server import Server
+from gradwire_server.config.settings import Settings
+
+async def main():
+    server = Server(Settings(address="127.0.0.1:0", log_level="error"))
+    await server.start()
+    before = set(sys.modules)
+    print(server.bound, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    print(*sorted(set(sys.modules) - before))
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+CALLING = """
+import sys
+import numpy as np
+from gradwire import Client, Item, ops
+
+before = set(sys.modules)
+copy = ops.DmlResample(interpolation_mode="linear")
+arrays = [np.ones((4, 4), np.float32), np.ones((512, 512), np.float32)]
+with Client(sys.argv[1]) as client:
+    for each in arrays:
+        client.evaluate(copy, each, output_shape=each.shape)
+    for _ in client.evaluate_many(Item(copy, each, each.shape) for each in arrays):
+        pass
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def call_all(address: str) -> None:
+    """Make calls of every kind."""
+    with RawClient(address) as client:
+        client.check_alive()
+        with ManyCall(client) as many:
+            many.send(named(published_request(), "one"))
+            assert list(many.answers()) == ["one"]
+
+
+def test_the_first_calls_of_a_server_import_nothing() -> None:
+    with subprocess.Popen(  # noqa: S603 - the script above
+        [sys.executable, "-c", SERVING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(None),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        call_all(process.stdout.readline().strip())
+        process.stdin.close()
+        assert process.stdout.read().split() == []
+
+
+def test_the_first_calls_of_a_client_import_nothing() -> None:
+    with serving(warm_up=True) as server:
+        done = subprocess.run(  # noqa: S603 - the script above
+            [sys.executable, "-c", CALLING, server.address],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_trace_of_it_is_left(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "own"  # the path of a socket has at most 107 bytes
+    folder.mkdir()
+    flags = ("--http-port", "127.0.0.1:0", "--workers", str(workers))
+    with running_command(*flags, log=tmp_path / "log", env={"TMPDIR": str(folder)}) as command:
+        (address,) = re.findall(r" http address=(\S+)", command.log)
+        told = scrape(address)
+        command.wait_for_log(" serving ", times=workers)
+        assert "call" not in command.log
+        assert list(folder.iterdir()) == []
+    for name, _ in told.samples:
+        if name.startswith(("gradwire_request", "gradwire_phase", "gradwire_plan_cache")):
+            assert told.value(name) == 0, name
+
+
+def test_nothing_of_it_is_kept() -> None:
+    with serving(warm_up=True) as server:
+        service = server.server.service
+        assert service.preparer.lookups == (0, 0)
+        assert service.preparer.table_lookups == (0, 0)
+        assert (service.admission.memory_bytes, service.admission.streams) == (0, 0)
+        assert service.active.none_left.is_set()
+        assert not any(service.active.in_phase.values())
+
+
+def test_who_calls_meanwhile_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The log leaves out the warm-up calls, not what happens meanwhile."""
+    caplog.set_level(logging.DEBUG, "gradwire_server")
+    with serving(warm_up=True) as server:
+        stop = threading.Event()
+
+        def call_on() -> None:
+            while not stop.is_set():
+                calls = server.server.warm_up_calls()
+                asyncio.run_coroutine_threadsafe(calls, server.loop).result(PATIENCE_S)
+
+        thread = threading.Thread(target=call_on)
+        thread.start()
+        call_all(server.address)
+        stop.set()
+        thread.join(PATIENCE_S)
+    calls = [vars(one)["facts"] for one in caplog.records if one.getMessage() == "call"]
+    assert [one["request_id"] for one in calls[:2]] == [REQUEST_ID, REQUEST_ID]
+    assert [one["method"] for one in calls] == ["Evaluate", "EvaluateStream", "EvaluateMany"]
+
+
+def test_a_server_whose_warm_up_calls_fail_says_so_and_serves(tmp_path: Path) -> None:
+    # A socket's path has at most 107 bytes.
+    folder = tmp_path / ("f" * 100)
+    folder.mkdir()
+    env = {"TMPDIR": str(folder)}
+    with running_command("--backend", "numpy_cpu", log=tmp_path / "log", env=env) as command:
+        assert command.log.count("warm-up calls failed") == 1
+        call_all(command.address)
+        assert list(folder.iterdir()) == []
