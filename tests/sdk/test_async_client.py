@@ -110,11 +110,14 @@ def test_progress_is_reported_in_the_loops_thread(server: ServerThread) -> None:
     def report(sent_bytes: int, received_bytes: int) -> None:
         reports.append((sent_bytes, received_bytes))
         threads.add(threading.current_thread())
+        relay.let_go()
 
     async def work(client: AsyncClient) -> NDArray[Any]:
         return await client.evaluate(COPY, LARGE, output_shape=LARGE.shape, on_progress=report)
 
-    with_client(server.address, work, chunk_bytes=5000)
+    with relaying(server.address) as relay:
+        relay.hold(after=1 << 20)
+        with_client(relay.address, work, chunk_bytes=5000)
     assert len(reports) > 1
     assert reports[-1] == (LARGE.nbytes, LARGE.nbytes)
     assert all(

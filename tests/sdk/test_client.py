@@ -21,6 +21,7 @@ from gradwire import (
     RetryPolicy,
     ops,
 )
+from relay import relaying
 from serving import ServerThread, serving
 
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
@@ -247,9 +248,14 @@ def test_progress_grows_and_ends_with_the_end(server: ServerThread) -> None:
     def report(sent_bytes: int, received_bytes: int) -> None:
         reports.append((sent_bytes, received_bytes))
         threads.add(threading.current_thread())
+        relay.let_go()
 
     array = np.ones((1024, 1024), np.float32)
-    with Client(server.address, chunk_bytes=5000) as client:
+    with (
+        relaying(server.address) as relay,
+        Client(relay.address, chunk_bytes=5000) as client,
+    ):
+        relay.hold(after=1 << 20)
         client.evaluate(COPY, array, output_shape=array.shape, on_progress=report)
     assert len(reports) > 1
     assert reports[-1] == (array.nbytes, array.nbytes)
