@@ -83,7 +83,7 @@ def service(**settings: Any) -> ServiceContext:
         device=device_watch(made),
         ready=ready,
         draining=asyncio.Event(),
-        inline=InlineWork(0),
+        inline=InlineWork(0, most_s=0),
     )
 
 

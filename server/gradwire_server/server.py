@@ -320,5 +320,9 @@ def _service_context(
         device=device,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
-        inline=InlineWork(_RATE, most_work=backends.most_inline_work(backend)),
+        inline=InlineWork(
+            _RATE,
+            most_s=backends.most_inline_s(backend),
+            most_work=backends.most_inline_work(backend),
+        ),
     )

@@ -14,6 +14,7 @@ from gradwire_server.scheduling.admission import InlineWork
 
 # Multiplications a second: a number takes a microsecond.
 RATE = 1e6
+MOST_S = 500e-6
 
 
 class Turns:
@@ -42,13 +43,13 @@ def copy_of(elements: int) -> Prepared:
 def test_before_its_first_run_an_evaluation_takes_its_work_by_the_rate(
     elements: int, most: int
 ) -> None:
-    inline = InlineWork(RATE, next_turn=Turns().ask)
+    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
     assert inline.is_short(copy_of(elements)) is (most > 0)
     assert inline.most(copy_of(elements)) == most
 
 
 def test_afterwards_it_takes_what_it_took() -> None:
-    inline = InlineWork(RATE, next_turn=Turns().ask)
+    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
     short, long = copy_of(1), copy_of(10_000)
     short.measured.note(501e-6)
     long.measured.note(499e-6)
@@ -57,7 +58,7 @@ def test_afterwards_it_takes_what_it_took() -> None:
 
 
 def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
-    inline = InlineWork(RATE, next_turn=Turns().ask)
+    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
     one = copy_of(20)
     assert inline.admits(one)
     for seconds in (5.0, 5.0, 20e-6, 5.0, 5.0):
@@ -70,7 +71,7 @@ def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
 
 def test_a_millisecond_is_computed_in_a_turn() -> None:
     turns = Turns()
-    inline = InlineWork(RATE, next_turn=turns.ask)
+    inline = InlineWork(RATE, most_s=MOST_S, next_turn=turns.ask)
     one = copy_of(150)
     for _ in range(3):
         computed = 0
@@ -83,7 +84,7 @@ def test_a_millisecond_is_computed_in_a_turn() -> None:
 
 def test_many_at_once_have_the_same_millisecond() -> None:
     turns = Turns()
-    inline = InlineWork(RATE, next_turn=turns.ask)
+    inline = InlineWork(RATE, most_s=MOST_S, next_turn=turns.ask)
     one = copy_of(100)
     assert inline.most(one) == 10
     inline.spend(650e-6)
@@ -95,7 +96,7 @@ def test_many_at_once_have_the_same_millisecond() -> None:
 
 
 def test_nothing_is_computed_there_without_a_rate_or_beyond_a_backend_s_most() -> None:
-    assert not InlineWork(0, next_turn=Turns().ask).admits(copy_of(1))
-    some = InlineWork(RATE, most_work=100, next_turn=Turns().ask)
+    assert not InlineWork(0, most_s=MOST_S, next_turn=Turns().ask).admits(copy_of(1))
+    some = InlineWork(RATE, most_s=MOST_S, most_work=100, next_turn=Turns().ask)
     assert some.admits(copy_of(100))
     assert not some.admits(copy_of(101))

@@ -429,8 +429,6 @@ class StreamMemory:
         self.requests = self.nbytes = 0
 
 
-# NumPy takes half of it for the smallest evaluation; a round trip to a thread takes some 0.1 ms.
-_MOST_S = 500e-6
 # While the event loop computes, no other call is served.
 _MOST_OF_A_TURN_S = 1e-3
 _CARRIED_S = 100e-6
@@ -441,6 +439,7 @@ class InlineWork:
 
     rate       multiplications per second of the backend, used until an evaluation has been
                measured; 0 admits nothing
+    most_s     longest evaluation admitted, in seconds
     most_work  multiplications above which a backend may wait for more than a processor
     next_turn  calls a function in the next loop iteration; None for the running event loop
     """
@@ -449,10 +448,12 @@ class InlineWork:
         self,
         rate: float,
         *,
+        most_s: float,
         most_work: float = math.inf,
         next_turn: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self.rate = rate
+        self._most_s = most_s
         self._most_work = most_work
         self._next_turn = next_turn or _call_soon
         self._spent_s = 0.0
@@ -468,7 +469,7 @@ class InlineWork:
         """Whether such an evaluation is computed on the event loop, in this or a later turn."""
         if not self.rate or prepared.inline_work > self._most_work:
             return False
-        return self.estimate_s(prepared) <= _MOST_S
+        return self.estimate_s(prepared) <= self._most_s
 
     def admits(self, prepared: Prepared) -> bool:
         """Whether such an evaluation is computed in this turn."""
