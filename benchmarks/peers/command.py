@@ -1,8 +1,9 @@
 """gradwire beside other servers under the same load, and beside PyTorch in the same process.
 
-    python -m benchmarks peers [--rows small,large,shared,local] [--rounds N] [--json FILE]
+    python -m benchmarks peers [--rows small,pinned,large,shared,local] [--rounds N] [--json FILE]
 
 small   (1, 3, 64, 64) up, (1, 3, 32, 32) down, at 1, 4 and 16 in flight; h2load is the client
+pinned  the same, each server on one core and the client on another
 large   25.7 MB up, 6.4 MB down, at 1 and 4 in flight; each with its own clients
 shared  the same on one host: gradwire's unix socket, Triton's system shared memory
 local   PyTorch's backward beside gradwire's server and LocalClient; two threads
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -38,7 +40,7 @@ from benchmarks.peers.loops import CallSample
 from benchmarks.peers.rounds import Peer, compare
 from benchmarks.servers import OURS, Server, started
 
-_ROWS: Final = ("small", "large", "shared", "local")
+_ROWS: Final = ("small", "pinned", "large", "shared", "local")
 _SMALL_SECONDS: Final = 2
 _LARGE_SECONDS: Final = 2.0
 _SMALL_RESULT_BYTES: Final = 4 * 3 * 32 * 32
@@ -65,6 +67,21 @@ class Comparisons:
 
     def small(self) -> Rows:
         """Compare small calls."""
+        return self._compare_small(self._small_peers())
+
+    def pinned(self) -> Rows:
+        """Compare small calls, each server on one core and the client on another."""
+        cores = sorted(os.sched_getaffinity(0))
+        self._stack.callback(os.sched_setaffinity, 0, cores)
+        os.sched_setaffinity(0, cores[:1])
+        peers = self._small_peers()
+        os.sched_setaffinity(0, cores[-1:])
+        return self._compare_small(peers)
+
+    def _compare_small(self, peers: list[Peer]) -> Rows:
+        return compare(peers, in_flight=(1, 4, 16), rounds=self._rounds, limit_s=self._limit_s)
+
+    def _small_peers(self) -> list[Peer]:
         program = h2load_program()
         default = self._ours()
         body = self._folder / "gradwire"
@@ -96,7 +113,7 @@ class Comparisons:
                 sent = self._folder / model
                 _output(client, "triton_client", "body", model, str(sent))
                 peers.append(peer(f"Triton, {model}", triton, _INFER, sent))
-        return compare(peers, in_flight=(1, 4, 16), rounds=self._rounds, limit_s=self._limit_s)
+        return peers
 
     def large(self) -> Rows:
         """Compare large calls."""
