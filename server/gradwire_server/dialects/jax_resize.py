@@ -193,7 +193,7 @@ def _axis(attributes: JaxAttributes, line: JaxAxis) -> Axis:
     arguments = (line, attributes.method, attributes.antialias)
     most_taps = _most_taps(line, KERNELS[attributes.method], antialias=attributes.antialias)
     in_float32 = line.compute == FLOAT32
-    effort = sines.EFFORT[line.compute] if attributes.method.startswith("lanczos") else 1
+    effort = {"linear": 1, "cubic": 2}.get(attributes.method, sines.EFFORT[line.compute])
     sides = line.inputs, line.outputs
     return Axis(*sides, most_taps, _sample, arguments, in_float32, effort=effort)
 

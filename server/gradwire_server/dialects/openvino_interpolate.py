@@ -99,6 +99,7 @@ def _axis(mode: str, line: OpenvinoAxis) -> Axis | None:
             in_float32=False,
             padded=line.length,
             window=filters.extra_window(line, window),
+            effort=int(radius),  # of the cubic kernel, whose radius is 2, twice the triangle's
         )
     window = filters.MOST_TAPS.get(mode) or filters.linear_window(line)
     taps = window if mode in filters.MOST_TAPS else min(window, line.inputs)

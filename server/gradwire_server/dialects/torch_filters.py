@@ -260,13 +260,13 @@ FORWARD: Final[Mapping[str, Filter]] = {
     **_SHARED,
     "nearest": Filter(_forward_nearest, lambda _: 1),
     "nearest-exact": Filter(_forward_nearest_exact, lambda _: 1),
-    "bicubic": Filter(_forward_cubic, lambda _: 4),
+    "bicubic": Filter(_forward_cubic, lambda _: 4, fused=True),
 }
 BACKWARD: Final[Mapping[str, Filter]] = {
     **_SHARED,
     "nearest": Filter(_backward_nearest, lambda _: 1, skips=True),
     "nearest-exact": Filter(_backward_nearest_exact, lambda _: 1),
-    "bicubic": Filter(_backward_cubic, lambda _: 4),
+    "bicubic": Filter(_backward_cubic, lambda _: 4, fused=True),
 }
 
 
