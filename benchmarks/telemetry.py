@@ -35,7 +35,7 @@ from benchmarks.servers import OURS, Server, started
 from benchmarks.wire.loads import EVALUATE, method_of
 from gradwire import Client, ops, v1
 from gradwire.tensors import DTYPES
-from gradwire_server.observability import Cells, Observer, Recorder
+from gradwire_server.observability import Cells, Observer
 from gradwire_server.observability.otlp import Tracer
 from gradwire_server.observability.recording import Phases
 
@@ -93,11 +93,10 @@ class FinishedCall:
 
 def hooks_us() -> dict[str, float]:
     """Return microseconds of begin and end, by who listens."""
-    recorder = Recorder(Cells())
     unsampled = Tracer(TracerProvider(sampler=ALWAYS_OFF), address="127.0.0.1:1")
     observers = {
         "nobody": Observer(),
-        "metrics": Observer(recorder),
+        "metrics": Observer(Cells()),
         "traces, not sampled": Observer(None, unsampled),
         "traces, sampled": Observer(None, Tracer(TracerProvider(), address="127.0.0.1:1")),
     }

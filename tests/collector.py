@@ -10,16 +10,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -41,7 +36,6 @@ class Collector:
 
     url: str
     spans: list[Seen] = field(default_factory=list[Seen])
-    metrics: dict[str, Metric] = field(default_factory=dict[str, Metric])
 
     def named(self, name: str) -> list[Seen]:
         """Return the spans of a name."""
@@ -70,11 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         assert self.headers["Content-Type"] == "application/x-protobuf"
         collector = cast("_Server", self.server).collector
-        if self.path == "/v1/traces":
-            answer = self._take_spans(collector, body)
-        else:
-            assert self.path == "/v1/metrics"
-            answer = self._take_metrics(collector, body)
+        assert self.path == "/v1/traces"
+        answer = self._take_spans(collector, body)
         self.send_response(200)
         self.send_header("Content-Type", "application/x-protobuf")
         self.send_header("Content-Length", str(len(answer)))
@@ -88,12 +79,6 @@ class _Handler(BaseHTTPRequestHandler):
                 for span in scope.spans:
                     collector.spans.append(Seen(span, attributes(span.attributes), resource))
         return ExportTraceServiceResponse().SerializeToString()
-
-    def _take_metrics(self, collector: Collector, body: bytes) -> bytes:
-        for each in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-            for scope in each.scope_metrics:
-                collector.metrics |= {metric.name: metric for metric in scope.metrics}
-        return ExportMetricsServiceResponse().SerializeToString()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
         """Say nothing."""

@@ -27,7 +27,6 @@ class Hall:
         settings: dict[str, Any] = {
             "max_memory_bytes": 100,
             "max_streams": 1,
-            "retry_after_s": 0.5,
             "threads": 1,
             "standing_queue_s": 0.5,
             "clock": lambda: self.now,

@@ -16,6 +16,9 @@ _SERVER = ("-m", "gradwire_server")
 _READY = "gradwire-server listening on "
 # Unless a test says otherwise: to load compiled code takes a server longer than most tests take.
 QUICK = ("--backend", "numpy_cpu")
+# With this the C library hands large blocks back at once, so that figures tell what is still held:
+# what malloc keeps for later would hide what the server does.
+EAGER = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 # Generous: a log line that never comes should end the test all the same.
 _PATIENCE_S = 30.0
 

@@ -75,7 +75,6 @@ def service(**settings: Any) -> ServiceContext:
         admission=Admission(
             max_memory_bytes=made.max_memory_bytes,
             max_streams=made.max_streams,
-            retry_after_s=made.retry_after_s,
             clock=loop.time,
         ),
         pool=pool,

@@ -36,7 +36,7 @@ from gradwire import Client, ops
 
 COUNTS: tuple[int, ...] = (1, 2, 4)
 _FLAGS = ("--backend", "numpy_cpu", "--compute-threads", "1", "--no-warm-up")
-_LOCAL = (*OURS, *_FLAGS, "--compute-niceness", "0")
+_LOCAL = (*OURS, *_FLAGS)
 # Of a full frame of Ethernet the payload: the rest are headers, and count against a link's rate.
 _PAYLOAD = 1448 / 1514
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

@@ -11,7 +11,6 @@ kinds     bare servers of other kinds, among themselves
 options   bare servers with other options of grpc's core at both ends, among themselves
 chunks    streams with other chunks and slabs, among themselves
 threads   streams with other numbers of compute threads, among themselves
-malloc    streams with more or less memory kept by malloc, among themselves
 copies    bytes that the server's process copies for a stream, counted; needs a C compiler
 timeline  what one stream of `large` sends, computes and receives, and when
 
@@ -56,8 +55,6 @@ from benchmarks.wire.timeline import timeline
 
 _CONNECTIONS = (1, 4)
 _IN_FLIGHT = 16
-# MiB that the server's malloc keeps.
-_KEPT = (0, 16, 64, 256, 1024)
 
 # Given to both ends.
 OPTIONS: dict[str, tuple[tuple[str, int], ...]] = {
@@ -247,22 +244,6 @@ def threads(rounds: int) -> dict[str, Rows]:
     return {"25.7 MB up, 6.4 MB down": rows}
 
 
-def malloc(rounds: int) -> dict[str, Rows]:
-    """Compare thresholds of the server's malloc."""
-    source = numbers(LARGE)
-    report: dict[str, Rows] = {}
-    for title, shape in (("6.4 MB down", LARGE_RESULT), ("25.7 MB down", LARGE)):
-        with ExitStack() as stack:
-            servers = {
-                f"{kept} MiB kept": start(stack, *OURS, "--malloc-keep-bytes", str(kept << 20))
-                for kept in _KEPT
-            }
-            calls = {name: loads.sdk(one, source, shape) for name, one in servers.items()}
-            rows = compare_calls(calls, servers, base="0 MiB kept", rounds=rounds)
-        report[f"25.7 MB up, {title}"] = rows
-    return report
-
-
 def _kinds() -> list[str]:
     # Compared with where it is installed.
     return ["aio", "uvloop", "sync"] if find_spec("uvloop") else ["aio", "sync"]
@@ -277,7 +258,6 @@ _STAGES: dict[str, Callable[[int], dict[str, Rows]]] = {
     "options": options,
     "chunks": chunks,
     "threads": threads,
-    "malloc": malloc,
 }
 _TEXTS: dict[str, Callable[[int], str]] = {"copies": lambda _: copies(), "timeline": timeline}
 

@@ -11,7 +11,7 @@ from gradwire_server.config.settings import Settings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # What the command takes care of itself.
-_OURS = ("--address", "--workers", "--pin-workers")
+_OURS = ("--address", "--workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

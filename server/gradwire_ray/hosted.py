@@ -31,7 +31,7 @@ def main() -> None:
     writing: set[asyncio.Task[None]] = set()
     try:
         # Workers are more replicas here, whatever this machine's variables say.
-        settings = replace(read_settings(sys.argv[1:]), workers=1, pin_workers=False)
+        settings = replace(read_settings(sys.argv[1:]), workers=1)
         serve.run(
             serve.serve(
                 settings,

@@ -24,6 +24,9 @@ from __future__ import annotations
 
 import numpy as np
 
+# Retry delay while a server starts, has lost its device, or has not measured how fast it drains.
+RETRY_AFTER_S = 0.25
+
 
 class EvaluationError(Exception):
     """Base of every error a request can be answered with.
@@ -98,7 +101,7 @@ class DeviceLostError(RetryLaterError):
     device: a server's worker ends and is replaced, and callers may retry after retry_after_s.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float = 0.25) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
 
 

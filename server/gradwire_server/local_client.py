@@ -49,8 +49,6 @@ from gradwire_server.plans.cancellation import asking
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
 
-_TABLE_CACHE_ENTRIES = 1 << 22
-
 # Prepared calls that are kept, and the table entries of all of them.
 _RECENT_CALLS = 256
 _RECENT_ENTRIES = 1 << 20
@@ -165,7 +163,7 @@ class LocalClient:
         # What splits work needs no steps for its threads, only where memory does not do.
         self._spare_bytes = limits.max_request_memory_bytes if self._backend.splits_work else 0
         self._closed = False
-        self._preparer = Preparer(limits, TableCache(max_entries=_TABLE_CACHE_ENTRIES))
+        self._preparer = Preparer(limits, TableCache())
         self._calls: Recent[_LocalCall] = Recent(most=_RECENT_CALLS, max_weight=_RECENT_ENTRIES)
 
     def evaluate(

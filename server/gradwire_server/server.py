@@ -60,7 +60,7 @@ class Server:
         self.settings = settings
         self._authorizer = Authorizer(settings)
         self._shares_port = shares_port
-        self._pool = compute_pool(settings.threads, niceness=settings.compute_niceness)
+        self._pool = compute_pool(settings.threads)
         self._health = Health()
         self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
         self._device = device or device_watch(settings)
@@ -121,12 +121,7 @@ class Server:
         await self._server.start()
         admission = self._service.admission
         self._trimming = asyncio.ensure_future(
-            malloc.trim_when_idle(
-                self.settings.trim_after_s,
-                calls=lambda: admission.entered + admission.refusals.total(),
-                is_idle=self._service.active.none_left.is_set,
-                off_loop=self._service.off_loop,
-            )
+            malloc.trim_when_idle(lambda: admission.entered, self._service.off_loop)
         )
 
     async def get_ready(self) -> None:
@@ -229,7 +224,6 @@ class Server:
         await stopped
         if self._trimming is not None:
             self._trimming.cancel()
-            await asyncio.wait({self._trimming})
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._device.lost.is_set():
             await self.over.wait()
@@ -274,9 +268,7 @@ _TURNS_TO_CLOSE = 4
 
 def device_watch(settings: Settings) -> DeviceWatch:
     """Return the watch over the device of a server with these settings."""
-    return DeviceWatch(
-        stall_timeout_s=settings.stall_timeout_s, retry_after_s=settings.retry_after_s
-    )
+    return DeviceWatch(stall_timeout_s=settings.stall_timeout_s)
 
 
 def choose_backend(settings: Settings) -> tuple[Backend, str]:
@@ -300,7 +292,6 @@ def _service_context(
     admission = Admission(
         max_memory_bytes=settings.max_memory_bytes,
         max_streams=settings.max_streams,
-        retry_after_s=settings.retry_after_s,
         threads=settings.threads,
         max_queue=settings.max_queue,
         max_queue_s=settings.max_queue_s,
@@ -311,7 +302,7 @@ def _service_context(
         backend_reason=reason or f"{backend.name} was given",
         preparer=Preparer(
             settings.limits,
-            TableCache(max_entries=settings.plan_cache_entries),
+            TableCache(),
             encode_output=lambda output: codec.response_header(codec.write_descriptor(output)),
         ),
         admission=admission,

@@ -17,7 +17,7 @@ import pytest
 
 from callers import Callers
 from gradwire import RetryPolicy
-from processes import environment, memory_kib, running_command
+from processes import EAGER, environment, memory_kib, running_command
 from raw_calls import RawClient, identity_request
 from refusals import Refusal
 
@@ -100,7 +100,7 @@ def mapped_after(seconds: float, pid: int) -> int:
 def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) -> None:
     request = identity_request(512 * 1024, data=bytes(2 * MIB))
     with (
-        running_command(*NUMPY, "--malloc-keep-bytes", "0", log=tmp_path / "log") as command,
+        running_command(*NUMPY, log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,
     ):
         assert client.evaluate(request).refusal is None

@@ -15,7 +15,7 @@ from typing import Self
 import pytest
 
 from chaos.attacks import ATTACKS, MIB, unfinished
-from processes import Command, memory_kib, running_command
+from processes import EAGER, Command, memory_kib, running_command
 from raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
@@ -50,11 +50,10 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         "--log-level": "warning",
         "--stall-timeout-s": STALL_S,
         "--max-memory-bytes": BUDGET_MIB << 20,
-        "--malloc-keep-bytes": 0,
     }
     given = [str(each) for pair in flags.items() for each in pair]
     log = tmp_path_factory.mktemp("floods") / "log"
-    with running_command(*given, log=log) as command:
+    with running_command(*given, log=log, env=EAGER) as command:
         yield command
         assert "Traceback" not in command.log
 

@@ -62,7 +62,7 @@ def prepared(call: RandomCall) -> tuple[Preparer, EvaluationRequest]:
 def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
     preparer, request = prepared(random_call(chance, longest=1 << 22))
     try:
-        assume(preparer.is_quick(request))
+        assume(preparer.preparation(request).is_quick)
     except RequestLimitError:
         return
     assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
@@ -100,7 +100,7 @@ AT_THE_EDGES = {
 @pytest.mark.parametrize("call", AT_THE_EDGES.values(), ids=list(AT_THE_EDGES))
 def test_taps_on_one_input_count_too(call: RandomCall) -> None:
     preparer, request = prepared(call)
-    assert preparer.is_quick(request)
+    assert preparer.preparation(request).is_quick
     assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
 
 
@@ -144,7 +144,7 @@ def test_padding_takes_work_but_no_memory(mode: Any, side: str) -> None:
     one = TensorSpec.packed(np.dtype(np.float32), (1, 1))
     request = EvaluationRequest(operator.name, operator, one, one)
     preparer = Preparer(Limits(), TableCache(max_entries=1))
-    assert not preparer.is_quick(request)
+    assert not preparer.preparation(request).is_quick
     tracemalloc.start()
     try:
         evaluation = preparer.prepare(request)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gradwire_server.errors import ServerFullError
+from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.scheduling.admission import AdmittedStream
 from hall import Hall
 
@@ -44,7 +44,7 @@ def test_the_stream_that_waited_longest_for_its_first_byte_gives_way() -> None:
         assert list(opener.ended) == ["b"]
         refused = opener.ended["b"]
         assert refused.facts["limit"] == "max_streams"
-        assert refused.retry_after_s == 0.5
+        assert refused.retry_after_s == RETRY_AFTER_S
         assert "no data of this one has come for 0.5 s" in refused.message
         assert hall.admission.streams == 3
         assert hall.admission.refusals == {"max_streams": 1}

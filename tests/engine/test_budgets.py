@@ -7,7 +7,7 @@ import pytest
 
 from gradwire_server.dialects.dialect import Axis
 from gradwire_server.engine import TableCache
-from gradwire_server.errors import ServerFullError
+from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.lru import Recent
 from gradwire_server.plans.sampling import Taps
 from gradwire_server.scheduling.admission import Admission
@@ -72,11 +72,11 @@ def test_values_are_kept_within_their_number_and_their_weight() -> None:
 
 
 def test_memory_is_given_back_however_a_request_ends() -> None:
-    admission = Admission(max_memory_bytes=100, max_streams=1, retry_after_s=0.5)
+    admission = Admission(max_memory_bytes=100, max_streams=1)
     with admission.memory(60):
         with pytest.raises(ServerFullError) as caught, admission.memory(50):
             pass
-        assert caught.value.retry_after_s == 0.5
+        assert caught.value.retry_after_s == RETRY_AFTER_S
         with pytest.raises(KeyError), admission.memory(40):
             raise KeyError
         assert admission.memory_bytes == 60
@@ -84,14 +84,14 @@ def test_memory_is_given_back_however_a_request_ends() -> None:
 
 
 def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
-    admission = Admission(max_memory_bytes=100, max_streams=1, retry_after_s=0.5)
+    admission = Admission(max_memory_bytes=100, max_streams=1)
     with admission.memory(1000), pytest.raises(ServerFullError), admission.memory(1):
         pass
     assert admission.memory_bytes == 0
 
 
 def test_streams_are_counted() -> None:
-    admission = Admission(max_memory_bytes=100, max_streams=1, retry_after_s=0.5)
+    admission = Admission(max_memory_bytes=100, max_streams=1)
     give_way: list[ServerFullError] = []
     with (
         admission.stream("caller", give_way.append),

@@ -13,7 +13,7 @@ SHARE = 10
 
 @pytest.fixture
 def admission() -> Admission:
-    return Admission(max_memory_bytes=BUDGET, max_streams=1, retry_after_s=1.0)
+    return Admission(max_memory_bytes=BUDGET, max_streams=1)
 
 
 def test_a_few_requests_may_hold_what_they_need_and_more_their_share(admission: Admission) -> None:

@@ -209,7 +209,6 @@ def _service_context() -> ServiceContext:
     admission = Admission(
         max_memory_bytes=1 << 30,
         max_streams=1,
-        retry_after_s=1.0,
         threads=1,
         max_queue=1,
         max_queue_s=1.0,

@@ -200,7 +200,7 @@ def test_an_overload_that_lasts_is_told_with_the_time_to_wait(collect: Collect) 
 
 @both_clients
 def test_more_callers_than_streams_all_get_their_results(collect: Collect) -> None:
-    with serving(max_streams=1, retry_after_s=0.01) as server, ThreadPoolExecutor(4) as pool:
+    with serving(max_streams=1) as server, ThreadPoolExecutor(4) as pool:
         calls = [
             pool.submit(collect, server.address, numbered(50), options=PROMPT) for _ in range(6)
         ]

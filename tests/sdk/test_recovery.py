@@ -176,7 +176,7 @@ def test_every_drain_reaches_a_client_that_is_writing() -> None:
 
 def test_callers_that_outnumber_the_streams_of_a_server_all_get_their_result() -> None:
     with (
-        serving(max_streams=1, retry_after_s=0.01) as server,
+        serving(max_streams=1) as server,
         Client(server.address, retry=PROMPT) as client,
         ThreadPoolExecutor(6) as pool,
     ):
@@ -203,7 +203,7 @@ def test_a_stream_without_data_does_not_keep_a_call_from_its_result() -> None:
 def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:
     underway = threading.Event()
     with (
-        serving(max_streams=1, retry_after_s=0.01) as server,
+        serving(max_streams=1) as server,
         relaying(server.address) as relay,
         Client(relay.address, chunk_bytes=10_000) as first,
         Client(server.address, retry=RetryPolicy(max_attempts=2)) as second,

@@ -13,6 +13,7 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
+from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.batch import find_prepared
 from many_calls import ManyCall, named, rows
@@ -260,14 +261,14 @@ def test_a_stream_learns_that_the_server_drains(flow: str) -> None:
 
 
 def test_a_server_that_is_not_ready_says_so() -> None:
-    server = ServerThread(retry_after_s=0.5)
+    server = ServerThread()
     server.listen()
     server.wait_until_serving()
     server.loop.call_soon_threadsafe(server.server.service.ready.clear)
     with RawClient(server.address) as client, ManyCall(client) as call:
         call.send(named(published_request(), "a"))
         refusal = check_refusal(call.refusal(), grpc.StatusCode.UNAVAILABLE, "STARTING")
-        assert refusal.retry_after_s == 0.5
+        assert refusal.retry_after_s == RETRY_AFTER_S
         check_in_band(refusal)
     server.stop()
 

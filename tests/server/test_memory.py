@@ -14,7 +14,7 @@ import pytest
 
 from gradwire import v1
 from many_calls import ManyCall, named
-from processes import Command, memory_kib, running_command
+from processes import EAGER, Command, memory_kib, running_command
 from raw_calls import (
     PATIENCE_S,
     RawClient,
@@ -32,12 +32,9 @@ from serving import serving
 
 MIB = 1 << 20
 ROWS = 1024
-# With this the C library hands large blocks back at once, so that figures tell what is still held.
-EAGER = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 DATA = bytes(ROWS * 4096)
 
-# What malloc keeps for later would hide what the server does.
-_HANDS_BACK = ("--malloc-keep-bytes", "0", "--backend", "auto")
+_BACKEND = ("--backend", "auto")
 
 
 def doubling() -> v1.EvaluateRequest:
@@ -120,7 +117,7 @@ def test_no_task_is_left_however_streams_end() -> None:
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     log = tmp_path_factory.mktemp("memory") / "log"
-    with running_command(*_HANDS_BACK, log=log, env=EAGER) as command:
+    with running_command(*_BACKEND, log=log, env=EAGER) as command:
         yield command
 
 
@@ -145,7 +142,7 @@ def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) ->
     request.input.strides[:] = [0, 0]
     flags = ("--stall-timeout-s", "0.2", "--max-streams", "11")
     with (
-        running_command(*_HANDS_BACK, *flags, log=tmp_path / "log", env=EAGER) as command,
+        running_command(*_BACKEND, *flags, log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,
     ):
         client.check_alive()
@@ -163,7 +160,7 @@ def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) ->
 def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path: Path) -> None:
     request = identity_request(896, 1024, data=bytes(896 * 4096))
     with (
-        running_command("--trim-after-s", "0.1", log=tmp_path / "log") as command,
+        running_command(log=tmp_path / "log") as command,
         RawClient(command.address) as client,
         ThreadPoolExecutor(8) as pool,
     ):
@@ -214,7 +211,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
     rows = 1 << 14
     with (
         # One of its own: another stream's high water would hide this one's.
-        running_command(*_HANDS_BACK, log=tmp_path / "log", env=EAGER) as command,
+        running_command(*_BACKEND, log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,
     ):
         burst(client, [complete])
@@ -234,7 +231,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
 def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
     flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
     with (
-        running_command(*_HANDS_BACK, *flags, log=tmp_path / "log", env=EAGER) as command,
+        running_command(*_BACKEND, *flags, log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,
     ):
         burst(client, [complete])

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from gradwire_server.command import gradwire_server, read_settings
 from gradwire_server.config.settings import Settings
+from gradwire_server.scheduling.thread_pool import NICENESS
 from processes import run_command
 from serving import serving
 
@@ -24,7 +25,6 @@ NAMES = [field.name for field in fields(Settings)]
 OTHERS: dict[str, tuple[str, object]] = {
     "address": ("127.0.0.2:7", "127.0.0.2:7"),
     "insecure": ("true", True),
-    "pin_workers": ("true", True),
     "warm_up": ("false", False),
     "compile_cache": ("cache", "cache"),
     "tls_certificate": ("chain.pem", "chain.pem"),
@@ -34,7 +34,6 @@ OTHERS: dict[str, tuple[str, object]] = {
     "anonymous_scopes": ("evaluate,inspect", "evaluate,inspect"),
     "backend": ("cuda", "cuda"),
     "cuda_devices": ("0,2", "0,2"),
-    "retry_after_s": ("0.5", 0.5),
     "stall_timeout_s": ("7.5", 7.5),
     "grace_s": ("0.0", 0.0),
     "log_format": ("json", "json"),
@@ -216,7 +215,6 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "no time": (("--stall-timeout-s", "0"), "--stall-timeout-s is 0.0"),
     "not a number": (("--stall-timeout-s", "nan"), "--stall-timeout-s is nan"),
     "endless": (("--stall-timeout-s", "inf"), "--stall-timeout-s is inf"),
-    "endless retry": (("--retry-after-s", "inf"), "--retry-after-s is inf"),
     "endless grace": (("--grace-s", "inf"), "--grace-s is inf"),
     "beyond int64": (("--max-elements", str(2**63)), "--max-elements is 9223372036854775808"),
     "message beyond int32": (
@@ -233,10 +231,6 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "workers on a unix socket": (
         ("--workers", "2", "--address", "unix:/tmp/gradwire"),
         "--workers is 2 and --address unix:/tmp/gradwire",
-    ),
-    "niceness beyond Linux's": (
-        ("--compute-niceness", "20"),
-        "--compute-niceness is 20; at most 19",
     ),
     "GPUs by words": (
         ("--backend", "cuda", "--cuda-devices", "all"),
@@ -302,13 +296,12 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is that of a thread on Linux alone")
-@pytest.mark.parametrize("niceness", [0, 3])
-def test_threads_that_compute_are_as_nice_as_asked(niceness: int) -> None:
+def test_threads_that_compute_are_nice() -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    with serving(compute_niceness=niceness) as server:
+    with serving() as server:
         pool = server.server.service.pool
         theirs = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        assert theirs.result() == min(own + niceness, 19)
+        assert theirs.result() == min(own + NICENESS, 19)
 
 
 @pytest.mark.parametrize("settings", [{"stall_timeout_s": math.inf}, {"max_work": 1 << 63}])

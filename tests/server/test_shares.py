@@ -6,22 +6,7 @@ import pytest
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
-from gradwire_server.processes.worker_config import WorkerConfig, divide, share
-
-
-@pytest.mark.parametrize("workers", range(1, 9))
-@pytest.mark.parametrize("count", range(1, 9))
-def test_cores_are_divided_evenly_and_none_is_left_out(count: int, workers: int) -> None:
-    cores = [3 * number for number in range(count)]
-    shares = divide(cores, workers)
-    assert len(shares) == workers
-    assert set(cores[:workers]) <= {core for own in shares for core in own} <= set(cores)
-    if count >= workers:
-        assert [core for own in shares for core in own] == cores
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        assert all(len(own) == 1 for own in shares)
-        assert {core for own in shares for core in own} == set(cores)
+from gradwire_server.processes.worker_config import WorkerConfig, share
 
 
 def test_a_share_is_never_nothing() -> None:
@@ -51,7 +36,5 @@ def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, 
 
 
 def test_a_job_arrives_as_it_was_sent() -> None:
-    job = WorkerConfig(
-        2, 77, (0, 3), Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5)
-    )
+    job = WorkerConfig(2, 77, Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
     assert WorkerConfig.load(job.dump()) == job

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from command_line import run_here
 from gradwire import Client, RetryPolicy, UnavailableError, ops, v1
 from gradwire_server.backends import NumpyCpu
+from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import BandedMap, Plan
 from processes import environment, run_command
 from raw_calls import PATIENCE_S, RawClient, as_stream, published_request, wait_until
@@ -82,7 +83,7 @@ def backend() -> Iterator[Leisurely]:
 @pytest.fixture
 def server(backend: Leisurely) -> Iterator[ServerThread]:
     """Start a server that is not ready until a test sets `ready`."""
-    server = ServerThread(warm_up=True, backend=backend, retry_after_s=0.5)
+    server = ServerThread(warm_up=True, backend=backend)
     server.listen()
     yield server
     backend.ready.set()
@@ -95,7 +96,7 @@ def test_an_evaluation_is_told_that_the_server_starts(server: ServerThread, how:
     with RawClient(server.address) as client:
         refusal = client.ask(published_request(), how).refusal
     refused = check_refusal(refusal, grpc.StatusCode.UNAVAILABLE, "STARTING")
-    assert refused.retry_after_s == 0.5
+    assert refused.retry_after_s == RETRY_AFTER_S
     if how == "EvaluateStream":
         check_in_band(refused)
 
@@ -170,7 +171,7 @@ def test_without_retries_the_sdk_raises_that_the_server_is_unavailable(
         pytest.raises(UnavailableError, match="getting ready") as caught,
     ):
         client.evaluate(COPY, SMALL, output_shape=SMALL.shape)
-    assert (caught.value.reason, caught.value.retry_after_s) == ("STARTING", 0.5)
+    assert (caught.value.reason, caught.value.retry_after_s) == ("STARTING", RETRY_AFTER_S)
 
 
 def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:

@@ -21,7 +21,6 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Ledgers
 from gradwire_server.processes.supervised import Standing
 from gradwire_server.processes.supervisor import Crew
-from gradwire_server.processes.worker_config import divide
 from processes import Command, is_running, run_command, running_command
 from raw_calls import (
     PATIENCE_S,
@@ -180,10 +179,3 @@ def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serv
         assert pauses[:3] == [0.1, 0.2, 0.4]
         assert all(later >= earlier for earlier, later in itertools.pairwise(pauses))
         assert not [pid for pid in command.workers.values() if is_running(pid)]
-
-
-def test_pinned_workers_have_cores_of_their_own(tmp_path: Path) -> None:
-    with running_command(*FLAGS, "--pin-workers", log=tmp_path / "log") as command:
-        seen = [sorted(os.sched_getaffinity(pid)) for _, pid in sorted(command.workers.items())]
-    assert seen == [list(cores) for cores in divide(CORES, 2)]
-    assert len(CORES) == 1 or not set(seen[0]) & set(seen[1])

@@ -29,7 +29,7 @@ def test_without_an_address_nothing_is_measured() -> None:
     with serving() as server, RawClient(server.address) as client:
         client.check_alive()
         assert server.server.instruments.address == ""
-        assert server.server.service.active.observer.recorder is None
+        assert server.server.service.active.observer.cells is None
         assert not threads() & {"gradwire-http", "gradwire-history"}
 
 

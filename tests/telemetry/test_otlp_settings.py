@@ -1,4 +1,4 @@
-"""Who asks for traces and metrics gets them, or is told in one line why not."""
+"""Who asks for traces gets them, or is told in one line why not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gradwire_server.config.settings import Settings
-from gradwire_server.exporters import MetricsExporters, Signal, are_wanted, otlp_endpoint, tracer
+from gradwire_server.exporters import open_site, tracer
 from gradwire_server.observability import Ledgers
 from processes import run_command, running_command
 
-URL = "http://collector:4318"
+URL = "http://127.0.0.1:1"
 ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
@@ -34,7 +34,6 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": URL}, ""),
         ("", {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": URL}, None),
         ("", {ALL: ""}, None),
-        (URL, {"OTEL_SDK_DISABLED": "TRUE"}, None),
         (URL, {"OTEL_TRACES_EXPORTER": "none"}, None),
         (URL, {"OTEL_TRACES_EXPORTER": "console, otlp"}, f"{URL}/v1/traces"),
         (URL, {"OTEL_METRICS_EXPORTER": "none"}, f"{URL}/v1/traces"),
@@ -46,52 +45,39 @@ def test_the_setting_and_the_variables_turn_traces_on_and_off(
     environment: dict[str, str],
     expected: str | None,
 ) -> None:
+    otlp = pytest.importorskip("gradwire_server.observability.otlp")
+    given: list[str] = []
+    make = otlp.tracer_provider
+
+    def tracer_provider(url: str) -> object:
+        given.append(url)
+        return make(url)
+
+    monkeypatch.setattr(otlp, "tracer_provider", tracer_provider)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert otlp_endpoint(Settings(otlp_endpoint=endpoint), "traces") == expected
-
-
-@pytest.mark.parametrize("signal", ["traces", "metrics"])
-def test_the_protocol_of_a_signal_counts_more_than_that_of_all(
-    monkeypatch: pytest.MonkeyPatch, signal: Signal
-) -> None:
-    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
-    asked = Settings(otlp_endpoint=URL)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    monkeypatch.setenv(own, "http/protobuf")
-    assert otlp_endpoint(asked, signal) is not None
-    monkeypatch.setenv(own, "")
-    with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_PROTOCOL is grpc; http/protobuf is"):
-        otlp_endpoint(asked, signal)
+    found = tracer(Settings(otlp_endpoint=endpoint), address="127.0.0.1:1")
+    assert given == ([] if expected is None else [expected])
+    if found is not None:
+        found.close()
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wrong"),
+    ("value", "wrong"),
     [
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "-1", "max_queue_size must be a positive integer"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "511", "max_export_batch_size must be less than or equal"),
-        ("OTEL_METRIC_EXPORT_INTERVAL", "0", "OTEL_METRIC_EXPORT_INTERVAL is '0'; give"),
-        ("OTEL_METRIC_EXPORT_INTERVAL", "inf", "OTEL_METRIC_EXPORT_INTERVAL is 'inf'; give"),
+        ("-1", "max_queue_size must be a positive integer"),
+        ("511", "max_export_batch_size must be less than or equal"),
     ],
 )
-def test_errors_of_the_exporters_end_the_start_or_are_logged(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    value: str,
-    wrong: str,
+def test_errors_of_the_exporter_end_the_start_or_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str, wrong: str
 ) -> None:
-    def export(settings: Settings) -> None:
-        assert tracer(settings, address="127.0.0.1:1") is None or "METRIC" in name
-        MetricsExporters(settings, Ledgers(1), served="127.0.0.1:1").close()
-
     monkeypatch.setattr(logging.getLogger("gradwire_server"), "propagate", True)
-    monkeypatch.setenv(name, value)
-    url = "http://127.0.0.1:1"
-    with pytest.raises(ValueError, match=rf"^--otlp-endpoint is {url}; (traces|metrics): {wrong}"):
-        export(Settings(otlp_endpoint=url))
-    monkeypatch.setenv(ALL, url)
-    export(Settings())
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", value)
+    with pytest.raises(ValueError, match=rf"^--otlp-endpoint is {URL}; traces: {wrong}"):
+        tracer(Settings(otlp_endpoint=URL), address="127.0.0.1:1")
+    monkeypatch.setenv(ALL, URL)
+    assert tracer(Settings(), address="127.0.0.1:1") is None
     assert [record.getMessage() for record in caplog.records if "not" in record.message] == [
         "not exported"
     ]
@@ -104,50 +90,55 @@ def test_what_opentelemetry_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5"),
     ):
         monkeypatch.setenv(name, value)
-    found = tracer(Settings(otlp_endpoint="http://127.0.0.1:1"), address="127.0.0.1:1")
+    found = tracer(Settings(otlp_endpoint=URL), address="127.0.0.1:1")
     assert found is not None
-    found.close(10)
+    found.close()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_server_tells_in_one_line_what_is_wrong(tmp_path: Path, workers: str) -> None:
     flags = ("--backend", "numpy_cpu", "--workers", workers)
     asked = ("--address", "127.0.0.1:0", "--otlp-endpoint", URL)
-    done = run_command(*flags, *asked, env={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+    env = {"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}
+    done = run_command(*flags, *asked, env=env)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    told = "metrics: OTEL_EXPORTER_OTLP_PROTOCOL is grpc; http/protobuf is supported"
-    assert f"Error: --otlp-endpoint is {URL}; {told}" in done.stderr
+    assert f"Error: --otlp-endpoint is {URL}; traces: max_queue_size must be" in done.stderr
     # What the environment asks of every program keeps none from running.
-    env = {ALL: URL, "OTEL_BSP_MAX_QUEUE_SIZE": "-1", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
-    with running_command(*flags, log=tmp_path / "log", env=env) as command:
+    with running_command(*flags, log=tmp_path / "log", env={ALL: URL, **env}) as command:
         command.wait_for_log(' signal=traces why="max_queue_size must be')
-        command.wait_for_log(' signal=metrics why="OTEL_METRIC_EXPORT_INTERVAL is')
         assert "Traceback" not in command.log
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, package: str, *modules: str) -> None:
+    """Let no module of a package be imported, and import modules that use it anew."""
+    for name in {package, *sys.modules}:
+        if name.partition(".")[0] == package:
+            monkeypatch.setitem(sys.modules, name, None)
+        if name.startswith(modules):
+            monkeypatch.delitem(sys.modules, name)
 
 
 def test_without_the_extra_who_asks_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in {"opentelemetry", *sys.modules}:
-        if name.partition(".")[0] == "opentelemetry":
-            monkeypatch.setitem(sys.modules, name, None)
+    _without(monkeypatch, "opentelemetry", "gradwire_server.observability.otlp")
     monkeypatch.setattr(logging.getLogger("gradwire_server"), "propagate", True)
-    monkeypatch.delenv(ALL, raising=False)
-    asked = Settings(otlp_endpoint=URL)
-    with pytest.raises(ValueError, match=rf"^--otlp-endpoint is {URL}; metrics: install .*otel"):
-        are_wanted(asked)
+    with pytest.raises(ValueError, match=rf"^--otlp-endpoint is {URL}; traces: install .*otel"):
+        tracer(Settings(otlp_endpoint=URL), address="127.0.0.1:1")
     assert not caplog.records
     # What the environment asks of every program keeps none from running.
     monkeypatch.setenv(ALL, URL)
-    assert not are_wanted(Settings())
     assert tracer(Settings(), address="127.0.0.1:1") is None
-    assert [record.getMessage() for record in caplog.records] == ["not exported"] * 2
+    assert [record.getMessage() for record in caplog.records] == ["not exported"]
 
 
-def test_without_prometheus_client_who_asks_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("package", ["h11", "jinja2", "prometheus_client"])
+def test_without_a_package_who_asks_for_the_http_port_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ValueError, match=r"^--http-port is .*: pip install .*server"):
-        MetricsExporters(Settings(http_port="0"), Ledgers(1), served="127.0.0.1:1")
+    _without(
+        monkeypatch, package, "gradwire_server.admin_http", "gradwire_server.observability.expo"
+    )
+    with pytest.raises(ValueError, match=rf"^--http-port is .* {package}: pip install .*server"):
+        open_site(Settings(http_port="0"), Ledgers(1), served="127.0.0.1:1")

@@ -16,28 +16,15 @@ from gradwire_server.engine import Limits
 
 # Upper bounds: limits of messages, of grpc and of machines; times, some thirty years.
 _MOST = {
-    # The highest niceness of Linux; values below 0 would need privileges.
-    "compute_niceness": 19,
     "max_rank": Limits().max_rank,
     "max_message_bytes": 2**31 - 1,
     "max_connection_calls": 2**31 - 1,
-    "malloc_keep_bytes": 2**31 - 1,
     # More than the cores of any machine; a port number given by mistake would exhaust it.
     "workers": 1024,
 }
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
-_MAY_BE_ZERO = {
-    "compute_niceness",
-    "compute_threads",
-    "drain_delay_s",
-    "grace_s",
-    "malloc_keep_bytes",
-    "max_connection_age_s",
-    "plan_cache_entries",
-    "trim_after_s",
-    "workers",
-}
+_MAY_BE_ZERO = {"compute_threads", "drain_delay_s", "grace_s", "max_connection_age_s", "workers"}
 
 
 def flag(name: str) -> str:
@@ -146,17 +133,11 @@ class Settings:
         "Computing threads of each worker; 0 means cores / workers, at least 1. A container's CPU "
         "limit counts as its cores.",
     )
-    compute_niceness: int = _setting(
-        10,
-        "Niceness of computing threads relative to the rest of the server, so that calls are "
-        "answered while threads compute; Linux only.",
-    )
     workers: int = _setting(
         0,
         "Worker processes, on each GPU with --backend cuda; 0 means one. Workers that die are "
         "replaced if there are several, or a GPU.",
     )
-    pin_workers: bool = _setting(default=False, text="Pin each worker to cores of its own.")
     warm_up: bool = _setting(
         default=True, text="Compile kernels before serving, so that no call waits for the compiler."
     )
@@ -175,7 +156,6 @@ class Settings:
     slab_bytes: int = _setting(
         _LIMITS.slab_bytes, "Bytes that one step of an evaluation reads and writes."
     )
-    plan_cache_entries: int = _setting(1 << 22, "Most entries of cached weight tables.")
     max_rank: int = _setting(_LIMITS.max_rank, "Most axes of a tensor, at most 8.")
     max_elements: int = _setting(
         _LIMITS.max_elements, "Most elements of an input, output or intermediate result."
@@ -194,11 +174,6 @@ class Settings:
         2 << 30,
         "Most bytes of memory that all requests in flight may need; workers divide them. A "
         "container's memory limit lowers the default.",
-    )
-    malloc_keep_bytes: int = _setting(
-        16 << 20,
-        "Freed bytes that glibc's malloc keeps in a worker for later calls; 0 leaves malloc "
-        "unchanged.",
     )
     max_unary_bytes: int = _setting(
         (4 << 20) - (64 << 10), "Most tensor bytes of the request and of the result of Evaluate."
@@ -226,11 +201,6 @@ class Settings:
         "Seconds within which a burst of calls must be done; calls that would be done later are "
         "refused. Under a lasting load calls wait 5 ms, or a quarter of the time they take.",
     )
-    retry_after_s: float = _setting(
-        0.25,
-        "Retry delay in seconds while the server starts, or is full before it has measured how "
-        "fast it drains.",
-    )
     stall_timeout_s: float = _setting(
         60.0,
         "Seconds without progress after which a stream ends, and without an answer after which a "
@@ -245,15 +215,7 @@ class Settings:
     max_connection_age_s: float = _setting(
         300.0,
         "Seconds after which a connection accepts no new calls, so that clients find new servers; "
-        "varies by a tenth. Running calls finish. 0 means never.",
-    )
-    max_connection_age_grace_s: float = _setting(
-        3600.0, "Seconds after that in which the connection's running calls may finish."
-    )
-    trim_after_s: float = _setting(
-        1.0,
-        "Seconds without calls after which freed memory is returned to the system; 0 means never. "
-        "glibc only.",
+        "varies by a tenth. Running calls may finish within an hour. 0 means never.",
     )
     log_format: Literal["text", "json"] = _setting(
         "text", "Format of the log lines on stderr.", choices=("text", "json")
@@ -280,7 +242,7 @@ class Settings:
     )
     otlp_endpoint: str = _setting(
         "",
-        "URL of an OpenTelemetry collector for traces and metrics, such as "
+        "URL of an OpenTelemetry collector for traces, such as "
         "http://127.0.0.1:4318; if empty, the variables OTEL_* decide.",
     )
 

@@ -29,12 +29,12 @@ _MOST = 4096
 
 
 class TableCache:
-    """LRU cache of tables, of at most `max_entries` entries in total. Thread-safe.
+    """LRU cache of tables, of at most `max_entries` entries (64 MiB) in total. Thread-safe.
 
     Two threads that miss on the same axis both build its table; the tables are equal.
     """
 
-    def __init__(self, *, max_entries: int) -> None:
+    def __init__(self, *, max_entries: int = 1 << 22) -> None:
         self._recent: Recent[BandedMap] = Recent(most=_MOST, max_weight=max_entries)
 
     @property
@@ -470,10 +470,6 @@ class Preparer:
         # Cached properties, slow to compute for long tables.
         _ = prepared.inline_work, prepared.step_part, prepared.most_at_once
         return prepared
-
-    def is_quick(self, request: EvaluationRequest) -> bool:
-        """Whether prepare() takes about a millisecond."""
-        return self.preparation(request).is_quick
 
     def _bounds(self, request: EvaluationRequest) -> Any:
         return {

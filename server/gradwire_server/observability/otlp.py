@@ -1,131 +1,38 @@
-"""Traces and metrics over OTLP; imported only if an export is requested."""
+"""Traces over OTLP; imported only if an export is requested."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Protocol, cast
 
 from opentelemetry import propagate, trace
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from prometheus_client.samples import Sample
 
 from gradwire._wire.semantic_conventions import Attributes, Conventions, of_address, span_name
 from gradwire_server.config.version import VERSION
-from gradwire_server.observability.cells import Ledgers
-from gradwire_server.observability.definitions import REQUEST_DURATION, REQUESTS, Metric
-from gradwire_server.observability.exposition import families
 from gradwire_server.observability.recording import Observed
 
-_UNITS = {"_seconds": "s", "_bytes": "By"}
-# Least and largest values are not known.
-_NO_EXTREMES = cast("tuple[float, float]", (None, None))
-_CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
-
-
-def resource() -> Resource:
-    """Describe this server; the environment's attributes take precedence."""
-    own = {"service.name": "gradwire-server", "service.version": VERSION}
-    told = OTELResourceDetector().detect().attributes
-    return Resource.create({name: value for name, value in own.items() if name not in told})
+# Time limit for exporting the last spans: the collector may not answer.
+_LAST_EXPORT_S = 3.0
 
 
 def tracer_provider(endpoint: str) -> TracerProvider:
-    """Make a provider that exports spans in batches; OTEL_ variables set sampler and batches."""
+    """Make a provider that exports spans in batches; OTEL_ variables set sampler and batches.
+
+    endpoint  URL; if empty, the exporter reads OpenTelemetry's variables
+    """
+    own = {"service.name": "gradwire-server", "service.version": VERSION}
+    # The environment's attributes take precedence.
+    told = OTELResourceDetector().detect().attributes
+    own = {name: value for name, value in own.items() if name not in told}
     # The server shuts the provider down itself, with a time limit.
-    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
+    provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
     return provider
-
-
-class _Exporter(Protocol):
-    def export(self, metrics_data: sdk.MetricsData) -> object: ...
-    def shutdown(self) -> None: ...
-
-
-class MetricsPusher:
-    """Exports the metrics of ledgers, periodically and at the end, in its own thread."""
-
-    def __init__(self, endpoint: str, ledgers: Ledgers) -> None:
-        self._ledgers = ledgers
-        self._exporter: _Exporter = OTLPMetricExporter(endpoint=endpoint or None)
-        self._conventions = Conventions.chosen(os.environ)
-        self._started_ns = time.time_ns()
-        told_ms = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
-        if not told_ms.isdecimal() or not 0 < int(told_ms) < 1e3 * threading.TIMEOUT_MAX:
-            raise ValueError(f"OTEL_METRIC_EXPORT_INTERVAL is {told_ms!r}; give milliseconds")
-        self._every_s = int(told_ms) / 1e3
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gradwire-otlp", daemon=True)
-        self._thread.start()
-
-    def close(self, timeout_s: float) -> None:
-        """Export once more and stop, within timeout_s."""
-        self._over.set()
-        self._thread.join(timeout_s)
-        self._exporter.shutdown()
-
-    def _run(self) -> None:
-        is_over, described = False, resource()
-        scope = InstrumentationScope("gradwire_server", VERSION)
-        while not is_over:
-            is_over = self._over.wait(self._every_s)
-            times = self._started_ns, time.time_ns()
-            told = families(self._ledgers.read(), self._ledgers.certificate_expires_s())
-            found = [_metric(*each, times, self._conventions) for each in told.items() if each[1]]
-            metrics = [sdk.ResourceMetrics(described, [sdk.ScopeMetrics(scope, found, "")], "")]
-            self._exporter.export(sdk.MetricsData(metrics))
-
-
-def _metric(
-    metric: Metric, samples: Sequence[Sample], times: tuple[int, int], conventions: Conventions
-) -> sdk.Metric:
-    """Convert one metric; the duration of calls is named by the semantic conventions."""
-    suffix, unit = next((each for each in _UNITS.items() if each[0] in metric.name), ("", "1"))
-    name, scale = metric.name.removesuffix("_total").removesuffix(suffix).replace("_", ".", 1), 1.0
-    if metric is REQUEST_DURATION:
-        name = "rpc.server.call.duration" if conventions.new else "rpc.server.duration"
-        unit, scale = ("s", 1.0) if conventions.new else ("ms", 1e3)
-    if not metric.buckets:
-        numbers = [
-            sdk.NumberDataPoint(_attributes(metric, each, conventions), *times, each.value)
-            for each in samples
-        ]
-        gauge, counter = sdk.Gauge(numbers), sdk.Sum(numbers, _CUMULATIVE, is_monotonic=True)
-        data = counter if metric.kind == "counter" else gauge
-        return sdk.Metric(name, metric.help, unit, data)
-    bounds = [bound * scale for bound in metric.buckets]
-    points: list[sdk.HistogramDataPoint] = []
-    # The samples of a histogram are its running counts, its count and its sum.
-    for *running, count, total in zip(*[iter(samples)] * (len(bounds) + 3), strict=True):
-        attributes = _attributes(metric, total, conventions)
-        figures = int(count.value), total.value * scale
-        counts = [
-            int(after - before)
-            for before, after in pairwise([0.0, *(each.value for each in running)])
-        ]
-        points.append(
-            sdk.HistogramDataPoint(attributes, *times, *figures, counts, bounds, *_NO_EXTREMES)
-        )
-    return sdk.Metric(name, metric.help, unit, sdk.Histogram(points, _CUMULATIVE))
-
-
-def _attributes(metric: Metric, sample: Sample, conventions: Conventions) -> Attributes:
-    labels = dict(sample.labels)
-    attributes: Attributes = {}
-    if metric in {REQUEST_DURATION, REQUESTS}:
-        attributes |= conventions.of_method(labels.pop("method"))
-        attributes |= conventions.of_status(labels.pop("status"), failed=False)
-    return attributes | {f"gradwire.{name}": value for name, value in labels.items() if value}
 
 
 # Statuses that the conventions for gRPC count as server errors.
@@ -196,8 +103,8 @@ class Tracer:
             )
             child.end(epoch_ns + int(ended * 1e9))
 
-    def close(self, timeout_s: float) -> None:
-        """Export the remaining spans, within timeout_s; the collector may not answer."""
+    def close(self) -> None:
+        """Export the remaining spans, for a few seconds at most."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
-        closing.join(timeout_s)
+        closing.join(_LAST_EXPORT_S)

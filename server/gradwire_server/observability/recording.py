@@ -178,100 +178,28 @@ class _Series:
 _MOST = len(METHOD.values) * len(OPERATOR.values) * len(DTYPE.values) * len(STATUS_LABEL.values)
 
 
-class Recorder:
-    """Counts calls in cells. Used from one event loop only."""
-
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
-        self._values = cells.values
-        self._in_flight = {method: place(IN_FLIGHT, method) for method in METHOD.values}
-        self._series: dict[tuple[str, str, np.dtype[Any] | None, str], _Series] = {}
-        self._items: dict[tuple[str, np.dtype[Any] | None, str], int] = {}
-        self._step = place(STEP)
-
-    def begin(self, method: str) -> None:
-        """Count the start of a call."""
-        self._values[self._in_flight.get(method, self._in_flight["unknown"])] += 1.0
-
-    def end(self, call: Observed, *, status: str, duration_s: float) -> None:
-        """Count the end of a call."""
-        key = (call.method, call.operator, call.dtype, status)
-        series = self._series.get(key) or self._find(key)
-        observe = self._cells.observe
-        self._values[series.in_flight] -= 1.0
-        observe(series.duration, REQUEST_DURATION.buckets, duration_s)
-        spent = call.phases.seconds
-        for phase, histogram in series.phases:
-            seconds = spent[phase]
-            if seconds:
-                observe(histogram, PHASE_DURATION.buckets, seconds)
-        if call.received_bytes:
-            observe(series.received, RECEIVED.buckets, call.received_bytes)
-        if call.sent_bytes:
-            observe(series.sent, SENT.buckets, call.sent_bytes)
-
-    def fail(self, call: Observed, failed: ObservedError) -> None:
-        """Count an error and add it to the notes."""
-        reason, limit = failed.reason_name, failed.facts.get("limit", "")
-        self._values[place(ERRORS, call.method, reason, limit)] += 1.0
-        self._cells.notes.error(
-            method=call.method,
-            operator=call.operator,
-            status=failed.status,
-            reason=reason,
-            message=failed.message,
-            request_id=failed.facts.get("request_id", call.request_id),
-            # Retry delays differ per caller, so such errors are grouped by limit.
-            alike="" if failed.retry_after_s is None else limit or reason,
-        )
-
-    def items(self, operator: str, dtype: np.dtype[Any] | None, *, status: str, count: int) -> None:
-        """Count answers within a call of EvaluateMany; operator and dtype as in `Observed`."""
-        key = (operator, dtype, status)
-        cell = self._items.get(key)
-        if cell is None:
-            cell = place(ITEMS, operator, "" if dtype is None else dtype.name, status)
-            self._items[key] = cell
-        self._values[cell] += count
-
-    def step(self, nbytes: int) -> None:
-        """Count a step of a stream."""
-        self._cells.observe(self._step, STEP.buckets, nbytes)
-
-    def _find(self, key: tuple[str, str, np.dtype[Any] | None, str]) -> _Series:
-        method, operator, dtype, status = key
-        dtype_name = "" if dtype is None else dtype.name
-        series = _Series(
-            in_flight=self._in_flight.get(method, self._in_flight["unknown"]),
-            duration=place(REQUEST_DURATION, method, operator, dtype_name, status),
-            phases=tuple((phase, place(PHASE_DURATION, phase, operator)) for phase in PHASES),
-            received=place(RECEIVED, method),
-            sent=place(SENT, method),
-        )
-        if len(self._series) < _MOST:
-            self._series[key] = series
-        return series
-
-
 class _Tracer(Protocol):
     """Interface of otlp.Tracer, which needs OpenTelemetry."""
 
     def begin(self, call: Observed) -> Any: ...
     def end(self, span: Any, call: Observed, *, status: str, reason: str) -> None: ...
-    def close(self, timeout_s: float) -> None: ...
+    def close(self) -> None: ...
 
 
 class Observer:
-    """Passes every call to a recorder and a tracer, if present."""
+    """Counts calls in cells and passes them to a tracer, if present. Used from one event loop."""
 
-    def __init__(self, recorder: Recorder | None = None, tracer: _Tracer | None = None) -> None:
-        self.recorder = recorder
+    def __init__(self, cells: Cells | None = None, tracer: _Tracer | None = None) -> None:
+        self.cells = cells
         self.tracer = tracer
+        self._in_flight = {method: place(IN_FLIGHT, method) for method in METHOD.values}
+        self._series: dict[tuple[str, str, np.dtype[Any] | None, str], _Series] = {}
+        self._step = place(STEP)
 
     def begin(self, call: Observed) -> object:
         """Record the start of a call; return the value that `end` needs."""
-        if self.recorder is not None:
-            self.recorder.begin(call.method)
+        if self.cells is not None:
+            self.cells.values[self._cell_in_flight(call.method)] += 1.0
         return None if self.tracer is None else self.tracer.begin(call)
 
     def end(
@@ -284,10 +212,10 @@ class Observer:
         failed: ObservedError | None = None,
     ) -> None:
         """Record the status of a call, and its error if it has one."""
-        if self.recorder is not None:
-            self.recorder.end(call, status=status, duration_s=duration_s)
+        if self.cells is not None:
+            self._count(self.cells, call, status, duration_s)
             if failed is not None:
-                self.recorder.fail(call, failed)
+                _count_error(self.cells, call, failed)
         if self.tracer is not None:
             reason = "" if failed is None else failed.reason_name
             self.tracer.end(begun, call, status=status, reason=reason)
@@ -305,16 +233,64 @@ class Observer:
 
         evaluated  their operator and data type; None if unknown
         """
-        if self.recorder is not None:
-            operator, dtype = evaluated or ("", None)
-            self.recorder.items(operator, dtype, status=status, count=count)
+        if self.cells is not None:
+            operator, dtype = ("", "") if evaluated is None else (evaluated[0], evaluated[1].name)
+            self.cells.values[place(ITEMS, operator, dtype, status)] += count
             if failed is not None:
-                self.recorder.fail(call, failed)
+                _count_error(self.cells, call, failed)
 
     def step(self, nbytes: int) -> None:
         """Record a step of a stream, and the number of bytes it read and wrote."""
-        if self.recorder is not None:
-            self.recorder.step(nbytes)
+        if self.cells is not None:
+            self.cells.observe(self._step, STEP.buckets, nbytes)
+
+    def _count(self, cells: Cells, call: Observed, status: str, duration_s: float) -> None:
+        key = (call.method, call.operator, call.dtype, status)
+        series = self._series.get(key) or self._find(key)
+        cells.values[series.in_flight] -= 1.0
+        cells.observe(series.duration, REQUEST_DURATION.buckets, duration_s)
+        spent = call.phases.seconds
+        for phase, histogram in series.phases:
+            seconds = spent[phase]
+            if seconds:
+                cells.observe(histogram, PHASE_DURATION.buckets, seconds)
+        if call.received_bytes:
+            cells.observe(series.received, RECEIVED.buckets, call.received_bytes)
+        if call.sent_bytes:
+            cells.observe(series.sent, SENT.buckets, call.sent_bytes)
+
+    def _cell_in_flight(self, method: str) -> int:
+        return self._in_flight.get(method, self._in_flight["unknown"])
+
+    def _find(self, key: tuple[str, str, np.dtype[Any] | None, str]) -> _Series:
+        method, operator, dtype, status = key
+        dtype_name = "" if dtype is None else dtype.name
+        series = _Series(
+            in_flight=self._cell_in_flight(method),
+            duration=place(REQUEST_DURATION, method, operator, dtype_name, status),
+            phases=tuple((phase, place(PHASE_DURATION, phase, operator)) for phase in PHASES),
+            received=place(RECEIVED, method),
+            sent=place(SENT, method),
+        )
+        if len(self._series) < _MOST:
+            self._series[key] = series
+        return series
+
+
+def _count_error(cells: Cells, call: Observed, failed: ObservedError) -> None:
+    """Count an error and add it to the notes."""
+    reason, limit = failed.reason_name, failed.facts.get("limit", "")
+    cells.values[place(ERRORS, call.method, reason, limit)] += 1.0
+    cells.notes.error(
+        method=call.method,
+        operator=call.operator,
+        status=failed.status,
+        reason=reason,
+        message=failed.message,
+        request_id=failed.facts.get("request_id", call.request_id),
+        # Retry delays differ per caller, so such errors are grouped by limit.
+        alike="" if failed.retry_after_s is None else limit or reason,
+    )
 
 
 _EVERY_S = 0.25
@@ -323,36 +299,29 @@ _EVERY_S = 0.25
 class Sampler:
     """Writes readings into cells, four times a second and at the end. Belongs to one event loop.
 
-    readings  functions to read, by the cell their value is written to
+    read  returns values by the cell they are written to
     """
 
-    def __init__(self, cells: Cells, readings: Mapping[int, Callable[[], float]]) -> None:
+    def __init__(self, cells: Cells) -> None:
+        self.read: Callable[[], Mapping[int, float]] = dict
         self._cells = cells
-        self._readings = dict(readings)
         self._lag = place(LAG)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start, in the running event loop."""
-        self.sample()
         self._task = asyncio.create_task(self._run())
-
-    def renew(self, readings: Mapping[int, Callable[[], float]]) -> None:
-        """Replace the readings."""
-        self._readings = dict(readings)
-        self.sample()
 
     async def stop(self) -> None:
         """Sample once more and stop."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait({self._task})
         self.sample()
 
     def sample(self) -> None:
         """Write every reading now."""
-        for cell, read in self._readings.items():
-            self._cells.values[cell] = read()
+        for cell, value in self.read().items():
+            self._cells.values[cell] = value
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

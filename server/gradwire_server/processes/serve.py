@@ -64,7 +64,7 @@ async def serve(
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
-    malloc.keep(settings.malloc_keep_bytes)
+    malloc.keep_freed_memory()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     asked, relieved = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -27,7 +27,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Cells, Ledgers, logs
 from gradwire_server.processes import startup
 from gradwire_server.processes.supervised import Standing, SupervisedWorker, WorkerProcess
-from gradwire_server.processes.worker_config import WorkerConfig, divide, share
+from gradwire_server.processes.worker_config import WorkerConfig, share
 from gradwire_server.scheduling import tasks
 
 _log = logging.getLogger("gradwire_server")
@@ -67,11 +67,10 @@ class Crew:
         self._signals: list[int] = []
         self._shared = share(settings, address, devices=len(devices))
         self._devices = devices
-        cores = divide(sorted(os.sched_getaffinity(0)), settings.workers)
         self._places = [
             SupervisedWorker(
                 number,
-                partial(self._start_worker, number, own if settings.pin_workers else ()),
+                partial(self._start_worker, number),
                 stopping=self._stopping,
                 any_hope=lambda: any(
                     one.standing.serves or not one.tried.is_set() for one in self._places
@@ -79,7 +78,7 @@ class Crew:
                 ledger=ledgers.all[number],
                 facts=self._device(number),
             )
-            for number, own in enumerate(cores)
+            for number in range(settings.workers)
         ]
 
     @property
@@ -113,10 +112,8 @@ class Crew:
             await each
         _log.info("all workers stopped")
 
-    async def _start_worker(
-        self, number: int, cores: tuple[int, ...], cells: Cells | None
-    ) -> WorkerProcess:
-        job = WorkerConfig(number, os.getpid(), cores, self._shared, devices=backends.DEVICES)
+    async def _start_worker(self, number: int, cells: Cells | None) -> WorkerProcess:
+        job = WorkerConfig(number, os.getpid(), self._shared, devices=backends.DEVICES)
         return await WorkerProcess.start(job, cells, device=self._device(number).get("device"))
 
     def _device(self, number: int) -> dict[str, str]:

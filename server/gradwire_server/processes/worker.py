@@ -25,8 +25,6 @@ def main() -> None:
     told = sys.stdin.buffer.readline()
     job = WorkerConfig.load(told) if told else None
     if job is not None:
-        if job.cores:
-            os.sched_setaffinity(0, job.cores)
         backends.DEVICES = job.devices
         backends.preload(job.settings.backend)
         sys.stdin.buffer.read()

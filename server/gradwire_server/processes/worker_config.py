@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Self
 
 from gradwire_server import backends
@@ -17,14 +16,12 @@ class WorkerConfig:
 
     number   of the worker, from 0
     parent   pid of the supervisor
-    cores    it may run on; empty for any
     cells    file descriptor of the memory for its metrics, if they are collected
     devices  the module of backends.DEVICES
     """
 
     number: int
     parent: int
-    cores: tuple[int, ...]
     settings: Settings
     cells: int | None = None
     devices: str = backends.DEVICES
@@ -37,14 +34,7 @@ class WorkerConfig:
     def load(cls, dumped: bytes) -> Self:
         """Decode it."""
         told = json.loads(dumped)
-        return cls(
-            told["number"],
-            told["parent"],
-            tuple(told["cores"]),
-            Settings(**told["settings"]),
-            told["cells"],
-            told["devices"],
-        )
+        return cls(**{**told, "settings": Settings(**told["settings"])})
 
 
 def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
@@ -62,12 +52,3 @@ def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
         max_queue=max(1, settings.max_queue // settings.workers),
         cuda_memory_bytes=max(1, settings.cuda_memory_bytes // of_a_device),
     )
-
-
-def divide(cores: list[int], workers: int) -> list[tuple[int, ...]]:
-    """Divide cores among workers, neighbors together; workers share cores if there are too few."""
-    count = len(cores)
-    if count < workers:
-        return [(cores[number % count],) for number in range(workers)]
-    ends = [number * count // workers for number in range(workers + 1)]
-    return [tuple(cores[first:end]) for first, end in pairwise(ends)]

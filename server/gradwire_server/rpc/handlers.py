@@ -110,6 +110,8 @@ _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 # Clients that wait for a call may send keepalive pings this often.
 _LEAST_PING_INTERVAL_MS = 10_000
+# Time for calls on a connection that is too old for new ones.
+_AGE_GRACE_MS = 3_600_000
 
 
 def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
@@ -134,17 +136,10 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
     if max_age_s:
         # Without a grace period, unread replies are kept as long as the caller stays connected.
         told += [
-            ("grpc.max_connection_age_ms", _milliseconds(max_age_s)),
-            (
-                "grpc.max_connection_age_grace_ms",
-                _milliseconds(settings.max_connection_age_grace_s),
-            ),
+            ("grpc.max_connection_age_ms", min(math.ceil(max_age_s * 1000), 2**31 - 1)),
+            ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
         ]
     return told
-
-
-def _milliseconds(seconds: float) -> int:
-    return min(math.ceil(seconds * 1000), 2**31 - 1)
 
 
 def credentials(settings: Settings) -> grpc.ServerCredentials:

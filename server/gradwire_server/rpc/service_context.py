@@ -20,7 +20,7 @@ from gradwire_server.engine import (
     Preparer,
     exceeded,
 )
-from gradwire_server.errors import MessageTooLargeError, StartingError
+from gradwire_server.errors import RETRY_AFTER_S, MessageTooLargeError, StartingError
 from gradwire_server.observability.recording import Phases
 from gradwire_server.rpc.call_context import (
     ActiveCall,
@@ -75,9 +75,9 @@ class ServiceContext:
         Raises StartingError before the server is ready, ServerFullError if it is full.
         """
         if not self.ready.is_set():
-            after = self.settings.retry_after_s
             raise StartingError(
-                f"the server is getting ready; retry after {after} s", retry_after_s=after
+                f"the server is getting ready; retry after {RETRY_AFTER_S} s",
+                retry_after_s=RETRY_AFTER_S,
             )
         needs = self.preparer.preparation(request)
         if needs.is_quick:

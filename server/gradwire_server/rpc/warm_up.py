@@ -57,7 +57,7 @@ def check_backend(backend: Backend) -> float:
 
     Raises RuntimeError if the backend's bits differ.
     """
-    preparer = Preparer(Limits(), TableCache(max_entries=1 << 16))
+    preparer = Preparer(Limits(), TableCache())
     # Such a backend leaves tensors this small to the CPU, so its device is tested separately.
     all_of_it = [backend, backend.on_device()] if isinstance(backend, LeavesToCpu) else [backend]
     for data_type, dtype in tensors.DTYPES.items():

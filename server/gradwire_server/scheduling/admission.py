@@ -38,7 +38,7 @@ from itertools import count
 from types import TracebackType
 
 from gradwire_server.engine.prepared import Prepared
-from gradwire_server.errors import ServerFullError
+from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.scheduling.estimator import (
     STANDING_QUEUE_S,
     Appointments,
@@ -168,7 +168,6 @@ class Admission:
         *,
         max_memory_bytes: int,
         max_streams: int,
-        retry_after_s: float,
         threads: int = 1,
         max_queue: int = 1024,
         max_queue_s: float = math.inf,
@@ -177,7 +176,6 @@ class Admission:
     ) -> None:
         self.max_memory_bytes = max_memory_bytes
         self._streams = AdmittedStreams(max_streams)
-        self._retry_after_s = retry_after_s
         self._max_queue = max_queue
         self._limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
         self._threads = threads
@@ -342,7 +340,7 @@ class Admission:
         """Return the error for a request that needs `amount`, of which `missing` does not fit."""
         wait_s = drain.seconds_for(missing, now=self._clock())
         spacing_s = drain.seconds_for(amount)
-        wait_s = self._retry_after_s if wait_s is None else wait_s
+        wait_s = RETRY_AFTER_S if wait_s is None else wait_s
         came = _beyond(came, limit, allowed)
         return self._refuse(came, limit, wait_s, spacing_s or 0.0, allowed=allowed)
 

@@ -7,7 +7,7 @@ import logging
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from gradwire_server.errors import DeviceLostError
+from gradwire_server.errors import RETRY_AFTER_S, DeviceLostError
 
 T = TypeVar("T")
 
@@ -29,11 +29,10 @@ class DeviceWatch:
                     that none of them connects to this process again
 
     stall_timeout_s  seconds after which a call to the device counts as lost
-    retry_after_s    seconds after which callers may retry
     """
 
-    def __init__(self, *, stall_timeout_s: float, retry_after_s: float) -> None:
-        self._stall_timeout_s, self._retry_after_s = stall_timeout_s, retry_after_s
+    def __init__(self, *, stall_timeout_s: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
         self._at_work = dict[Future[Any], int]()
         self._timer: asyncio.TimerHandle | None = None
         self.lost = asyncio.Event()
@@ -59,10 +58,9 @@ class DeviceWatch:
     def lose(self, why: str) -> DeviceLostError:
         """Note that the device is lost; return the error for calls."""
         if self.error is None:
-            after = self._retry_after_s
             self.error = DeviceLostError(
-                f"the device is lost: {why}; another process opens it: retry after {after} s",
-                retry_after_s=after,
+                f"the device is lost: {why}; another process opens it: "
+                f"retry after {RETRY_AFTER_S} s"
             )
             self.lost.set()
             _log.error("device lost", extra={"facts": {"error": why, "status": LOST_STATUS}})

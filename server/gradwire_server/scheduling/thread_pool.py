@@ -7,25 +7,23 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from threading import Barrier
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def compute_pool(threads: int, *, niceness: int) -> ThreadPoolExecutor:
-    """Return a pool of threads with a lower priority than the event loop.
+# Added to the event loop's niceness: a thread has a ninth of its weight when both want a core.
+NICENESS = 10
+
+
+def compute_pool(threads: int) -> ThreadPoolExecutor:
+    """Return a pool of threads with a lower priority than the event loop, on Linux.
 
     The event loop takes little time, and every call waits for it; threads take all time there is.
-
-    niceness  added to the event loop's, on Linux; with 10 a thread has a ninth of its weight when
-              both want a core
     """
     pool = ThreadPoolExecutor(
-        threads,
-        thread_name_prefix="gradwire-compute",
-        initializer=partial(_stand_back, niceness),
+        threads, thread_name_prefix="gradwire-compute", initializer=_stand_back
     )
     # Start all threads now: starting one needs memory, which may be lacking during a call.
     started = Barrier(threads)
@@ -34,10 +32,10 @@ def compute_pool(threads: int, *, niceness: int) -> ThreadPoolExecutor:
     return pool
 
 
-def _stand_back(niceness: int) -> None:
+def _stand_back() -> None:
     # Elsewhere the niceness is one of all threads. Threads that this one starts inherit it.
     if sys.platform == "linux":
-        os.nice(niceness)
+        os.nice(NICENESS)
 
 
 def submit(pool: ThreadPoolExecutor, work: Callable[[], T]) -> tuple[Future[T], asyncio.Future[T]]:
