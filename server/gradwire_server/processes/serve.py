@@ -149,7 +149,6 @@ async def _started(
 
 def _end_without_device() -> Never:
     """Exit without waiting for threads: one may hang in a driver forever."""
-    logs.write_waiting()
     os._exit(LOST_STATUS)
 
 

@@ -271,11 +271,7 @@ class ActiveCall:
         }
         if self.operator:
             facts |= {"operator": self.operator, "sizes": self._sizes}
-        facts |= self.facts
-        if error is None:
-            logs.tell(level, "call", facts)
-        else:
-            _log.log(level, "call", extra={"facts": facts}, exc_info=error)
+        _log.log(level, "call", extra={"facts": facts | self.facts}, exc_info=error)
 
 
 def traceparent_of(metadata: Metadata) -> str:
