@@ -30,17 +30,13 @@ from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
 from gradwire_server.config import container_limits
 from gradwire_server.engine import (
-    ArraySink,
-    ArraySource,
     EvaluationRequest,
+    Execution,
     Limits,
     Prepared,
     Preparer,
     Step,
     TableCache,
-    WireSink,
-    WireSource,
-    execute,
     rows_of,
 )
 from gradwire_server.errors import DeviceLostError, EvaluationError
@@ -107,38 +103,27 @@ class _LocalCall:
     def execute(self, source: Array, result: Array, backend: backends.Backend) -> Iterator[Step]:
         """Write the result for source to result, step by step."""
         prepared = self.prepared
+        execution = Execution(prepared, backend)
         if self.direct:
             x, y = rows_of(prepared, source), rows_of(prepared, result)
             if x is not None and y is not None:
-                return execute(prepared, ArraySource(x), ArraySink(y), backend)
-        given = tensors.WireView(source, self.input)
-
-        def read(first: int, stop: int) -> NDArray[np.uint8]:
-            return np.frombuffer(given.read(first, stop), np.uint8)
-
-        taken = _Taken(tensors.WireView(result, self.output))
-        sink = WireSink(prepared, taken.place, taken.put)
-        return execute(prepared, WireSource(prepared, read), sink, backend)
-
-
-class _Taken:
-    """The bytes of a result in wire order, stored in an array that may have another order."""
-
-    def __init__(self, view: tensors.WireView) -> None:
-        self._view = view
-        self._beside: NDArray[np.uint8] | None = None
-
-    def place(self, first: int, stop: int) -> NDArray[np.uint8]:
-        """Return memory for a part: the array's own where that is in wire order."""
-        own = self._view.in_place(first, stop)
-        self._beside = np.empty(stop - first, np.uint8) if own is None else None
-        return self._beside if own is None else own  # type: ignore[return-value]
-
-    def put(self, first: int, stop: int) -> None:
-        """Store a part that was written beside the array."""
-        del stop
-        if self._beside is not None:
-            self._view.write(first, self._beside.data)
+                for step in prepared.steps():
+                    outer = slice(step.outer_first, step.outer_stop)
+                    rows = x[outer, step.in_first : step.in_stop]
+                    execution.rows(step, rows, y[outer, step.out_first : step.out_stop])
+                    yield step
+                return
+        given, taken = tensors.WireView(source, self.input), tensors.WireView(result, self.output)
+        for step in prepared.steps():
+            data = np.frombuffer(given.read(*prepared.input_range(step)), np.uint8)
+            first, stop = prepared.output_range(step)
+            own = taken.in_place(first, stop)
+            # The array may have another order than the wire.
+            part = np.empty(stop - first, np.uint8) if own is None else own
+            execution.step(step, data, part)
+            if own is None:
+                taken.write(first, part.data)
+            yield step
 
 
 class LocalClient:

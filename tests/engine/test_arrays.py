@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected, strided
 from gradwire_server.engine import (
-    ArraySink,
-    ArraySource,
+    Execution,
     Prepared,
     TensorSpec,
-    execute,
     rows_of,
 )
 from gradwire_server.plans import BandedMap, Plan
@@ -42,8 +40,11 @@ def test_a_run_on_the_tensors_gives_the_bits_of_apply(
     assume(x is not None)
     assert x is not None
     assert y is not None
-    steps = list(execute(evaluation, ArraySource(x), ArraySink(y), BACKEND))
-    assert steps == list(evaluation.steps())
+    execution = Execution(evaluation, BACKEND)
+    for step in evaluation.steps():
+        outer = slice(step.outer_first, step.outer_stop)
+        rows = x[outer, step.in_first : step.in_stop]
+        execution.rows(step, rows, y[outer, step.out_first : step.out_stop])
     np.testing.assert_array_equal(written, expected(case, data))
 
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
 from gradwire_server.engine import (
-    Arrived,
+    Execution,
     InputAssembler,
     Prepared,
     TensorSpec,
-    WireSink,
-    execute,
 )
 from gradwire_server.plans import BandedMap, Plan
 
@@ -44,10 +42,7 @@ def streamed(
     resume_from: int = 0,
     stop_before: int | None = None,
 ) -> Bytes:
-    arrived, memory = Arrived(evaluation), _Memory()
-    steps = execute(
-        evaluation, arrived, WireSink(evaluation, memory.place), BACKEND, steps=arrived.steps()
-    )
+    execution, memory = Execution(evaluation, BACKEND), _Memory()
     assembler = InputAssembler(evaluation, resume_from=resume_from, stop_before=stop_before)
     pieces: list[Bytes] = []
     position = resume_from
@@ -56,8 +51,7 @@ def streamed(
         nonlocal position
         for step, rows in assembler.feed(chunk):
             low, high = evaluation.output_range(step)
-            arrived.take(step, rows)
-            assert next(steps) is step
+            execution.step(step, rows, memory.place(low, high))
             result = memory.checked()
             skipped = max(0, position - low)
             if len(result) > skipped:

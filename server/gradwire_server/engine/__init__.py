@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from gradwire_server.engine.assembly import Arrived, InputAssembler, Ring
+from gradwire_server.engine.assembly import InputAssembler, Ring
 from gradwire_server.engine.execute import (
-    ArraySink,
-    ArraySource,
-    Sink,
-    Source,
-    WireSink,
-    WireSource,
+    Execution,
     Workbench,
     at_once,
-    execute,
     in_memory,
     rows_of,
     together,
@@ -31,27 +25,20 @@ from gradwire_server.engine.tiling import Step
 __all__ = [
     "FILLED",
     "NUMERICS_VERSION",
-    "ArraySink",
-    "ArraySource",
-    "Arrived",
     "EvaluationRequest",
+    "Execution",
     "InputAssembler",
     "Limits",
     "Preparation",
     "Prepared",
     "Preparer",
     "Ring",
-    "Sink",
-    "Source",
     "Step",
     "TableCache",
     "TensorSpec",
-    "WireSink",
-    "WireSource",
     "Workbench",
     "at_once",
     "exceeded",
-    "execute",
     "in_memory",
     "rows_of",
     "together",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire_server.engine.prepared import Array, Bytes, Prepared
+from gradwire_server.engine.prepared import Bytes, Prepared
 from gradwire_server.engine.tiling import Step
 
 
@@ -111,26 +111,3 @@ class _Piece:
             self._filled = min(last.stop, self.stop) - self.start
             offset = self.start - last.start
             self.data[: self._filled] = last.data[offset : offset + self._filled]
-
-
-class Arrived:
-    """Steps of a stream whose input has arrived, one at a time."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
-        self._data: Bytes = np.empty(0, np.uint8)
-        self._step: Step | None = None
-
-    def take(self, step: Step, data: Bytes) -> None:
-        """Take the next step and the wire bytes of its input."""
-        self._step, self._data = step, data
-
-    def steps(self) -> Iterator[Step]:
-        """Yield each step that was taken."""
-        while self._step is not None:
-            step, self._step = self._step, None
-            yield step
-
-    def rows(self, step: Step) -> Array:
-        """View the input of the step that was taken."""
-        return self._prepared.input_rows(step, self._data)

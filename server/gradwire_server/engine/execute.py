@@ -1,4 +1,4 @@
-"""Execution of a prepared evaluation's steps, from a source to a sink.
+"""Execution of a prepared evaluation's steps.
 
 Rows are [outer, rows, *inner], as a Walk sees both tensors.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from gradwire_server.backends import Backend, BindsArrays, TellsHeldBytes, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.prepared import Array, Bytes, Prepared
-from gradwire_server.engine.tiling import Step, StepPlans, Walk, plan_on, touched
+from gradwire_server.engine.tiling import Step, StepPlans, plan_on, touched
 from gradwire_server.plans import Pass, Plan, fill_empty
 
 # Elements of a step on tensors in memory: a few milliseconds of work if rows are repeated.
@@ -25,67 +25,59 @@ _LARGE_SLAB = 1 << 25
 _WORKBENCH_BYTES = 1 << 16
 
 
-class Source(Protocol):
-    """Provides the input rows of steps."""
+class Execution:
+    """Computes the steps of one evaluation, in order.
 
-    def rows(self, step: Step) -> Array:
-        """Return the input rows of a step, with any strides."""
-        ...
-
-
-class Sink(Protocol):
-    """Takes the result rows of steps."""
-
-    def rows(self, step: Step) -> Array:
-        """Return memory for the result rows of a step, contiguous and apart from its input."""
-        ...
-
-    def written(self, step: Step) -> None:
-        """Take the result rows of a step, which are complete."""
-        ...
-
-
-def execute(
-    prepared: Prepared,
-    source: Source,
-    sink: Sink,
-    backend: Backend,
-    *,
-    steps: Iterable[Step] | None = None,
-) -> Iterator[Step]:
-    """Compute steps in order; yield each one after its result is written.
-
-    steps  None means all; in the mode running they must be consecutive, from the first step that
-           is not done
+    In the mode running they must be consecutive, from the first step that is not done.
     """
-    sums: Array | None = None
-    for step in prepared.steps() if steps is None else steps:
-        rows, result = source.rows(step), sink.rows(step)
-        sums = _compute(prepared.walk, step, rows, result, backend=backend, sums=sums)
-        sink.written(step)
-        yield step
 
+    def __init__(self, prepared: Prepared, backend: Backend) -> None:
+        self._prepared, self._backend = prepared, backend
+        # Partial sums of incomplete results from earlier rows.
+        self._sums: Array | None = None
 
-def _compute(
-    walk: Walk,
-    step: Step,
-    rows: Array,
-    result: Array,
-    *,
-    backend: Backend,
-    sums: Array | None = None,
-) -> Array | None:
-    """Compute one step; sums is the previous step's return value."""
-    plans = walk.step_plans
-    if plans is None:
-        _apply(None, rows, result, backend)
-    elif walk.mode == "running":
-        with default_float_environment():
-            return _add(walk, plans, step, rows, result, sums=sums, backend=backend)
-    else:
+    def step(self, step: Step, data: Bytes, result: Bytes) -> None:
+        """Compute a step from the wire bytes of its input to those of its result."""
+        prepared = self._prepared
+        self.rows(step, prepared.input_rows(step, data), prepared.output_rows(step, result))
+
+    def rows(self, step: Step, rows: Array, result: Array) -> None:
+        """Compute a step from its input rows, with any strides, to its result rows.
+
+        Result rows are contiguous and apart from the input.
+        """
+        walk = self._prepared.walk
+        plans = walk.step_plans
+        if plans is not None and walk.mode == "running":
+            with default_float_environment():
+                self._add(plans, step, rows, result)
+            return
         inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
-        _apply(plans.window(len(rows), inputs, results), rows, result, backend)
-    return None
+        plan = None if plans is None else plans.window(len(rows), inputs, results)
+        _apply(plan, rows, result, self._backend)
+
+    def _add(self, plans: StepPlans, step: Step, rows: Array, result: Array) -> None:
+        """Add rows to the results that read them, write complete results, keep the other sums."""
+        bands, backend, sums = plans.stream, self._backend, self._sums
+        reach = touched(bands, step.in_stop)
+        window = bands.window(step.out_first, reach, step.in_first, step.in_stop)
+        passes = plans.passes(window)
+        stream = next(index for index, one in enumerate(passes) if one.axis == 1)
+        arrived = _before_stream(passes[:stream], rows, compute_dtype(result.dtype), backend)
+        reached = np.empty((1, reach - step.out_first, *arrived.shape[2:]), arrived.dtype)
+        carried = 0
+        if sums is not None:
+            carried = sums.shape[1]
+            reached[:, :carried] = sums
+        backend.accumulate(window, arrived, reached, axis=1, carried=carried)
+        done = step.out_stop - step.out_first
+        if done:
+            complete = reached[:, :done]
+            backend.apply(plan_on(complete.shape, passes[stream + 1 :]), complete, result)
+            # A pass does not know the empty bands of other passes: overwrite their results.
+            finished = window.window(0, done, 0, window.inputs)
+            fill_empty(plans.passes(finished), result, fill=self._prepared.walk.plan.fill)
+        self._sums = reached[:, done:].copy() if step.out_stop < bands.outputs else None
 
 
 def _apply(plan: Plan | None, rows: Array, result: Array, backend: Backend) -> None:
@@ -95,42 +87,6 @@ def _apply(plan: Plan | None, rows: Array, result: Array, backend: Backend) -> N
             result[...] = rows
         else:
             backend.apply(plan, rows, result)
-
-
-def _add(
-    walk: Walk,
-    plans: StepPlans,
-    step: Step,
-    rows: Array,
-    result: Array,
-    *,
-    sums: Array | None,
-    backend: Backend,
-) -> Array | None:
-    """Add rows to the results that read them, write the complete results, return the other sums.
-
-    sums  partial sums of incomplete results from earlier rows; None if there are none
-    """
-    bands = plans.stream
-    reach = touched(bands, step.in_stop)
-    window = bands.window(step.out_first, reach, step.in_first, step.in_stop)
-    passes = plans.passes(window)
-    stream = next(index for index, one in enumerate(passes) if one.axis == 1)
-    arrived = _before_stream(passes[:stream], rows, compute_dtype(result.dtype), backend)
-    reached = np.empty((1, reach - step.out_first, *arrived.shape[2:]), arrived.dtype)
-    carried = 0
-    if sums is not None:
-        carried = sums.shape[1]
-        reached[:, :carried] = sums
-    backend.accumulate(window, arrived, reached, axis=1, carried=carried)
-    done = step.out_stop - step.out_first
-    if done:
-        complete = reached[:, :done]
-        backend.apply(plan_on(complete.shape, passes[stream + 1 :]), complete, result)
-        # A pass does not know the empty bands of other passes: overwrite their results with fill.
-        finished = window.window(0, done, 0, window.inputs)
-        fill_empty(plans.passes(finished), result, fill=walk.plan.fill)
-    return reached[:, done:].copy() if step.out_stop < bands.outputs else None
 
 
 def _before_stream(
@@ -143,76 +99,6 @@ def _before_stream(
     arrived = np.empty(plan.output_shape, compute)
     backend.apply(plan, rows, arrived)
     return arrived
-
-
-class WireSource:
-    """Reads the wire bytes of an input.
-
-    read  returns the bytes from first to stop
-    """
-
-    def __init__(self, prepared: Prepared, read: Callable[[int, int], Bytes]) -> None:
-        self._prepared = prepared
-        self._read = read
-
-    def rows(self, step: Step) -> Array:
-        """View the bytes of a step as its rows."""
-        prepared = self._prepared
-        return prepared.input_rows(step, self._read(*prepared.input_range(step)))
-
-
-class WireSink:
-    """Writes the wire bytes of a result.
-
-    place  returns memory for the bytes from first to stop
-    put    called with these bytes after they are written
-    data   bytes of the latest step
-    """
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        place: Callable[[int, int], Bytes],
-        put: Callable[[int, int], object] = range,
-    ) -> None:
-        self._prepared = prepared
-        self._place, self._put = place, put
-        self.data = np.empty(0, np.uint8)
-
-    def rows(self, step: Step) -> Array:
-        """View memory for the bytes of a step as its rows."""
-        prepared = self._prepared
-        self.data = self._place(*prepared.output_range(step))
-        return prepared.output_rows(step, self.data)
-
-    def written(self, step: Step) -> None:
-        """Pass the bytes of a step to put."""
-        self._put(*self._prepared.output_range(step))
-
-
-class ArraySource:
-    """Reads an array in memory, as rows_of() views it."""
-
-    def __init__(self, rows: Array) -> None:
-        self._rows = rows
-
-    def rows(self, step: Step) -> Array:
-        """View the rows of a step."""
-        return self._rows[step.outer_first : step.outer_stop, step.in_first : step.in_stop]
-
-
-class ArraySink:
-    """Writes an array in memory, as rows_of() views it."""
-
-    def __init__(self, rows: Array) -> None:
-        self._rows = rows
-
-    def rows(self, step: Step) -> Array:
-        """View the rows of a step."""
-        return self._rows[step.outer_first : step.outer_stop, step.out_first : step.out_stop]
-
-    def written(self, step: Step) -> None:
-        """Do nothing: rows() returned a view of the array."""
 
 
 def rows_of(prepared: Prepared, array: Array) -> Array | None:
@@ -235,13 +121,13 @@ def in_memory(prepared: Prepared, result: Bytes, data: Bytes, backend: Backend) 
         # Not the evaluation itself: a cycle would outlive the cache until a garbage collection.
         prepared.derived[backend] = None if other is prepared else other
     large, seconds = prepared.derived[backend] or prepared, 0.0
-    source = WireSource(large, lambda first, stop: data[first:stop])
-    sink = WireSink(large, lambda first, stop: result[first:stop])
-    began = time.perf_counter()
-    for step in execute(large, source, sink, backend):
+    execution = Execution(large, backend)
+    for step in large.steps():
+        began = time.perf_counter()
+        source, target = slice(*large.input_range(step)), slice(*large.output_range(step))
+        execution.step(step, data[source], result[target])
         seconds += time.perf_counter() - began
         yield step
-        began = time.perf_counter()
     prepared.measured.note(seconds)
 
 

@@ -21,14 +21,12 @@ import numpy as np
 from gradwire import v1
 from gradwire._wire.arguments import LEAST_CHUNK_BYTES
 from gradwire_server.engine import (
-    Arrived,
     EvaluationRequest,
+    Execution,
     InputAssembler,
     Prepared,
     Ring,
     Step,
-    WireSink,
-    execute,
 )
 from gradwire_server.errors import (
     DigestMismatchError,
@@ -301,20 +299,17 @@ class _EvaluationStream:
             await self._compute_steps(prepared, wanted, do)
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: Do) -> None:
-        arrived = Arrived(prepared)
+        execution = Execution(prepared, self._service.backend)
         results = Ring(_STEPS + 1)
-        sink = WireSink(prepared, lambda first, stop: results.take(stop - first))
-        steps = execute(prepared, arrived, sink, self._service.backend, steps=arrived.steps())
         while (ready := await self._steps.get()) is not None:
             step, data = ready
-            arrived.take(step, data)
+            offset, stop = prepared.output_range(step)
+            result = results.take(stop - offset)
             self._busy = True
-            await do(partial(next, steps))
+            await do(partial(execution.step, step, data, result))
             self._busy = False
             self._progress = self._clock()
-            result = sink.data
             self._call.note_step(len(data) + len(result))
-            offset = prepared.output_range(step)[0]
             skipped = max(0, wanted.start - offset)
             part = result[skipped : wanted.stop - offset]
             if len(part):
