@@ -125,6 +125,11 @@ class MissingScopeError(EvaluationError):
     """The caller's token lacks a scope."""
 
 
+def beyond(came: str, limit: str, allowed: object) -> str:
+    """Tell what exceeds a limit, and the setting to raise."""
+    return f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()})"
+
+
 _MANY = {"axis": "axes"}
 
 

@@ -32,21 +32,26 @@ PIECES = st.builds(
 )
 
 
+def entry(number: int, piece: Piece) -> QueueEntry[int]:
+    """Return the entry of a piece; item and number are the same."""
+    return QueueEntry(
+        item=number,
+        number=number,
+        peer=piece.peer,
+        cost_s=piece.cost_s,
+        needs_s=piece.cost_s,
+        large=piece.large,
+        due=piece.deadline,
+        deadline=piece.deadline,
+    )
+
+
 def filled(pieces: list[Piece]) -> tuple[FairQueue[int], list[QueueEntry[int]]]:
     """Queue pieces, numbered from 0 on; item and number are the same."""
     queue: FairQueue[int] = FairQueue()
-    places = [
-        queue.push(
-            number,
-            number=number,
-            peer=piece.peer,
-            cost_s=piece.cost_s,
-            large=piece.large,
-            due=piece.deadline,
-            deadline=piece.deadline,
-        )
-        for number, piece in enumerate(pieces)
-    ]
+    places = [entry(number, piece) for number, piece in enumerate(pieces)]
+    for place in places:
+        queue.push(place)
     return queue, places
 
 
@@ -142,18 +147,18 @@ def test_many_small_and_few_huge_pieces_of_a_caller_share_alike(
 def test_who_comes_late_does_not_wait_for_all_of_a_greedy_caller(costs: list[float]) -> None:
     queue, _ = filled([Piece("greedy", cost) for cost in costs])
     queue.pop()
-    queue.push(-1, number=1000, peer="modest", cost_s=1.0, large=False)
-    assert -1 in {queue.pop().item, queue.pop().item}
+    queue.push(entry(1000, Piece("modest", 1.0)))
+    assert 1000 in {queue.pop().item, queue.pop().item}
 
 
 def test_who_was_idle_has_saved_nothing_up() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(100):
-        queue.push(number, number=number, peer="busy", cost_s=1.0, large=False)
+        queue.push(entry(number, Piece("busy", 1.0)))
     for _ in range(50):
         queue.pop()
     for number in range(100, 120):
-        queue.push(number, number=number, peer="idle", cost_s=1.0, large=False)
+        queue.push(entry(number, Piece("idle", 1.0)))
     first = [queue.pop().peer for _ in range(20)]
     assert abs(first.count("busy") - first.count("idle")) <= 1
 

@@ -26,6 +26,7 @@ from gradwire import (
     ops,
     v1,
 )
+from gradwire_server.errors import RETRY_AFTER_S
 from many_calls import ManyCall, named
 from many_clients import Collect, Outcome, blocking, both_clients
 from raw_calls import RawClient, float32, identity_request, wait_until
@@ -173,8 +174,7 @@ def long_work() -> v1.EvaluateRequest:
 
 @both_clients
 def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> None:
-    settings: dict[str, Any] = {"max_memory_bytes": 1, "retry_after_s": 0.02}
-    with serving(**settings) as server, RawClient(server.address) as raw:
+    with serving(max_memory_bytes=1) as server, RawClient(server.address) as raw:
         admission = server.server.service.admission
         with ManyCall(raw) as other:
             other.send(named(long_work(), "long"))
@@ -185,8 +185,7 @@ def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> No
 
 @both_clients
 def test_an_overload_that_lasts_is_told_with_the_time_to_wait(collect: Collect) -> None:
-    settings: dict[str, Any] = {"max_memory_bytes": 1, "retry_after_s": 0.02}
-    with serving(**settings) as server, RawClient(server.address) as raw:
+    with serving(max_memory_bytes=1) as server, RawClient(server.address) as raw:
         admission = server.server.service.admission
         with ManyCall(raw) as other:
             other.send(named(long_work(), "long"))
@@ -194,7 +193,7 @@ def test_an_overload_that_lasts_is_told_with_the_time_to_wait(collect: Collect) 
             outcomes = collect(server.address, numbered(3), options=BRISK)
     for index, error in outcomes:
         assert isinstance(error, OverloadedError)
-        assert error.retry_after_s == 0.02
+        assert error.retry_after_s == RETRY_AFTER_S
         assert (error.request_id or "").endswith(f"-{index}")
 
 

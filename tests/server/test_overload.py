@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
 import grpc
 import pytest
 
 from gradwire import v1
+from gradwire_server.errors import RETRY_AFTER_S
 from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
@@ -84,13 +85,12 @@ def check_overload(refusal: Refusal | None, setting: str, retry_after_s: float) 
 
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
-    settings: dict[str, Any] = {"max_streams": 3, "retry_after_s": 0.75}
-    with serving(**settings) as server, RawClient(server.address) as client:
+    with serving(max_streams=3) as server, RawClient(server.address) as client:
         with Held(client, published_request()) as held:
             for _ in range(3):
                 held.hold()
             refusal = client.stream(as_stream(published_request())).refusal
-            check_overload(refusal, "max_streams", 0.75)
+            check_overload(refusal, "max_streams", RETRY_AFTER_S)
             assert refusal is not None
             check_in_band(refusal)
             # Unary calls take no place.

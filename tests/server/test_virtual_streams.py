@@ -16,7 +16,7 @@ from gradwire import v1
 from gradwire_server.engine import at_once
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.stream import StreamService
+from gradwire_server.rpc.stream import EvaluationStream
 from raw_calls import chunk, float32, identity_request, opening
 from virtual_calls import VirtualCall
 
@@ -47,7 +47,7 @@ def halving() -> v1.EvaluateRequest:
 
 def began(service: ServiceContext, call: VirtualCall) -> asyncio.Task[None]:
     context: Any = call
-    return asyncio.ensure_future(StreamService(service).evaluate_stream(None, context))
+    return asyncio.ensure_future(EvaluationStream.serve(service, None, context))
 
 
 def message(answer: Any) -> v1.EvaluateStreamResponse:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire_server.dialects import DEFAULT_MAX_FLOAT32_AXIS, DEFAULT_MAX_TABLE_ENTRIES
-from gradwire_server.errors import RequestLimitError, counted
+from gradwire_server.errors import RequestLimitError, beyond, counted
 from gradwire_server.plans import Plan
 
 # Length that replaces 0 while an operator is lowered.
@@ -191,9 +191,4 @@ def exceeded(
     came: str, limit: str, allowed: int, kind: type[RequestLimitError] = RequestLimitError
 ) -> RequestLimitError:
     """Return the error that a limit is exceeded, naming the setting to raise."""
-    setting = f"GRADWIRE_{limit.upper()}"
-    return kind(
-        f"{came}; this server allows {allowed} (its setting {setting})",
-        limit=limit,
-        allowed=allowed,
-    )
+    return kind(beyond(came, limit, allowed), limit=limit, allowed=allowed)

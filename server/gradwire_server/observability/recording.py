@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,12 +90,7 @@ class _Spending:
         self._phases.at_once[self._phase] += 1
         self._began = time.perf_counter()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         ended = time.perf_counter()
         phases, phase = self._phases, self._phase
         phases.note(phase, self._began, ended)

@@ -13,7 +13,6 @@ each of which holds the memory it needs; the others wait in the transport, then 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,20 +26,14 @@ from gradwire import v1
 from gradwire._wire.framing import Parts, many_result_frame, read_many_request
 from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, in_memory, together
-from gradwire_server.errors import (
-    DrainingError,
-    InvalidDataError,
-    ServerFullError,
-    StalledError,
-    StartingError,
-)
+from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Caller, Context, caller_of, claim_of_batch
 from gradwire_server.rpc.codec import Bytes, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
-from gradwire_server.rpc.status_map import ErrorStatus, failure
-from gradwire_server.scheduling import tasks
-from gradwire_server.scheduling.admission import AdmittedStream, StreamMemory
+from gradwire_server.rpc.status_map import failure
+from gradwire_server.rpc.streaming import ServedStream
+from gradwire_server.scheduling.admission import StreamMemory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,112 +132,55 @@ _log = logging.getLogger("gradwire_server")
 # Event loop iterations left to the reader, some microseconds each. Measured: with three, the server
 # computes about eight times as many requests at once and answers a third more per second.
 _TURNS = 3
-# Time to write the error that ends a stream to a caller that does not read.
-_LAST_WORD_S = 5.0
-# Time to keep reading from a caller that may not have read yet that the server stops.
-_LISTEN_ON_S = 0.2
 
 
-class ManyService:
-    """Handler of EvaluateMany."""
+class BatchStream(ServedStream):
+    """One stream of EvaluateMany, from its first request to its last result."""
 
-    def __init__(self, service: ServiceContext) -> None:
-        self._service = service
+    METHOD = "EvaluateMany"
+    RESPONSE = v1.EvaluateManyResponse
+    RESUME = "send what is unanswered to another one"
 
-    async def evaluate_many(self, _requests: object, context: Context) -> None:
-        """Evaluate one operator on one small tensor, again and again."""
-        call = ActiveCall("EvaluateMany", context, self._service.active)
-        stream = _BatchStream(call, self._service)
-        try:
-            await call.answer(stream.run, in_band=stream.send_error)
-        finally:
-            await stream.close()
-
-
-class _BatchStream:
-    """One stream, from its first request to its last result."""
-
-    _admitted: AdmittedStream
-
-    def __init__(self, call: ActiveCall, service: ServiceContext) -> None:
-        self._call = call
-        self._context = call.context
-        self._service = service
-        self._reader: asyncio.Task[None] | None = None
-        self._answerer: asyncio.Task[None] | None = None
-        # Requests that wait for a thread, the number of busy threads, and their tasks.
+    def __init__(self, service: ServiceContext, context: Context) -> None:
+        super().__init__(service, context)
+        # Requests that wait for a thread, and the tasks of busy threads.
         self._large: list[BatchItem] = []
-        self._busy = 0
         self._threads: set[asyncio.Task[None]] = set()
         # request_ids in use until their results are written.
         self._names: set[bytes] = set()
         self._in_flight = 0
         # One request per computing thread, and the next one for each.
-        few = 2 * service.settings.threads
-        self._memory = StreamMemory(service.admission, few=few)
+        self._memory = StreamMemory(service.admission, few=2 * service.settings.threads)
         self._arrived: list[BatchItem] = []
         # request_ids, messages, and bytes of the memory budget that the requests hold.
         self._answers: deque[tuple[bytes, bytes, int]] = deque()
         # _news is set when a request or a result arrives, _room when a result was written.
         self._news = asyncio.Event()
         self._room = asyncio.Event()
-        self._input_ended = self._stopped = False
-        self._clock = asyncio.get_running_loop().time
-        self._progress = self._clock()
-        self._refused: ServerFullError | None = None
-        self._refusal = asyncio.Event()
+        self._input_ended = False
         self._counts = {"items": 0, "items_failed": 0}
 
-    async def run(self) -> None:
-        """Serve the stream, and end it if it stalls."""
+    async def _run(self) -> None:
         caller = caller_of(self._context)
         with self._service.admission.stream(caller, self._give_way) as self._admitted:
-            self._reader = asyncio.ensure_future(self._read())
-            self._answerer = asyncio.ensure_future(self._answer())
-            watch = asyncio.ensure_future(self._watch())
-            waiting = {self._reader, self._answerer, watch}
             try:
-                while self._answerer in waiting:
-                    ended, waiting = await asyncio.wait(
-                        waiting, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    for task in ended:
-                        task.result()
+                await super()._run()
             finally:
-                watch.cancel()
                 self._call.facts |= self._counts
 
-    def _give_way(self, refused: ServerFullError) -> None:
-        """End the stream to make room for another one."""
-        self._refused = refused
-        self._refusal.set()
+    async def _evaluate(self) -> None:
+        if self._writer is not None:
+            await asyncio.wait({self._writer})
+        self._done.set()
 
-    async def send_error(self, failed: ErrorStatus) -> None:
-        """Send an error as the last message, unless the caller does not read."""
-        self._stopped = True
+    def _stop(self) -> None:
         self._news.set()
         self._room.set()
-        try:
-            async with asyncio.timeout(_LAST_WORD_S):
-                if self._answerer is not None:
-                    # A write must not be cancelled: no other could follow it.
-                    await asyncio.wait({self._answerer})
-                response = v1.EvaluateManyResponse(error=failed.in_band())
-                await self._context.write(response.SerializeToString())
-        except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
-            return
-        if self._service.draining.is_set() and self._reader is not None:
-            # Closing a connection with unread bytes resets it, and a reset discards data that the
-            # caller has not read yet: the error.
-            await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
 
-    async def close(self) -> None:
-        """Cancel the remaining tasks and free the memory they hold."""
-        left = [task for task in (self._reader, self._answerer, *self._threads) if task]
-        tasks.cancel(left)
+    async def _close(self, *others: asyncio.Task[None]) -> None:
         try:
             # If the caller disconnects only now, grpc cancels this too.
-            await asyncio.gather(*left, return_exceptions=True)
+            await super()._close(*self._threads, *others)
         finally:
             self._memory.free_all()
 
@@ -253,10 +189,10 @@ class _BatchStream:
         with self._call.phases.spending("receive"):
             while (message := await self._context.read()) is not grpc.aio.EOF:
                 self._progress = self._clock()
-                if self._stopped:
+                if self._failed:
                     continue
                 await self._take(message)
-                while self._in_flight >= most and not self._stopped:
+                while self._in_flight >= most and not self._failed:
                     await self._wait_for_room()
         self._input_ended = True
         self._news.set()
@@ -287,7 +223,7 @@ class _BatchStream:
 
     async def _admit(self, needed: int) -> None:
         """Take memory from the budget; wait if other requests of this stream hold it."""
-        while self._memory.must_wait(needed) and not self._stopped:
+        while self._memory.must_wait(needed) and not self._failed:
             await self._wait_for_room()
         self._memory.take(needed)
 
@@ -295,10 +231,13 @@ class _BatchStream:
         self._room.clear()
         await self._room.wait()
 
-    async def _answer(self) -> None:
-        while not self._stopped:
+    async def _write(self) -> None:
+        while not self._failed:
             self._news.clear()
-            await self._read_on()
+            if self._arrived:
+                # Let the reader take messages that have arrived: one per event loop iteration.
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
             arrived, self._arrived = self._arrived, []
             for items in equal_requests(arrived):
                 await self._compute_here(items)
@@ -308,12 +247,6 @@ class _BatchStream:
                 return
             if not (self._arrived or self._answers):
                 await self._news.wait()
-
-    async def _read_on(self) -> None:
-        """Let the reader take messages that have arrived: one per event loop iteration."""
-        if self._arrived:
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
 
     def _start_threads(self) -> None:
         """Start free threads, each on all requests equal to the longest waiting one."""
@@ -330,16 +263,16 @@ class _BatchStream:
         try:
             results = await compute_in_turn(items, self._service, self._call)
         except Exception as error:  # noqa: BLE001 - the callers of these requests get it
-            self._busy -= 1
             self._fail(items, error)
         else:
-            self._busy -= 1
             self._finish(items, results)
+        finally:
+            self._busy -= 1
 
     async def _compute_here(self, items: Sequence[BatchItem]) -> None:
         """Compute equal items if they are short, some in each event loop iteration."""
         inline, prepared = self._service.inline, items[0].prepared
-        while items and not self._stopped:
+        while items and not self._failed:
             if not prepared.most_at_once or not inline.is_short(prepared):
                 self._large += items
                 return
@@ -389,7 +322,7 @@ class _BatchStream:
 
     async def _write_answers(self) -> None:
         with self._call.phases.spending("send"):
-            while self._answers and not self._stopped:
+            while self._answers and not self._failed:
                 name, frame, held = self._answers.popleft()
                 # A caller that has the result may reuse its id, perhaps before the write is over.
                 self._names.discard(name)
@@ -399,18 +332,3 @@ class _BatchStream:
                 if held:
                     self._memory.free(held)
                 self._room.set()
-
-    async def _watch(self) -> None:
-        timeout = self._service.settings.stall_timeout_s
-        while not self._service.draining.is_set():
-            idle = 0.0 if self._busy else self._clock() - self._progress
-            if idle >= timeout:
-                raise StalledError(
-                    f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
-                )
-            if self._refused is not None:
-                raise self._refused
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout - idle):
-                    await tasks.first(self._service.draining, self._refusal)
-        raise DrainingError("the server is shutting down; send what is unanswered to another one")

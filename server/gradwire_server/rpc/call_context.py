@@ -9,7 +9,6 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
@@ -38,6 +37,8 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger("gradwire_server")
 
+# grpc first reports the end of a cancelled call's input, and only then cancels the handler.
+CANCELLATION_S = 0.1
 # W3C Trace Context, version 00; a malformed header starts a new trace.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -70,12 +71,7 @@ class ActiveCalls:
             self.none_left.clear()
         self._count += 1
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._count -= 1
         if not self._count:
             self.none_left.set()

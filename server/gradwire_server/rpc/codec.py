@@ -343,10 +343,6 @@ def _read_stream_request(message: bytes) -> StreamRequest | Malformed:
     return Chunk(offset, np.frombuffer(data, np.uint8), message)
 
 
-def _write_stream_response(response: bytes | v1.EvaluateStreamResponse) -> bytes:
-    return response if isinstance(response, bytes) else response.SerializeToString()
-
-
 def well_formed(message: T | Malformed) -> T:
     """Return the message, or raise the error of a Malformed one."""
     if isinstance(message, Malformed):
@@ -361,7 +357,7 @@ _LONGEST_NAME = 2 + 0x80
 
 # RequestReader and response() convert these.
 EVALUATE = (None, None)
-EVALUATE_STREAM = (_read_stream_request, _write_stream_response)
+EVALUATE_STREAM = (_read_stream_request, None)
 # batch.py reads and writes these messages by hand.
 EVALUATE_MANY = (None, None)
 LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.SerializeToString)

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.batch import ManyService
+from gradwire_server.rpc.batch import BatchStream
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.stream import StreamService
+from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.unary import NAME, GradientService
 from gradwire_server.security.authorization import Authorizer
 from gradwire_server.security.certificates import Certificates, LoadedCertificates
@@ -39,14 +39,10 @@ class Handlers(grpc.GenericRpcHandler):
     def serve(self, service: ServiceContext) -> None:
         """Serve all later calls with another service context."""
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        plain, streams, many = (
-            GradientService(service),
-            StreamService(service),
-            ManyService(service),
-        )
+        plain = GradientService(service)
         self._evaluate = plain.evaluate
-        evaluate_stream: Any = streams.evaluate_stream
-        evaluate_many: Any = many.evaluate_many
+        evaluate_stream: Any = partial(EvaluationStream.serve, service)
+        evaluate_many: Any = partial(BatchStream.serve, service)
         list_operators: Any = plain.list_operators
         get_server_info: Any = plain.get_server_info
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

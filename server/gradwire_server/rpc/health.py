@@ -15,8 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from gradwire_server.rpc.call_context import Context
-from gradwire_server.rpc.message_budget import CANCELLATION_S
+from gradwire_server.rpc.call_context import CANCELLATION_S, Context
 from gradwire_server.rpc.unary import NAME
 
 HEALTH = "grpc.health.v1.Health"

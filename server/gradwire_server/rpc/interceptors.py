@@ -8,17 +8,18 @@ handlers read the body themselves after the check.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Never, TypeAlias, cast
 
 import grpc
 
-from gradwire import v1
-from gradwire_server.errors import EvaluationError, MissingScopeError, UnauthenticatedError
+from gradwire_server.errors import MissingScopeError, UnauthenticatedError
+from gradwire_server.rpc.batch import BatchStream
 from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata
 from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.rpc.stream import EvaluationStream
+from gradwire_server.rpc.streaming import ServedStream, write_last
 from gradwire_server.rpc.unary import NAME
 from gradwire_server.security.authorization import Authorizer, Refusal, Scope
 
@@ -29,12 +30,9 @@ _FREE = "/grpc.health.v1.Health/"
 _EVALUATE = ("Evaluate", "EvaluateStream", "EvaluateMany", "ListOperators")
 SCOPES = {f"/{NAME}/{method}": Scope.EVALUATE for method in _EVALUATE}
 # A caller that is still writing may lose the status, so streams end with the error in a message.
-_LAST_MESSAGES: dict[str, Callable[[v1.Error], object]] = {
-    f"/{NAME}/EvaluateStream": lambda error: v1.EvaluateStreamResponse(error=error),
-    f"/{NAME}/EvaluateMany": lambda error: v1.EvaluateManyResponse(error=error).SerializeToString(),
+_STREAMS: dict[str, type[ServedStream]] = {
+    f"/{NAME}/{stream.METHOD}": stream for stream in (EvaluationStream, BatchStream)
 }
-# Time to write the error that ends a stream to a caller that does not read.
-_LAST_WORD_S = 5.0
 
 
 class AuthorizingHandler(grpc.GenericRpcHandler):
@@ -101,9 +99,16 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
     ) -> None:
         kind = MissingScopeError if refusal.authenticated else UnauthenticatedError
         call = ActiveCall(method.rpartition("/")[2], context, self._active)
-        last = _LAST_MESSAGES.get(method)
-        in_band = None if last is None else partial(_send, last, context)
-        await call.answer(lambda: _raise(kind(refusal.message)), in_band=in_band)
+        stream = _STREAMS.get(method)
+
+        async def refuse() -> Never:
+            raise kind(refusal.message)
+
+        async def send_error(failed: ErrorStatus) -> None:
+            if stream is not None:
+                await write_last(context, stream.RESPONSE(error=failed.in_band()))
+
+        await call.answer(refuse, in_band=send_error)
 
 
 async def _reply(answering: Any, context: Context) -> None:
@@ -130,18 +135,6 @@ def _unread(answer: Callable[[Any, Context], Awaitable[None]], like: Handler | N
     encoded = () if like is None else (like.request_deserializer, like.response_serializer)
     untyped: Any = answer  # grpc's types know no handlers of asyncio that write themselves
     return grpc.stream_stream_rpc_method_handler(untyped, *encoded)
-
-
-async def _send(last: Callable[[v1.Error], object], context: Context, failed: ErrorStatus) -> None:
-    try:
-        async with asyncio.timeout(_LAST_WORD_S):
-            await context.write(last(failed.in_band()))
-    except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
-        return
-
-
-async def _raise(error: EvaluationError) -> Never:
-    raise error
 
 
 def _authorization(metadata: Metadata | None) -> str | bytes | None:

@@ -19,14 +19,12 @@ import grpc
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.errors import InvalidDataError, ServerFullError, StalledError
-from gradwire_server.rpc.call_context import Context, caller_of
+from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
 from gradwire_server.rpc.codec import Malformed
 from gradwire_server.scheduling.admission import Admission
 
 # A request that is incomplete after this time, or up to twice this time, counts as slow.
 _MOMENT_S = 0.5
-# grpc first reports the end of a cancelled call's input, and only then cancels the handler.
-CANCELLATION_S = 0.1
 # A reply of fewer bytes fits into the socket's own buffers.
 LEAST_BYTES = 1 << 16
 # Parts of the budget, for slow requests and for unsent replies.
@@ -84,7 +82,7 @@ class MessageBudget:
         """Raise ServerFullError if the caller's unread replies leave no room for another one."""
         held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
         if held and held + needed > self._own_leaving_bytes:
-            raise self._admission.full(
+            raise self._admission.full_of_memory(
                 f"replies that this caller has not read hold {held} bytes of memory, "
                 f"{self._own_leaving_bytes} at most, and this call needs {needed}",
                 missing=held + needed - self._own_leaving_bytes,
@@ -103,7 +101,7 @@ class MessageBudget:
             ("all callers", every, self._all_arriving_bytes),
         ):
             if held and held + needed > most:
-                raise self._admission.full(
+                raise self._admission.full_of_memory(
                     f"requests of {whose} that have not come whole reserve {held} bytes of memory, "
                     f"{most} at most, and this one {needed}",
                     missing=held + needed - most,

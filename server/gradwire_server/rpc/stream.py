@@ -3,15 +3,11 @@
 One task reads, one computes, one writes, joined by queues of one step each. A full queue blocks the
 task before it, until grpc stops reading from the sender: memory is bounded by three steps' needs,
 whatever the tensor's size and whichever side is slow.
-
-The tasks that read and write run as long as the call: cancelling a read or a write would leave it
-pending in grpc. After the stream has failed they discard their input.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 from typing import Any
 
@@ -30,18 +26,13 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import (
     DigestMismatchError,
-    DrainingError,
     InvalidDataError,
     InvalidFieldError,
-    ServerFullError,
-    StalledError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, caller_of
+from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
 from gradwire_server.rpc.service_context import Do, ServiceContext
-from gradwire_server.rpc.status_map import ErrorStatus
-from gradwire_server.scheduling import tasks
-from gradwire_server.scheduling.admission import AdmittedStream
+from gradwire_server.rpc.streaming import ServedStream
 
 
 def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
@@ -91,51 +82,19 @@ def opened(
     )
 
 
-# Time to write the error that ends a stream to a caller that does not read.
-_LAST_WORD_S = 5.0
-_LISTEN_ON_S = 0.2
 # Steps between two tasks: one waits, one is being processed.
 _STEPS = 2
-# grpc first reports the end of a cancelled call's input, and only then cancels the handler.
-_CANCELLATION_S = 0.1
 
 
-class StreamService:
-    """Handler of EvaluateStream."""
+class EvaluationStream(ServedStream):
+    """One stream of EvaluateStream, from open to its last result byte."""
 
-    def __init__(self, service: ServiceContext) -> None:
-        self._service = service
+    METHOD = "EvaluateStream"
+    RESPONSE = v1.EvaluateStreamResponse
+    RESUME = "resume on another one"
 
-    async def evaluate_stream(self, _requests: object, context: Context) -> None:
-        """Evaluate one operator on one tensor in chunks."""
-        call = ActiveCall("EvaluateStream", context, self._service.active)
-        stream = _EvaluationStream(call, self._service)
-        try:
-            await call.answer(stream.run, in_band=stream.send_error)
-        finally:
-            await stream.close()
-
-
-class _EvaluationStream:
-    """One stream from open to its last result byte."""
-
-    _admitted: AdmittedStream
-
-    def __init__(self, call: ActiveCall, service: ServiceContext) -> None:
-        self._call = call
-        self._context = call.context
-        self._service = service
-        self._clock = asyncio.get_running_loop().time
-        self._progress = self._clock()
-        self._busy = False
-        self._done = asyncio.Event()
-        self._refused: ServerFullError | None = None
-        self._refusal = asyncio.Event()
-        self._failed = False
-        self._reader: asyncio.Task[None] | None = None
-        self._writer: asyncio.Task[None] | None = None
-        self._no_write = asyncio.Event()
-        self._no_write.set()
+    def __init__(self, service: ServiceContext, context: Context) -> None:
+        super().__init__(service, context)
         self._first: asyncio.Future[codec.StreamRequest | None] = _future()
         self._input_wanted = asyncio.Event()
         self._assembler: InputAssembler | None = None
@@ -144,37 +103,15 @@ class _EvaluationStream:
         self._responses: asyncio.Queue[codec.Chunk | bytes | None] = asyncio.Queue(1)
         self._chunk_bytes = service.settings.max_chunk_bytes
 
-    async def run(self) -> None:
-        """Serve the stream, and end it if it stalls."""
-        self._reader = asyncio.ensure_future(self._read())
-        self._writer = asyncio.ensure_future(self._write())
-        await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
-
-    async def send_error(self, failed: ErrorStatus) -> None:
-        """Send an error as the last message, unless the caller does not read."""
-        self._failed = True
+    def _stop(self) -> None:
         for queue in (self._steps, self._responses):
             while not queue.empty():
                 queue.get_nowait()
-        try:
-            async with asyncio.timeout(_LAST_WORD_S):
-                await self._no_write.wait()
-                await self._context.write(v1.EvaluateStreamResponse(error=failed.in_band()))
-        except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
-            return
-        if self._service.draining.is_set() and self._reader is not None:
-            # Closing a connection with unread bytes resets it, and a reset discards data that the
-            # caller has not read yet: the error.
-            self._input_wanted.set()
-            await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
+        self._responses.put_nowait(None)
+        self._input_wanted.set()
 
-    async def close(self) -> None:
-        """End the tasks that read and write."""
-        left = [task for task in (self._reader, self._writer) if task is not None]
-        # Otherwise the traceback of a failed task refers to itself and keeps all buffers alive.
-        self._reader = self._writer = None
-        tasks.cancel(left)
-        await asyncio.gather(*left, return_exceptions=True)
+    async def _close(self, *others: asyncio.Task[None]) -> None:
+        await super()._close(*others)
         if self._first.done() and not self._first.cancelled():
             self._first.exception()  # which nobody may have asked for
 
@@ -197,11 +134,6 @@ class _EvaluationStream:
         finally:
             self._done.set()
 
-    def _give_way(self, refused: ServerFullError) -> None:
-        """End the stream to make room for another one."""
-        self._refused = refused
-        self._refusal.set()
-
     def _note(self, header: v1.Open) -> EvaluationRequest:
         """Return the request, and note it for the log line and metrics, even if it is refused."""
         request = codec.read_request(header)
@@ -214,7 +146,7 @@ class _EvaluationStream:
     async def _read_open(self) -> v1.Open:
         message = await self._first
         if message is None:
-            await asyncio.sleep(_CANCELLATION_S)
+            await asyncio.sleep(CANCELLATION_S)
             raise InvalidDataError("open", "half-close came first; a stream starts with open")
         if isinstance(message, codec.Chunk):
             raise InvalidDataError("open", "chunk came first; a stream starts with open")
@@ -252,7 +184,9 @@ class _EvaluationStream:
         self._wanted, self._assembler = wanted, None if through else assembler
         self._input_wanted.set()
         if not through:
-            await self._compute(prepared, wanted)
+            left = len(wanted) / prepared.output.wire_bytes
+            with self._service.computing(prepared, self._call, left=left) as do:
+                await self._compute_steps(prepared, wanted, do)
         if self._writer is not None:
             await asyncio.wait({self._writer})
 
@@ -293,11 +227,6 @@ class _EvaluationStream:
         self._admitted.note_data()
         return chunk
 
-    async def _compute(self, prepared: Prepared, wanted: range) -> None:
-        left = len(wanted) / prepared.output.wire_bytes
-        with self._service.computing(prepared, self._call, left=left) as do:
-            await self._compute_steps(prepared, wanted, do)
-
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: Do) -> None:
         execution = Execution(prepared, self._service.backend)
         results = Ring(_STEPS + 1)
@@ -305,9 +234,9 @@ class _EvaluationStream:
             step, data = ready
             offset, stop = prepared.output_range(step)
             result = results.take(stop - offset)
-            self._busy = True
+            self._busy = 1
             await do(partial(execution.step, step, data, result))
-            self._busy = False
+            self._busy = 0
             self._progress = self._clock()
             self._call.note_step(len(data) + len(result))
             skipped = max(0, wanted.start - offset)
@@ -317,7 +246,6 @@ class _EvaluationStream:
         await self._responses.put(None)
 
     async def _read(self) -> None:
-        """Read as long as the call lasts: the first message, then the input."""
         try:
             self._first.set_result(await self._next())
         except InvalidDataError as error:
@@ -344,7 +272,6 @@ class _EvaluationStream:
         return None if message is grpc.aio.EOF else codec.well_formed(message)
 
     async def _write(self) -> None:
-        """Write as long as the call lasts, until the last response or a failure."""
         while (response := await self._responses.get()) is not None:
             if isinstance(response, bytes):
                 await self._send(response)
@@ -356,29 +283,9 @@ class _EvaluationStream:
     async def _send(self, message: bytes) -> None:
         if self._failed:
             return
-        self._no_write.clear()
-        try:
-            with self._call.phases.spending("send"):
-                await self._context.write(message)
-        finally:
-            self._no_write.set()
+        with self._call.phases.spending("send"):
+            await self._context.write(message)
         self._progress = self._clock()
-
-    async def _watch(self) -> None:
-        timeout = self._service.settings.stall_timeout_s
-        while not self._done.is_set():
-            idle = 0.0 if self._busy else self._clock() - self._progress
-            if idle >= timeout:
-                raise StalledError(
-                    f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
-                )
-            if self._service.draining.is_set():
-                raise DrainingError("the server is shutting down; resume on another one")
-            if self._refused is not None:
-                raise self._refused
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout - idle):
-                    await tasks.first(self._done, self._service.draining, self._refusal)
 
 
 _NOTHING = np.empty(0, np.uint8)
@@ -399,6 +306,6 @@ def _read_chunk(message: v1.EvaluateStreamRequest) -> codec.Chunk:
 
 
 async def _cut_short(position: int, total: int) -> InvalidDataError:
-    await asyncio.sleep(_CANCELLATION_S)
+    await asyncio.sleep(CANCELLATION_S)
     came = f"half-close after {position} of {total} bytes"
     return InvalidDataError("chunk", f"{came}; all are needed")

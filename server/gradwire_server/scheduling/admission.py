@@ -35,10 +35,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from itertools import count
-from types import TracebackType
 
 from gradwire_server.engine.prepared import Prepared
-from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
+from gradwire_server.errors import RETRY_AFTER_S, ServerFullError, beyond
 from gradwire_server.scheduling.estimator import (
     STANDING_QUEUE_S,
     Appointments,
@@ -208,15 +207,20 @@ class Admission:
         """Estimated seconds until all admitted work is done."""
         return self._backlog.seconds / self._threads
 
-    def memory(self, needed: int, *, measured: bool = True) -> _Memory:
-        """Return a context manager that holds `needed` bytes of the budget.
+    @contextmanager
+    def memory(self, needed: int, *, measured: bool = True) -> Generator[None]:
+        """Hold `needed` bytes of the budget.
 
         measured  whether retry delays count it: tables are freed long before requests are
 
         A request larger than the whole budget is admitted alone. Entering raises ServerFullError if
         there is no room.
         """
-        return _Memory(self, needed, measured=measured)
+        self.take_memory(needed)
+        try:
+            yield
+        finally:
+            self.free_memory(needed, measured=measured)
 
     def has_room(self, needed: int) -> bool:
         """Whether the budget has `needed` bytes left."""
@@ -225,7 +229,7 @@ class Admission:
     def enter(self, needed: int) -> None:
         """Count a call, or raise ServerFullError if the budget lacks `needed` bytes."""
         if not self.has_room(needed):
-            raise self.full(
+            raise self.full_of_memory(
                 f"requests in flight need {self.memory_bytes} bytes of memory, this one {needed}",
                 missing=self.memory_bytes + needed - self.max_memory_bytes,
                 amount=needed,
@@ -246,12 +250,11 @@ class Admission:
         elif not self.memory_bytes:
             self._memory_drain.stop()
 
-    def full(self, came: str, *, missing: int, amount: int) -> ServerFullError:
+    def full_of_memory(self, came: str, *, missing: int, amount: int) -> ServerFullError:
         """Return the error for a request of `amount` bytes, of which `missing` are unavailable."""
-        limit, drain = "max_memory_bytes", self._memory_drain
-        return self._full(
-            came, limit, self.max_memory_bytes, drain=drain, missing=missing, amount=amount
-        )
+        drain, now = self._memory_drain, self._clock()
+        wait_s, spacing_s = drain.seconds_for(missing, now=now), drain.seconds_for(amount)
+        return self._full(came, "max_memory_bytes", self.max_memory_bytes, wait_s, spacing_s)
 
     @property
     def streams(self) -> int:
@@ -292,8 +295,9 @@ class Admission:
             self._stream_drain.leave(self._clock(), empty=not self._streams)
 
     def _full_of_streams(self, came: str) -> ServerFullError:
-        allowed, drain = self._streams.most, self._stream_drain
-        return self._full(came, "max_streams", allowed, drain=drain, missing=1, amount=1)
+        drain = self._stream_drain
+        wait_s, spacing_s = drain.seconds_for(now=self._clock()), drain.seconds_for()
+        return self._full(came, "max_streams", self._streams.most, wait_s, spacing_s)
 
     def turns(self, claim: Claim) -> Turns:
         """Admit an evaluation to the slots, or raise ServerFullError."""
@@ -325,23 +329,20 @@ class Admission:
         if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
             limit, came = "max_queue_s", f"a call like this waits for some {wait_s:.3g} s now"
             lasting = "" if self._limit.is_burst(now) else " under a lasting load"
-            came = _beyond(came, limit, f"{allowed_s:.3g} s{lasting}")
+            came = beyond(came, limit, f"{allowed_s:.3g} s{lasting}")
         elif is_full:
             limit, came = "max_queue", f"{own} calls of this caller wait, and {free} more fit"
-            came = _beyond(came, limit, self._max_queue)
+            came = beyond(came, limit, self._max_queue)
         else:
             return
         self._limit.note_refusal(now)
         raise self._refuse(came, limit, wait_s, seconds)
 
     def _full(
-        self, came: str, limit: str, allowed: int, *, drain: Drain, missing: int, amount: int
+        self, came: str, limit: str, allowed: int, wait_s: float | None, spacing_s: float | None
     ) -> ServerFullError:
-        """Return the error for a request that needs `amount`, of which `missing` does not fit."""
-        wait_s = drain.seconds_for(missing, now=self._clock())
-        spacing_s = drain.seconds_for(amount)
         wait_s = RETRY_AFTER_S if wait_s is None else wait_s
-        came = _beyond(came, limit, allowed)
+        came = beyond(came, limit, allowed)
         return self._refuse(came, limit, wait_s, spacing_s or 0.0, allowed=allowed)
 
     def _refuse(
@@ -353,32 +354,6 @@ class Admission:
         return ServerFullError(
             f"{came}; retry after {after_s} s", retry_after_s=after_s, limit=limit, **facts
         )
-
-
-class _Memory:
-    """Context that holds bytes of the budget. A generator would take several times as long."""
-
-    __slots__ = ("_admission", "_measured", "_needed")
-
-    def __init__(self, admission: Admission, needed: int, *, measured: bool) -> None:
-        self._admission = admission
-        self._needed = needed
-        self._measured = measured
-
-    def __enter__(self) -> None:
-        self._admission.take_memory(self._needed)
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._admission.free_memory(self._needed, measured=self._measured)
-
-
-def _beyond(came: str, limit: str, allowed: object) -> str:
-    return f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()})"
 
 
 # One stream's share of the budget.
@@ -453,7 +428,7 @@ class InlineWork:
         self.rate = rate
         self._most_s = most_s
         self._most_work = most_work
-        self._next_turn = next_turn or _call_soon
+        self._next_turn = next_turn or (lambda turn: asyncio.get_running_loop().call_soon(turn))
         self._spent_s = 0.0
 
     def estimate_s(self, prepared: Prepared) -> float:
@@ -491,7 +466,3 @@ class InlineWork:
 
     def _begin_turn(self) -> None:
         self._spent_s = 0.0
-
-
-def _call_soon(action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(action)

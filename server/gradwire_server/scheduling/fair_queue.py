@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 _MOST_REMEMBERED = 128
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class QueueEntry(Generic[T]):
     """An entry of the queue; entries of one flow are ordered by the first two fields.
 
@@ -67,34 +67,12 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._length
 
-    def push(
-        self,
-        item: T,
-        *,
-        number: int,
-        peer: Hashable,
-        cost_s: float,
-        needs_s: float | None = None,
-        large: bool,
-        due: float = math.inf,
-        deadline: float = math.inf,
-    ) -> QueueEntry[T]:
+    def push(self, place: QueueEntry[T]) -> None:
         """Add an entry; entries of one call have one number, and no two wait at once."""
-        place = QueueEntry(
-            due,
-            number,
-            deadline,
-            item,
-            peer,
-            cost_s,
-            cost_s if needs_s is None else needs_s,
-            large=large,
-        )
-        self._peers.setdefault(peer, _Peer()).push(place)
+        self._peers.setdefault(place.peer, _Peer()).push(place)
         self._first_late = min(self._first_late, place.late)
         self._length += 1
-        self.cost_s += cost_s
-        return place
+        self.cost_s += place.cost_s
 
     def pop(self) -> QueueEntry[T]:
         """Remove and return the next entry; raise IndexError if the queue is empty."""

@@ -11,12 +11,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Semaphore, Thread
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from gradwire_server.plans.cancellation import AbandonedError, Check
 from gradwire_server.scheduling.estimator import WorkPace
-from gradwire_server.scheduling.fair_queue import FairQueue
+from gradwire_server.scheduling.fair_queue import FairQueue, QueueEntry
 
 Grant = asyncio.Future[None]
 
@@ -29,11 +28,9 @@ class Slots:
     refusals  counts entries dropped because they are too late, as "late"
     """
 
-    def __init__(
-        self, count: int, *, clock: Callable[[], float], refusals: Counter[str] | None = None
-    ) -> None:
+    def __init__(self, count: int, *, clock: Callable[[], float], refusals: Counter[str]) -> None:
         self.count = count
-        self._refusals: Counter[str] = Counter() if refusals is None else refusals
+        self._refusals = refusals
         self.clock = clock
         self._queue: FairQueue[Grant] = FairQueue()
         self.taken = 0
@@ -55,32 +52,13 @@ class Slots:
             return True
         return False
 
-    async def take(
-        self,
-        number: int,
-        *,
-        peer: Hashable,
-        cost_s: float,
-        needs_s: float,
-        large: bool,
-        due: float,
-        deadline: float,
-    ) -> None:
-        """Wait for a slot; for the arguments see fair_queue.QueueEntry.
+    async def take(self, place: QueueEntry[Grant]) -> None:
+        """Wait for a slot.
 
         Raises TimeoutError if the deadline can no longer be met.
         """
-        grant = asyncio.get_running_loop().create_future()
-        place = self._queue.push(
-            grant,
-            number=number,
-            peer=peer,
-            cost_s=cost_s,
-            needs_s=needs_s,
-            large=large,
-            due=due,
-            deadline=deadline,
-        )
+        grant = place.item
+        self._queue.push(place)
         try:
             await grant
         except asyncio.CancelledError:
@@ -94,7 +72,8 @@ class Slots:
         self.taken -= 1
         for place in self._queue.expire(self.clock()):
             self._refusals["late"] += 1
-            _fail(place.item, TimeoutError())
+            if not place.item.done():
+                place.item.set_exception(TimeoutError())
         while self._queue and self.taken < self.count:
             grant = self._queue.pop().item
             if not grant.done():
@@ -116,12 +95,7 @@ class Slot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._work is None or self._work.done():
             self._leave()
             return
@@ -137,11 +111,6 @@ class Slot:
     def until(self, work: Future[Any]) -> None:
         """Hold the slot until the work is done, even after its caller stopped waiting."""
         self._work = work
-
-
-def _fail(grant: Grant, error: Exception) -> None:
-    if not grant.done():
-        grant.set_exception(error)
 
 
 # The longest turn. Work of more than one turn counts as large.
@@ -240,14 +209,9 @@ class Turns:
         self._backlog.enter(self.claim.peer, large=self.large, seconds=self.left_s)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._backlog.leave(self.claim.peer, large=self.large, seconds=self.left_s)
-        if self.seconds and exc_type is None:
+        if self.seconds and kind is None:
             self._pace.note(self.claim.work, self.seconds)
 
     def _stand(self) -> None:
@@ -264,15 +228,17 @@ class Turns:
             # Renewed for each step; otherwise the oldest stream would block the others.
             self._stand()
         if not self._slots.take_free(self.claim.deadline):
-            await self._slots.take(
-                self._number,
+            place = QueueEntry(
+                number=self._number,
+                due=self._due,
+                deadline=self.claim.deadline,
+                item=asyncio.get_running_loop().create_future(),
                 peer=self.claim.peer,
                 cost_s=self._cost_s,
                 needs_s=self.left_s,
                 large=self.large,
-                due=self._due,
-                deadline=self.claim.deadline,
             )
+            await self._slots.take(place)
         return Slot(self._slots.free)
 
     def spend(self, seconds: float) -> None:
@@ -310,12 +276,7 @@ class TurnedWork(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._abandoned = True
         self._begins.release()
 

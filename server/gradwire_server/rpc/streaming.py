@@ -1,0 +1,146 @@
+"""What the streaming RPCs share: tasks that read and write, the watch, and the error at the end.
+
+The tasks that read and write run as long as the call: cancelling a read or a write would leave it
+pending in grpc. After the stream has failed they discard their input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import abstractmethod
+from typing import ClassVar
+
+import grpc
+from google.protobuf.message import Message
+
+from gradwire import v1
+from gradwire_server.errors import DrainingError, ServerFullError, StalledError
+from gradwire_server.rpc.call_context import ActiveCall, Context
+from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.scheduling import tasks
+from gradwire_server.scheduling.admission import AdmittedStream
+
+# Time to write the error that ends a stream to a caller that does not read.
+_LAST_WORD_S = 5.0
+# Time to keep reading from a caller that may not have read yet that the server stops.
+_LISTEN_ON_S = 0.2
+
+
+async def write_last(
+    context: Context, message: Message, *, after: asyncio.Task[None] | None = None
+) -> bool:
+    """Write the error that ends a stream; return False if the caller does not read it.
+
+    after  task with the last other write, which must not be cancelled: no other could follow it
+    """
+    try:
+        async with asyncio.timeout(_LAST_WORD_S):
+            if after is not None:
+                await asyncio.wait({after})
+            await context.write(message.SerializeToString())
+    except (TimeoutError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        return False
+    return True
+
+
+class ServedStream:
+    """One stream, from its first message to its last.
+
+    METHOD    name of the RPC
+    RESPONSE  type of its messages
+    RESUME    what a caller does when the server stops
+    """
+
+    METHOD: ClassVar[str]
+    RESPONSE: ClassVar[type[v1.EvaluateStreamResponse | v1.EvaluateManyResponse]]
+    RESUME: ClassVar[str]
+
+    _admitted: AdmittedStream
+
+    def __init__(self, service: ServiceContext, context: Context) -> None:
+        self._call = ActiveCall(self.METHOD, context, service.active)
+        self._context = context
+        self._service = service
+        self._clock = asyncio.get_running_loop().time
+        # Time of the latest message or step, and the number of steps that are computed now.
+        self._progress = self._clock()
+        self._busy = 0
+        self._done = asyncio.Event()
+        self._refused: ServerFullError | None = None
+        self._refusal = asyncio.Event()
+        self._failed = False
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def serve(cls, service: ServiceContext, _requests: object, context: Context) -> None:
+        """Handle a call."""
+        stream = cls(service, context)
+        try:
+            await stream._call.answer(stream._run, in_band=stream._send_error)
+        finally:
+            await stream._close()
+
+    @abstractmethod
+    async def _read(self) -> None:
+        """Read as long as the call lasts."""
+
+    @abstractmethod
+    async def _write(self) -> None:
+        """Write as long as the call lasts."""
+
+    @abstractmethod
+    async def _evaluate(self) -> None:
+        """Do the stream's work, and set _done."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Let the tasks that read and write see that the stream has failed."""
+
+    async def _run(self) -> None:
+        """Serve the stream, and end it if it stalls."""
+        self._reader = asyncio.ensure_future(self._read())
+        self._writer = asyncio.ensure_future(self._write())
+        await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
+
+    def _give_way(self, refused: ServerFullError) -> None:
+        """End the stream to make room for another one."""
+        self._refused = refused
+        self._refusal.set()
+
+    async def _send_error(self, failed: ErrorStatus) -> None:
+        """Send an error as the last message, unless the caller does not read."""
+        self._failed = True
+        self._stop()
+        message = self.RESPONSE(error=failed.in_band())
+        is_read = await write_last(self._context, message, after=self._writer)
+        if is_read and self._service.draining.is_set() and self._reader is not None:
+            # Closing a connection with unread bytes resets it, and a reset discards data that the
+            # caller has not read yet: the error.
+            await asyncio.wait({self._reader}, timeout=_LISTEN_ON_S)
+
+    async def _close(self, *others: asyncio.Task[None]) -> None:
+        """End the tasks that read and write, and others."""
+        left = [task for task in (self._reader, self._writer, *others) if task is not None]
+        # Otherwise the traceback of a failed task refers to itself and keeps all buffers alive.
+        self._reader = self._writer = None
+        tasks.cancel(left)
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        timeout = self._service.settings.stall_timeout_s
+        while not self._done.is_set():
+            idle = 0.0 if self._busy else self._clock() - self._progress
+            if idle >= timeout:
+                raise StalledError(
+                    f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
+                )
+            if self._service.draining.is_set():
+                raise DrainingError(f"the server is shutting down; {self.RESUME}")
+            if self._refused is not None:
+                raise self._refused
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout - idle):
+                    await tasks.first(self._done, self._service.draining, self._refusal)
