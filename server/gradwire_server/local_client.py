@@ -38,7 +38,7 @@ from gradwire_server.engine import (
     TableCache,
     rows_of,
 )
-from gradwire_server.errors import DeviceLostError, EvaluationError
+from gradwire_server.errors import DeviceLostError, EvaluationError, LayoutNotStreamableError
 from gradwire_server.lru import Recent
 from gradwire_server.plans.cancellation import asking
 from gradwire_server.rpc import codec
@@ -54,22 +54,6 @@ _LARGE_SLAB_BYTES = 32 << 20
 _WHOLE = 1 << 62
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Deadline:
-    """The deadline, on the monotonic clock, and the progress of one evaluation."""
-
-    until: float
-    progress: Progress
-
-    def report(self, sent: int, received: int, *, total: int) -> None:
-        """Report the bytes done; raise DeadlineExceededError if the deadline has passed."""
-        self.progress.report(sent, received)
-        if time.monotonic() > self.until:
-            raise DeadlineExceededError(
-                f"timeout_s has passed after {received} of {total} result bytes"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +160,7 @@ class LocalClient:
         try:
             with asking(partial(_check_time, until)):
                 call, result = self._prepare(operator, source, output_shape=output_shape, out=out)
-            self._run(call, source, np.asarray(result), _Deadline(until, Progress(on_progress)))
+            self._run(call, source, np.asarray(result), until, Progress(on_progress))
         except DeviceLostError:
             raise
         except (EvaluationError, MemoryError) as error:
@@ -256,9 +240,9 @@ class LocalClient:
     def _prepared(self, job: ArrayRequest) -> tuple[ArrayRequest, Prepared]:
         try:
             return job, self._preparer.prepare(_decode(job))
-        except EvaluationError as error:
+        except LayoutNotStreamableError:
             # A tensor that cannot be held whole is gathered step by step in the result's order.
-            other = job.reordered() if failure(error).reason in _REORDER else None
+            other = job.reordered()
             if other is None:
                 raise
         return other, self._preparer.prepare(_decode(other))
@@ -277,13 +261,19 @@ class LocalClient:
         between = 2 * prepared.plan.largest_intermediate * itemsize
         return prepared.with_slab(_WHOLE) if between <= self._spare_bytes else prepared, True
 
-    def _run(self, call: _LocalCall, source: Array, result: Array, watch: _Deadline) -> None:
+    def _run(
+        self, call: _LocalCall, source: Array, result: Array, until: float, progress: Progress
+    ) -> None:
         prepared = call.prepared
-        sent, total = prepared.input.wire_bytes, prepared.output.wire_bytes
+        total = prepared.output.wire_bytes
         for step in call.execute(source, result, self._backend):
-            reached = prepared.output_range(step)[1]
-            watch.report(prepared.input_range(step)[1], reached, total=total)
-        watch.progress.finish(sent, total)
+            received = prepared.output_range(step)[1]
+            progress.report(prepared.input_range(step)[1], received)
+            if time.monotonic() > until:
+                raise DeadlineExceededError(
+                    f"timeout_s has passed after {received} of {total} result bytes"
+                )
+        progress.finish(prepared.input.wire_bytes, total)
 
     def close(self) -> None:
         """End the threads; evaluate() then raises RuntimeError."""
@@ -299,9 +289,6 @@ class LocalClient:
 def _check_time(until: float) -> None:
     if time.monotonic() > until:
         raise DeadlineExceededError("timeout_s has passed while tables were built")
-
-
-_REORDER = {v1.ErrorReason.ERROR_REASON_LAYOUT_NOT_STREAMABLE}
 
 
 def _key(

@@ -19,7 +19,6 @@ from gradwire import v1
 from gradwire_server.config.addresses import held
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Ledgers
-from gradwire_server.processes.supervised import Standing
 from gradwire_server.processes.supervisor import Crew
 from processes import Command, is_running, run_command, running_command
 from raw_calls import (
@@ -105,21 +104,24 @@ def test_the_standing_of_each_worker_is_known_to_their_parent(
             while not holds():  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
 
+    def standings(crew: Crew) -> list[tuple[bool, int]]:
+        return [(one.serves, one.restarts) for one in crew.workers]
+
     async def watch() -> None:
         with held("127.0.0.1:0") as address:
             crew = Crew(Settings(workers=2, backend="numpy_cpu"), address, Ledgers(2, wanted=False))
             running = asyncio.create_task(crew.run())
-            assert crew.standings == (Standing(serves=False, restarts=0),) * 2
-            await until(lambda: crew.standings == (Standing(serves=True, restarts=0),) * 2)
+            assert standings(crew) == [(False, 0)] * 2
+            await until(lambda: standings(crew) == [(True, 0)] * 2)
             facts = [vars(one)["facts"] for one in caplog.records if one.msg == "worker serves"]
             (pid,) = (fact["pid"] for fact in facts if fact["worker"] == 1)
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: not crew.standings[1].serves)
-            assert crew.standings[0] == Standing(serves=True, restarts=0)
-            await until(lambda: crew.standings[1] == Standing(serves=True, restarts=1))
+            await until(lambda: not crew.workers[1].serves)
+            assert standings(crew)[0] == (True, 0)
+            await until(lambda: standings(crew)[1] == (True, 1))
             signal.raise_signal(signal.SIGTERM)
             await running
-            assert not any(one.serves for one in crew.standings)
+            assert not any(one.serves for one in crew.workers)
 
     asyncio.run(watch())
 

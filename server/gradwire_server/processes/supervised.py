@@ -11,7 +11,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gradwire_server.observability import Cells, Ledger
@@ -163,23 +163,12 @@ _LONGEST_PAUSE_S = 5.0
 _MOST_FAILED_STARTS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """State of a worker.
-
-    serves    whether it serves
-    restarts  number of replacements after a process died
-    """
-
-    serves: bool
-    restarts: int
-
-
 class SupervisedWorker:
     """A worker whose process is replaced when it dies or is renewed.
 
-    ready  set once the first process serves
-    tried  set once the first process serves or has ended
+    ready     set once the first process serves
+    tried     set once the first process serves or has ended
+    restarts  number of replacements after a process died
 
     number    of the worker
     start     starts a process for it
@@ -205,7 +194,7 @@ class SupervisedWorker:
         self._changing = asyncio.Lock()
         self._process: WorkerProcess | None = None
         self._alive: dict[WorkerProcess, asyncio.Task[None]] = {}
-        self._restarts = 0
+        self.restarts = 0
         self._quick_deaths = 0
         self._failed_starts = 0
         self._renewed = asyncio.Event()
@@ -217,9 +206,9 @@ class SupervisedWorker:
         return f"worker {self._number}"
 
     @property
-    def standing(self) -> Standing:
-        """Current state of the worker."""
-        return Standing(any(process.serves for process in self._alive), self._restarts)
+    def serves(self) -> bool:
+        """Whether it serves now."""
+        return any(process.serves for process in self._alive)
 
     async def keep(self, turn: asyncio.Event) -> None:
         """Run a process, and another one whenever it dies, until told to stop.
@@ -331,9 +320,9 @@ class SupervisedWorker:
         pause_s = 0.0
         if self._quick_deaths:
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._quick_deaths - 1), _LONGEST_PAUSE_S)
-        self._restarts += 1
+        self.restarts += 1
         self._ledger.note_restart()
-        facts = {"status": status, "restarts": self._restarts, "pause_s": pause_s}
+        facts = {"status": status, "restarts": self.restarts, "pause_s": pause_s}
         self._log(logging.WARNING, "worker ended", process, **facts)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)

@@ -26,7 +26,7 @@ from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Cells, Ledgers, logs
 from gradwire_server.processes import startup
-from gradwire_server.processes.supervised import Standing, SupervisedWorker, WorkerProcess
+from gradwire_server.processes.supervised import SupervisedWorker, WorkerProcess
 from gradwire_server.processes.worker_config import WorkerConfig, share
 from gradwire_server.scheduling import tasks
 
@@ -55,7 +55,7 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
 
 
 class Crew:
-    """All workers of a server, and signals sent to all of them."""
+    """All workers of a server, by number, and signals sent to all of them."""
 
     def __init__(
         self, settings: Settings, address: str, ledgers: Ledgers, devices: Sequence[str] = ()
@@ -67,24 +67,17 @@ class Crew:
         self._signals: list[int] = []
         self._shared = share(settings, address, devices=len(devices))
         self._devices = devices
-        self._places = [
+        self.workers = [
             SupervisedWorker(
                 number,
                 partial(self._start_worker, number),
                 stopping=self._stopping,
-                any_hope=lambda: any(
-                    one.standing.serves or not one.tried.is_set() for one in self._places
-                ),
+                any_hope=lambda: any(one.serves or not one.tried.is_set() for one in self.workers),
                 ledger=ledgers.all[number],
                 facts=self._device(number),
             )
             for number in range(settings.workers)
         ]
-
-    @property
-    def standings(self) -> tuple[Standing, ...]:
-        """State of each worker, by number."""
-        return tuple(place.standing for place in self._places)
 
     async def run(self) -> None:
         """Keep every worker running until told to stop, or one cannot be replaced."""
@@ -125,13 +118,13 @@ class Crew:
         """Start all workers; wait until all were tried and one serves, or one ends for good."""
         # The others, already prepared, wait for the first: its failure to start would be theirs
         # too, and they load the code that it compiles.
-        turns = [asyncio.Event() for _ in self._places]
+        turns = [asyncio.Event() for _ in self.workers]
         keeping = [
             asyncio.create_task(place.keep(turn))
-            for place, turn in zip(self._places, turns, strict=True)
+            for place, turn in zip(self.workers, turns, strict=True)
         ]
         turns[0].set()
-        for reached in (self._places[0].tried.wait, self._all_tried, self._any_ready):
+        for reached in (self.workers[0].tried.wait, self._all_tried, self._any_ready):
             reaching = asyncio.ensure_future(reached())
             await tasks.first(reaching, *keeping)
             for turn in turns:
@@ -143,11 +136,11 @@ class Crew:
         return keeping
 
     async def _all_tried(self) -> None:
-        for place in self._places:
+        for place in self.workers:
             await place.tried.wait()
 
     async def _any_ready(self) -> None:
-        await tasks.first(*(place.ready for place in self._places))
+        await tasks.first(*(place.ready for place in self.workers))
 
     async def _renew_when_asked(self) -> None:
         while not self._stopping.is_set():
@@ -158,7 +151,7 @@ class Crew:
 
     async def _renew(self) -> None:
         _log.info("rolling restart")
-        for place in self._places:
+        for place in self.workers:
             renewed = await place.renew(self._stop_s)
             if self._stopping.is_set():
                 return
@@ -183,5 +176,5 @@ class Crew:
         asyncio.get_running_loop().call_later(self._stop_s, self._send, signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        for place in self._places:
+        for place in self.workers:
             place.send(number)

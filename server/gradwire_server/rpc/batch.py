@@ -28,7 +28,7 @@ from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, in_memory, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Caller, Context, caller_of, claim_of_batch
+from gradwire_server.rpc.call_context import ActiveCall, Caller, Context, caller_of, claim_of
 from gradwire_server.rpc.codec import Bytes, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
 from gradwire_server.rpc.status_map import failure
@@ -104,7 +104,9 @@ async def compute_in_turn(
     """Compute a group in a thread, in its turn; an item may have several steps."""
     prepared, backend = items[0].prepared, service.backend
     at_once = prepared.most_at_once > 0
-    claim = claim_of_batch(prepared, call.context, count=len(items), at_once=at_once)
+    # The server limits how many a caller sends: they wait, and are never refused.
+    part = 1.0 if at_once else prepared.step_part
+    claim = claim_of(call.context, len(items) * prepared.work, part=part, paced=True)
     with service.turns(claim, call) as do:
         if at_once:
             return await do(partial(compute_items, items, backend))
@@ -293,7 +295,9 @@ class BatchStream(ServedStream):
             self._finish(items, results)
 
     def _finish(self, items: Sequence[BatchItem], results: Bytes) -> None:
-        self._call.note_items(items[0].prepared.request, len(items))
+        request = items[0].prepared.request
+        evaluated = request.operator, request.input.dtype
+        self._call.observer.items(self._call, evaluated, status="OK", count=len(items))
         self._call.sent_bytes += results.size
         length = results.shape[1]
         data = results.reshape(-1).data
@@ -314,7 +318,7 @@ class BatchStream(ServedStream):
         if failed.code is grpc.StatusCode.INTERNAL:
             facts = {"request_id": request_id, "traceparent": self._call.traceparent}
             _log.error("item", extra={"facts": facts}, exc_info=error)
-        self._call.note_failed_item(failed)
+        self._call.observer.items(self._call, None, status=failed.status, failed=failed)
         response = v1.EvaluateManyResponse(request_id=request_id, error=failed.in_band())
         self._answers.append((name, response.SerializeToString(), held))
         self._counts["items_failed"] += 1

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 import grpc
 import numpy as np
 
-from gradwire_server.engine import EvaluationRequest, Preparation, Prepared
+from gradwire_server.engine import EvaluationRequest
 from gradwire_server.errors import (
     EvaluationError,
     MissingScopeError,
@@ -102,6 +102,7 @@ class ActiveCalls:
 class ActiveCall:
     """One call in flight.
 
+    observer     of all calls
     request_id   chosen by the caller, or generated
     traceparent  the caller's trace, or a new one
     facts        further fields of the log line
@@ -133,7 +134,8 @@ class ActiveCall:
         self.sent_bytes = 0
         self._active = active
         self._started = time.monotonic()
-        self._begun = active.observer.begin(self)
+        self.observer = active.observer
+        self._begun = self.observer.begin(self)
 
     @property
     def request_id(self) -> str:
@@ -170,19 +172,6 @@ class ActiveCall:
         self.phases.note("compute", began, ended)
         inline.spend(ended - began)
         return result
-
-    def note_step(self, nbytes: int) -> None:
-        """Note a step of a stream, and how many bytes it read and wrote."""
-        self._active.observer.step(nbytes)
-
-    def note_items(self, request: EvaluationRequest, count: int) -> None:
-        """Note the results of equal items of EvaluateMany."""
-        evaluated = request.operator, request.input.dtype
-        self._active.observer.items(self, evaluated, status="OK", count=count)
-
-    def note_failed_item(self, failed: ErrorStatus) -> None:
-        """Note the error of an item of EvaluateMany."""
-        self._active.observer.items(self, None, status=failed.code.name, failed=failed)
 
     def succeed(self) -> None:
         """End the call with OK."""
@@ -253,9 +242,7 @@ class ActiveCall:
         failed: ErrorStatus | None = None,
     ) -> None:
         duration_s = time.monotonic() - self._started
-        self._active.observer.end(
-            self._begun, self, status=status, duration_s=duration_s, failed=failed
-        )
+        self.observer.end(self._begun, self, status=status, duration_s=duration_s, failed=failed)
         if not _log.isEnabledFor(level):
             return
         facts = {
@@ -317,43 +304,15 @@ def deadline_of(context: Caller) -> float:
     return math.inf if left_s is None else time.monotonic() + left_s
 
 
-def claim_of_tables(preparation: Preparation, context: Caller) -> Claim:
-    """Return the claim for preparing a request."""
-    return Claim(
-        work=preparation.work,
-        peer=caller_of(context),
-        deadline=deadline_of(context),
-        tables=True,
-    )
-
-
-def claim_of_batch(prepared: Prepared, context: Caller, *, count: int, at_once: bool) -> Claim:
-    """Return the claim for `count` equal requests of an EvaluateMany stream.
-
-    at_once  whether they are computed in one turn
-
-    The server limits how many a caller sends: they wait, and are never refused.
-    """
-    return Claim(
-        work=count * prepared.work,
-        part=1.0 if at_once else prepared.step_part,
-        peer=caller_of(context),
-        deadline=deadline_of(context),
-        paced=True,
-    )
-
-
 def claim_of(
-    prepared: Prepared, context: Caller, *, left: float = 1.0, paced: bool = False
+    context: Caller, work: int, *, part: float = 1.0, paced: bool = False, tables: bool = False
 ) -> Claim:
-    """Return the claim for an evaluation; for `paced` see Claim.
-
-    left  part of the evaluation that is not done yet
-    """
+    """Return the claim of a call; for the arguments see Claim."""
     return Claim(
-        work=math.ceil(prepared.work * left),
-        part=min(1.0, prepared.step_part / left),
+        work=work,
+        part=part,
         peer=caller_of(context),
         deadline=deadline_of(context),
         paced=paced,
+        tables=tables,
     )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.rpc import codec
@@ -63,24 +62,6 @@ class Handlers(grpc.GenericRpcHandler):
         return self._others.get(handler_call_details.method)
 
 
-class _Finders:
-    """Stands in for a server when handlers are added; collects generic handlers only.
-
-    After each call of any method, grpc.aio waits again for a call of each method that was
-    registered individually; reflection's method would make that two waits instead of one.
-    """
-
-    def __init__(self, *finders: grpc.GenericRpcHandler) -> None:
-        self.all = list(finders)
-
-    def add_generic_rpc_handlers(self, finders: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Collect the generic handlers."""
-        self.all.extend(finders)
-
-    def add_registered_method_handlers(self, *_given: object) -> None:
-        """Ignore single methods: the generic handlers find them."""
-
-
 def add_handlers(
     server: grpc.aio.Server,
     handlers: Handlers,
@@ -89,14 +70,20 @@ def add_handlers(
     active: ActiveCalls,
 ) -> None:
     """Serve gradwire.v1.GradientService, health and reflection to authorized callers."""
-    finders = _Finders(handlers, health)
-    as_server = cast("grpc.aio.Server", finders)
-    names = (NAME, HEALTH, reflection.SERVICE_NAME)
-    untyped = cast("Any", reflection_pb2_grpc)
-    untyped.add_ServerReflectionServicer_to_server(
-        reflection.aio.ReflectionServicer(names), as_server
+    untyped: Any = reflection_pb2
+    servicer: Any = reflection.aio.ReflectionServicer((NAME, HEALTH, reflection.SERVICE_NAME))
+    reflecting = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        untyped.ServerReflectionRequest.FromString,
+        untyped.ServerReflectionResponse.SerializeToString,
     )
-    server.add_generic_rpc_handlers((AuthorizingHandler(finders.all, authorizer, active),))
+    # Not by add_ServerReflectionServicer_to_server, which registers the method individually: after
+    # each call of any method, grpc.aio waits again for a call of each such method.
+    reflector = grpc.method_handlers_generic_handler(
+        reflection.SERVICE_NAME, {"ServerReflectionInfo": reflecting}
+    )
+    finders = (handlers, health, reflector)
+    server.add_generic_rpc_handlers((AuthorizingHandler(finders, authorizer, active),))
 
 
 _log = logging.getLogger("gradwire_server")

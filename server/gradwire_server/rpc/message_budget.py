@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -160,6 +161,7 @@ class MessageBudget:
         self._admission.free_memory(size)
 
 
+@dataclass(slots=True, eq=False)
 class _Arrival:
     """An awaited request.
 
@@ -168,10 +170,7 @@ class _Arrival:
     refused  error that ends the wait, or None
     """
 
-    __slots__ = ("caller", "context", "refused", "seen_at")
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.seen_at: float | None = None
-        self.caller: Hashable = None
-        self.refused: ServerFullError | StalledError | None = None
+    context: Context
+    seen_at: float | None = None
+    caller: Hashable = None
+    refused: ServerFullError | StalledError | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,6 @@ from gradwire_server.rpc.call_context import (
     ActiveCalls,
     Caller,
     claim_of,
-    claim_of_tables,
 )
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
@@ -93,7 +93,7 @@ class ServiceContext:
         building = TurnedWork(
             lambda check: self.preparer.prepare(request, header=header, check=check), turn_s=TURN_S
         )
-        claim = claim_of_tables(needs, context)
+        claim = claim_of(context, needs.work, tables=True)
         admission = self.admission
         memory = admission.memory(needs.memory_bytes, measured=False)
         with memory, admission.turns(claim) as turns, building:
@@ -124,7 +124,9 @@ class ServiceContext:
         if prepared.passes_through or self.inline.admits(prepared):
             yield partial(self._at_once, call)
             return
-        with self.turns(claim_of(prepared, call.context, left=left, paced=True), call) as do:
+        part = min(1.0, prepared.step_part / left)
+        claim = claim_of(call.context, math.ceil(prepared.work * left), part=part, paced=True)
+        with self.turns(claim, call) as do:
             yield do
 
     @contextmanager

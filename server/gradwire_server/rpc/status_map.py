@@ -20,81 +20,48 @@ DOMAIN = "gradwire.v1"
 _MAX_MESSAGE = 600
 _MAX_FACT = 200
 
-Table = dict[type[BaseException], tuple[StatusCode, v1.ErrorReason.ValueType]]
-
-STATUS: Table = {
-    errors.InvalidFieldError: (
-        StatusCode.INVALID_ARGUMENT,
-        v1.ErrorReason.ERROR_REASON_INVALID_FIELD,
-    ),
-    errors.InvalidDataError: (
-        StatusCode.INVALID_ARGUMENT,
-        v1.ErrorReason.ERROR_REASON_INVALID_DATA,
-    ),
-    errors.UnknownFieldError: (StatusCode.UNIMPLEMENTED, v1.ErrorReason.ERROR_REASON_UNKNOWN_FIELD),
-    errors.UnknownOperatorError: (
-        StatusCode.UNIMPLEMENTED,
-        v1.ErrorReason.ERROR_REASON_UNKNOWN_OPERATOR,
-    ),
-    errors.MessageTooLargeError: (
-        StatusCode.FAILED_PRECONDITION,
-        v1.ErrorReason.ERROR_REASON_USE_STREAM,
-    ),
-    errors.TableTooLargeError: (
-        StatusCode.FAILED_PRECONDITION,
-        v1.ErrorReason.ERROR_REASON_TABLE_TOO_LARGE,
-    ),
-    errors.LayoutNotStreamableError: (
-        StatusCode.FAILED_PRECONDITION,
-        v1.ErrorReason.ERROR_REASON_LAYOUT_NOT_STREAMABLE,
-    ),
-    errors.RequestLimitError: (
-        StatusCode.FAILED_PRECONDITION,
-        v1.ErrorReason.ERROR_REASON_LIMIT_EXCEEDED,
-    ),
-    errors.ServerFullError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OVERLOADED),
-    errors.StartingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_STARTING),
-    errors.DeviceLostError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DEVICE_LOST),
-    errors.StalledError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_STALLED),
-    errors.DrainingError: (StatusCode.UNAVAILABLE, v1.ErrorReason.ERROR_REASON_DRAINING),
-    errors.DigestMismatchError: (
-        StatusCode.ABORTED,
-        v1.ErrorReason.ERROR_REASON_EVALUATION_CHANGED,
-    ),
-    errors.UnauthenticatedError: (
-        StatusCode.UNAUTHENTICATED,
-        v1.ErrorReason.ERROR_REASON_UNAUTHENTICATED,
-    ),
-    errors.MissingScopeError: (
-        StatusCode.PERMISSION_DENIED,
-        v1.ErrorReason.ERROR_REASON_PERMISSION_DENIED,
-    ),
-    MemoryError: (StatusCode.RESOURCE_EXHAUSTED, v1.ErrorReason.ERROR_REASON_OUT_OF_MEMORY),
-    TimeoutError: (StatusCode.DEADLINE_EXCEEDED, v1.ErrorReason.ERROR_REASON_DEADLINE_EXCEEDED),
+# Names of status codes and of reasons, without the prefix of the enum.
+STATUS: dict[type[BaseException], tuple[str, str]] = {
+    errors.InvalidFieldError: ("INVALID_ARGUMENT", "INVALID_FIELD"),
+    errors.InvalidDataError: ("INVALID_ARGUMENT", "INVALID_DATA"),
+    errors.UnknownFieldError: ("UNIMPLEMENTED", "UNKNOWN_FIELD"),
+    errors.UnknownOperatorError: ("UNIMPLEMENTED", "UNKNOWN_OPERATOR"),
+    errors.MessageTooLargeError: ("FAILED_PRECONDITION", "USE_STREAM"),
+    errors.TableTooLargeError: ("FAILED_PRECONDITION", "TABLE_TOO_LARGE"),
+    errors.LayoutNotStreamableError: ("FAILED_PRECONDITION", "LAYOUT_NOT_STREAMABLE"),
+    errors.RequestLimitError: ("FAILED_PRECONDITION", "LIMIT_EXCEEDED"),
+    errors.ServerFullError: ("RESOURCE_EXHAUSTED", "OVERLOADED"),
+    errors.StartingError: ("UNAVAILABLE", "STARTING"),
+    errors.DeviceLostError: ("UNAVAILABLE", "DEVICE_LOST"),
+    errors.StalledError: ("DEADLINE_EXCEEDED", "STALLED"),
+    errors.DrainingError: ("UNAVAILABLE", "DRAINING"),
+    errors.DigestMismatchError: ("ABORTED", "EVALUATION_CHANGED"),
+    errors.UnauthenticatedError: ("UNAUTHENTICATED", "UNAUTHENTICATED"),
+    errors.MissingScopeError: ("PERMISSION_DENIED", "PERMISSION_DENIED"),
+    MemoryError: ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY"),
+    TimeoutError: ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"),
 }
-_INTERNAL = (StatusCode.INTERNAL, v1.ErrorReason.ERROR_REASON_INTERNAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """An error in the form that is sent to a caller."""
+    """An error in the form that is sent to a caller.
 
-    code: StatusCode
-    reason: v1.ErrorReason.ValueType
+    status       name of the status code
+    reason_name  name of the reason, without the prefix of the enum
+    """
+
+    status: str
+    reason_name: str
     message: str
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     violations: tuple[tuple[str, str], ...] = ()
     retry_after_s: float | None = None
 
     @property
-    def status(self) -> str:
-        """Name of the status code."""
-        return self.code.name
-
-    @property
-    def reason_name(self) -> str:
-        """The reason without the prefix of its enum."""
-        return v1.ErrorReason.Name(self.reason).removeprefix("ERROR_REASON_")
+    def code(self) -> StatusCode:
+        """The status code."""
+        return StatusCode[self.status]
 
     def within(self, **facts: str) -> ErrorStatus:
         """Add facts about the call."""
@@ -104,7 +71,7 @@ class ErrorStatus:
         """Encode the error as a stream's last message."""
         error = v1.Error(
             code=self.code.value[0],
-            reason=self.reason,
+            reason=v1.ErrorReason.Value(f"ERROR_REASON_{self.reason_name}"),
             message=self.message,
             metadata=self.facts,
             field_violations=[
@@ -140,18 +107,15 @@ def failure(error: BaseException) -> ErrorStatus:
     """Return the status of an exception; others than the table's are INTERNAL, without details."""
     kind = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
     if kind is None:
-        return ErrorStatus(
-            *_INTERNAL, "internal error; the server's log has more under this request_id"
-        )
-    code, reason = STATUS[kind]
+        words = "internal error; the server's log has more under this request_id"
+        return ErrorStatus("INTERNAL", "INTERNAL", words)
     if not isinstance(error, errors.EvaluationError):
-        return ErrorStatus(code, reason, _OWN_WORDS[kind])
+        return ErrorStatus(*STATUS[kind], _OWN_WORDS[kind])
     violations: tuple[tuple[str, str], ...] = ()
     if isinstance(error, errors.InvalidFieldError):
         violations = ((error.field, _short(error.description, _MAX_MESSAGE)),)
     return ErrorStatus(
-        code,
-        reason,
+        *STATUS[kind],
         _short(error.message, _MAX_MESSAGE),
         {name: _short(fact, _MAX_FACT) for name, fact in error.facts.items()},
         violations,

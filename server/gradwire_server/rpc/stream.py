@@ -195,7 +195,7 @@ class EvaluationStream(ServedStream):
         while (message := await self._next()) is not None:
             chunk = self._check_chunk(message, position, total)
             self._call.received_bytes += len(chunk.data)
-            self._call.note_step(2 * len(chunk.data))
+            self._call.observer.step(2 * len(chunk.data))
             await self._responses.put(chunk)
             position += len(chunk.data)
         if position != total:
@@ -238,7 +238,7 @@ class EvaluationStream(ServedStream):
             await do(partial(execution.step, step, data, result))
             self._busy = 0
             self._progress = self._clock()
-            self._call.note_step(len(data) + len(result))
+            self._call.observer.step(len(data) + len(result))
             skipped = max(0, wanted.start - offset)
             part = result[skipped : wanted.stop - offset]
             if len(part):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Never
 
@@ -21,7 +22,7 @@ from gradwire_server.engine import (
     in_memory,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, claim_of
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, Reply, claim_of
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
 
@@ -79,9 +80,6 @@ class GradientService:
         service.inline.spend(computed - began)
         return reply
 
-    def _call(self, method: str, context: Context) -> ActiveCall:
-        return ActiveCall(method, context, self._service.active)
-
     async def _evaluate(
         self, header: bytes, data: memoryview, prepared: Prepared | None, call: ActiveCall
     ) -> bytes:
@@ -128,33 +126,33 @@ class GradientService:
         """Compute in turns, in a thread."""
         result = np.empty(prepared.output.wire_bytes, np.uint8)
         steps = in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
-        with self._service.turns(claim_of(prepared, call.context), call) as do:
+        with self._service.turns(
+            claim_of(call.context, prepared.work, part=prepared.step_part), call
+        ) as do:
             while await do(partial(take_turn, steps)):
                 pass
         return result
 
     async def list_operators(self, _requests: object, context: Context) -> v1.ListOperatorsResponse:
         """List the operators."""
-        request = await self._budget.receive(context)
-        call = self._call("ListOperators", context)
-        return await call.answer(lambda: self._list_operators(request))
-
-    async def _list_operators(self, request: object) -> v1.ListOperatorsResponse:
-        codec.well_formed(request)
-        return self._operators
+        return await self._tell("ListOperators", context, lambda: self._operators)
 
     async def get_server_info(
         self, _requests: object, context: Context
     ) -> v1.GetServerInfoResponse:
         """Return version, backend and limits."""
-        request = await self._budget.receive(context)
-        call = self._call("GetServerInfo", context)
-        return await call.answer(lambda: self._get_server_info(request))
-
-    async def _get_server_info(self, request: object) -> v1.GetServerInfoResponse:
-        codec.well_formed(request)
         service = self._service
-        return server_info(service.settings, service.backend.name, service.backend_reason)
+        info = partial(server_info, service.settings, service.backend.name, service.backend_reason)
+        return await self._tell("GetServerInfo", context, info)
+
+    async def _tell(self, method: str, context: Context, reply: Callable[[], Reply]) -> Reply:
+        request = await self._budget.receive(context)
+
+        async def answer() -> Reply:
+            codec.well_formed(request)
+            return reply()
+
+        return await ActiveCall(method, context, self._service.active).answer(answer)
 
 
 async def _raise(error: Exception) -> Never:
