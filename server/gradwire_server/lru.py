@@ -29,6 +29,11 @@ class Recent(Generic[V]):
         with self._lock:
             return key in self._values
 
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Hits and misses."""
+        return self.hits, self.misses
+
     def get(self, key: Hashable) -> V | None:
         """Return the value of key and count it as used now; None where there is none."""
         # No lock, which would take as long as the rest: counts are approximate.

@@ -41,6 +41,7 @@ class Server:
     shares_port   whether other processes listen on the address too
     cells         file descriptor of a supervisor's memory for the metrics; None where it has none
     device        watch over the computing device; None for a new watch
+    service       the parts that the handlers share
     instruments   metrics and traces of the server
     over          set once the device is lost and every call in flight has its status
 
@@ -71,7 +72,7 @@ class Server:
         self._chooses = backend is None
         if backend is None:
             backend, reason = choose_backend(settings)
-        self._service = _service_context(
+        self.service = _service_context(
             settings, self._pool, (backend, reason), active, self._device
         )
         self._server = self._build()
@@ -79,16 +80,11 @@ class Server:
         self._trimming: asyncio.Future[None] | None = None
         self.port = 0
 
-    @property
-    def service(self) -> ServiceContext:
-        """The parts that the handlers share."""
-        return self._service
-
     def _build(self) -> grpc.aio.Server:
         options = handlers.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        self._handlers = Handlers(self._service)
-        active = self._service.active
+        self._handlers = Handlers(self.service)
+        active = self.service.active
         add_handlers(server, self._handlers, self._health, self._authorizer, active)
         return server
 
@@ -114,14 +110,14 @@ class Server:
             )
         else:
             self.port = self._server.add_insecure_port(settings.address)
-        self.instruments.start(self._service, address=self.bound)
+        self.instruments.start(self.service, address=self.bound)
         self._health.tell(serving=False)
         self._device.listeners_shut.clear()
         self._ending = asyncio.ensure_future(self._end_when_lost())
         await self._server.start()
-        admission = self._service.admission
+        admission = self.service.admission
         self._trimming = asyncio.ensure_future(
-            malloc.trim_when_idle(lambda: admission.entered, self._service.off_loop)
+            malloc.trim_when_idle(lambda: admission.entered, self.service.off_loop)
         )
 
     async def get_ready(self) -> None:
@@ -135,14 +131,14 @@ class Server:
                 await self._server.stop(None)
                 await self.instruments.stop()
             raise
-        self._service.ready.set()
+        self.service.ready.set()
         self.instruments.note_serving(serves=True)
         self._health.tell(serving=True)
         facts = {
             "address": self.bound,
             "version": VERSION,
-            "backend": self._service.backend.name,
-            "backend_reason": self._service.backend_reason,
+            "backend": self.service.backend.name,
+            "backend_reason": self.service.backend_reason,
             "compute_threads": self.settings.threads,
             "max_memory_bytes": self.settings.max_memory_bytes,
             "tls": bool(self.settings.tls_certificate),
@@ -154,7 +150,7 @@ class Server:
     async def _warm_up(self) -> None:
         if self._warm_up_s is not None or not self.settings.warm_up:
             return
-        backend = self._service.backend
+        backend = self.service.backend
         _log.info("warming up", extra={"facts": {"backend": backend.name}})
         started = time.monotonic()
         try:
@@ -163,9 +159,9 @@ class Server:
             if not (self._chooses and backends.may_fall_back(backend)):
                 raise
             backend, reason = backends.instead_of_compiled(self.settings.backend, error)
-            self._service = replace(self._service, backend=backend, backend_reason=reason)
-            self._handlers.serve(self._service)
-            self.instruments.note_backend(self._service)
+            self.service = replace(self.service, backend=backend, backend_reason=reason)
+            self._handlers.serve(self.service)
+            self.instruments.note_backend(self.service)
             await self._compute_first(backend)
         await self.warm_up_calls()
         self._warm_up_s = round(time.monotonic() - started, 3)
@@ -173,12 +169,12 @@ class Server:
     async def _compute_first(self, backend: Backend) -> None:
         # Not watched: compilers may take longer than any call to a device.
         if isinstance(backend, backends.LoadsKernels):
-            await self._service.off_loop(backend.load)
-            await self._service.compute(backend.warm_up)
+            await self.service.off_loop(backend.load)
+            await self.service.compute(backend.warm_up)
         else:
-            await self._service.off_loop(backend.warm_up)
-        rate = await self._service.compute(partial(check_backend, backend))
-        self._service.inline.rate = rate
+            await self.service.off_loop(backend.warm_up)
+        rate = await self.service.compute(partial(check_backend, backend))
+        self.service.inline.rate = rate
 
     async def warm_up_calls(self) -> None:
         """Run warm-up calls through handlers like this server's, on its backend and threads.
@@ -186,7 +182,7 @@ class Server:
         All other parts are separate, so that the calls are not cached, counted or traced.
         """
         settings = Settings(compute_threads=self.settings.threads)
-        backend, active = self._service.backend, ActiveCalls()
+        backend, active = self.service.backend, ActiveCalls()
         service = _service_context(settings, self._pool, (backend, ""), active, self._device)
         service.ready.set()
         await warm_up_calls(Handlers(service))
@@ -212,10 +208,10 @@ class Server:
         """
         _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
-        none_left = self._service.active.none_left
+        none_left = self.service.active.none_left
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(none_left.wait(), grace_s)
-        self._service.draining.set()
+        self.service.draining.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(none_left.wait(), _LAST_WORDS_S)
         # Statuses are still being sent; the remaining calls watch health, or do not read.
@@ -241,10 +237,10 @@ class Server:
         stopped = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)
-        self._service.active.end_all(self._device.error)
+        self.service.active.end_all(self._device.error)
         self._device.listeners_shut.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._service.active.none_left.wait(), _LAST_WORDS_S)
+            await asyncio.wait_for(self.service.active.none_left.wait(), _LAST_WORDS_S)
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
         await self.instruments.stop()
@@ -253,7 +249,7 @@ class Server:
     @property
     def streams(self) -> int:
         """Streams open now."""
-        return self._service.admission.streams
+        return self.service.admission.streams
 
 
 # Multiplications in a second, until the backend has been measured: less than compiled ones do.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server.admin_http.history import MOST, History, quantile, totals
+from gradwire_server.admin_http.status import LATELY_S
 from gradwire_server.observability.cells import Cells, Ledgers, place
 from gradwire_server.observability.definitions import (
     ITEMS,
@@ -109,9 +112,9 @@ def test_history_keeps_some_minutes_of_differences() -> None:
     assert all(counts.calls.sum() == 1 for _, counts in steps)
     call(cells, "Evaluate", "interpolate", "OK", 0.01)
     now = totals(ledgers.read())
-    assert history.minutes(now)[1].calls.sum() == MOST
+    assert history.since(math.inf, now)[1].calls.sum() == MOST
     # All of it took less than what is told as the last seconds.
-    assert history.lately(now)[1].calls.sum() == MOST
+    assert history.since(LATELY_S, now)[1].calls.sum() == MOST
 
 
 def test_a_loop_that_beats_is_not_silent() -> None:

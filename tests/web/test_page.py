@@ -61,7 +61,7 @@ def told(**changes: Any) -> dict[str, Any]:
     cells = Cells()
     ledgers = Ledgers.of_this_process(cells)
     history = History(lambda: totals(ledgers.read()))
-    return status(Subject.now(Settings(), "127.0.0.1:1"), ledgers, history, Processes()) | changes
+    return status(Subject(Settings(), "127.0.0.1:1"), ledgers, history, Processes()) | changes
 
 
 def read(found: dict[str, Any]) -> Reader:
@@ -129,7 +129,7 @@ def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
     names = {"status": "s", "reason": "r", "message": "m", "request_id": "i"}
     cells.notes.error(method="Evaluate", operator="interpolate", **names)
     history = History(lambda: totals(ledgers.read()))
-    plain = status(Subject.now(Settings(max_rank=3), "a:1"), ledgers, history, Processes())
+    plain = status(Subject(Settings(max_rank=3), "a:1"), ledgers, history, Processes())
     kept = {key: plain[key] for key in ("state", "now")}
     hostile = cast("dict[str, Any]", replaced(copy.deepcopy(plain), text)) | kept
     hostile["workers"] = [each | {"state": "serving"} for each in hostile["workers"]]

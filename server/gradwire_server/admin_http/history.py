@@ -28,8 +28,6 @@ from gradwire_server.observability.definitions import (
 EVERY_S = 5.0
 # Readings in five minutes, including both ends.
 MOST = 61
-# Window of the current rate, in seconds.
-_LATELY_S = 9.0
 # Statuses not counted as errors.
 _FINE = ("OK", "CANCELLED")
 
@@ -69,9 +67,7 @@ class Totals:
 
 def totals(workers: Sequence[Worker]) -> Totals:
     """Return the sum of the workers' counts."""
-    values = workers[0].values
-    for worker in workers[1:]:
-        values = values + worker.values
+    values = np.sum([worker.values for worker in workers], axis=0)
     shape = [len(label.values) for label in REQUEST_DURATION.labels]
     requests = values[span(REQUEST_DURATION)].reshape(*shape, width(REQUEST_DURATION))
     # A histogram's first cell is its sum, the others are its buckets.
@@ -87,7 +83,7 @@ def totals(workers: Sequence[Worker]) -> Totals:
         durations=by_status.sum(axis=(0, 2)),
         phases=spent[..., 1:].sum(axis=1),
         tensor_bytes=np.array(_tensor_bytes(values)),
-        beats=np.array([_beats(worker) for worker in workers]),
+        beats=np.array([worker.values[span(LAG)][1:].sum() for worker in workers]),
     )
 
 
@@ -130,14 +126,6 @@ class History:
         now = time.monotonic()
         return [now - at for at in since]
 
-    def lately(self, now: Totals) -> tuple[float, Totals]:
-        """Return the window of the current rate in seconds, and its counts."""
-        return self._since(_LATELY_S, now)
-
-    def minutes(self, now: Totals) -> tuple[float, Totals]:
-        """Return the duration of the whole history in seconds, and its counts."""
-        return self._since(MOST * EVERY_S, now)
-
     def steps(self) -> list[tuple[float, Totals]]:
         """Return seconds and counts between successive readings."""
         with self._lock:
@@ -147,7 +135,11 @@ class History:
             for (sooner, before), (later, after) in pairwise(seen)
         ]
 
-    def _since(self, seconds: float, read: Totals) -> tuple[float, Totals]:
+    def since(self, seconds: float, read: Totals) -> tuple[float, Totals]:
+        """Return the duration of a window up to now in seconds, at least `seconds`, and its counts.
+
+        Not longer than the whole history.
+        """
         now = time.monotonic()
         with self._lock:
             times = [at for at, _ in self._seen]
@@ -192,7 +184,3 @@ def _tensor_bytes(values: Floats) -> float:
         if number != streams
     )
     return float(others + values[place(STEP)])
-
-
-def _beats(worker: Worker) -> float:
-    return float(worker.values[span(LAG)][1:].sum())

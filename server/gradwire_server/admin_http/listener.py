@@ -147,7 +147,7 @@ _NEXT_TRY_S = 0.1
 Respond = Callable[[Request], Answer]
 
 
-class Listener:
+class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Listens on an address from construction until close(); answers after start().
 
     tls      returns the current context; None for plain HTTP
@@ -156,33 +156,6 @@ class Listener:
     Raises OSError if the address cannot be bound.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        respond: Respond,
-        *,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-    ) -> None:
-        self._server = _Server(host, port, respond, tls)
-        self.address = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="gradwire-http", daemon=True
-        )
-
-    def start(self) -> None:
-        """Start answering, including connections that already wait."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop answering."""
-        if self._thread.ident is not None:
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
-
-
-class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
@@ -192,7 +165,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         host: str,
         port: int,
         respond: Respond,
-        tls: Callable[[], ssl.SSLContext] | None,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, place = found[0]
@@ -200,8 +174,24 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         super().__init__((str(place[0]), port), _HttpConnection)
+        self.address = f"{host}:{self.server_address[1]}"
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(0.1,), name="gradwire-http", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start answering, including connections that already wait."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._thread.ident is not None:
+            self.shutdown()
+            self._thread.join()
+        self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection."""
         try:
             return super().get_request()
         except OSError:
@@ -209,17 +199,20 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread; a further one closes the oldest."""
         with self._lock:
             self._open[request] = None
         self._cut(down_to=_MOST_OPEN)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def server_close(self) -> None:
+        """Close all connections."""
         super().server_close()
         self._cut(down_to=0)
 
@@ -239,7 +232,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 class _HttpConnection(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         """Answer one request; a connection has no other."""
-        server, connection = cast("_Server", self.server), cast("socket.socket", self.request)
+        server, connection = cast("Listener", self.server), cast("socket.socket", self.request)
         connection.settimeout(_PATIENCE_S)
         with contextlib.suppress(OSError):
             if server.tls is None:
@@ -279,7 +272,7 @@ class _HttpConnection(socketserver.BaseRequestHandler):
                 return
             with_body = head.method != b"HEAD"
             request = Request.of(head, peer=_peer(self.client_address), certified=certified)
-            answer = cast("_Server", self.server).respond(request)
+            answer = cast("Listener", self.server).respond(request)
         except BadRequestError as error:
             answer = error.answer
         except TimeoutError:

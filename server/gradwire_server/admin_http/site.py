@@ -48,7 +48,7 @@ class Site:
     ) -> None:
         host, port = split(settings.http_address)
         self._ledgers = ledgers
-        self._subject = Subject.now(settings, served)
+        self._subject = Subject(settings, served)
         names = (host, *settings.http_hosts.replace(" ", "").split(","))
         self._guard = AccessCheck(Authorizer(settings), names, is_open=settings.http_open)
         self._exposition = Exposition(ledgers)
@@ -58,9 +58,6 @@ class Site:
             lambda: status(self._subject, ledgers, self._history, processes)
         )
         self._page = _CachedAnswer(lambda: page.render(self._status.get()))
-        self._json = _CachedAnswer(
-            lambda: json.dumps(self._status.get(), indent=2).encode() + b"\n"
-        )
         tls = contexts(certificates)
         try:
             self._listener = Listener(host, port, self.respond, tls=tls)
@@ -89,7 +86,8 @@ class Site:
             policy = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
             return Answer(HTTPStatus.OK, "text/html; charset=utf-8", self._page.get(), policy)
         if request.path == "/status.json":
-            return Answer(HTTPStatus.OK, "application/json", self._json.get())
+            body = json.dumps(self._status.get(), indent=2).encode() + b"\n"
+            return Answer(HTTPStatus.OK, "application/json", body)
         if request.path == "/metrics":
             body, content_type = self._exposition.encode(request.headers.get("accept", ""))
             return Answer(HTTPStatus.OK, content_type, body)

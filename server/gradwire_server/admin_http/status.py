@@ -12,9 +12,11 @@ workers    request_budget_bytes is the memory budget of calls in flight; residen
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,8 @@ from gradwire_server.observability.exposition import Processes
 
 _QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))
 _MOST_ERRORS = 20
+# Window of the current rate, in seconds.
+LATELY_S = 9.0
 # Shortest window for which a rate is computed.
 _LEAST_S = 1.0
 # An event loop that was silent for so long hangs: it is seen every few seconds otherwise.
@@ -72,12 +76,7 @@ class Subject:
 
     settings: Settings
     address: str
-    started: tuple[float, float]
-
-    @classmethod
-    def now(cls, settings: Settings, address: str) -> Subject:
-        """Describe a server that starts now."""
-        return cls(settings, address, (time.time(), time.monotonic()))
+    started: tuple[float, float] = field(default_factory=lambda: (time.time(), time.monotonic()))
 
 
 def status(
@@ -114,7 +113,7 @@ def status(
 
 def is_ready(ledgers: Ledgers) -> bool:
     """Return whether any worker serves."""
-    return any(_states(ledgers.read(), READY))
+    return _total(ledgers.read(), READY) > 0
 
 
 def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
@@ -123,7 +122,7 @@ def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
     silent_s  for how long each worker's event loop was not seen alive
     """
     both = zip(workers, silent_s, strict=True)
-    serving = [seconds for worker, seconds in both if any(_states([worker], READY))]
+    serving = [seconds for worker, seconds in both if _total([worker], READY)]
     return not serving or min(serving) < DEAD_S
 
 
@@ -131,14 +130,14 @@ def state_of(worker: Worker, silent_s: float) -> str:
     """Return the state of a worker: away, not ready, hangs or serving."""
     if not worker.pids:
         return "away"
-    if not any(_states([worker], READY)):
+    if not _total([worker], READY):
         return "not ready"
     return "hangs" if silent_s >= SILENT_S else "serving"
 
 
 def _counted(history: History, now: Totals) -> dict[str, Any]:
-    seconds, counted = history.lately(now)
-    late_s, late = history.minutes(now)
+    seconds, counted = history.since(LATELY_S, now)
+    late_s, late = history.since(math.inf, now)
     return {
         "rates": _rates(seconds, counted) if seconds >= _LEAST_S else None,
         "history": {"every_s": EVERY_S, "rates": [_rates(*step) for step in history.steps()]},
@@ -192,9 +191,7 @@ def _operators(now: Totals, late: Totals, lately: Totals, seconds: float) -> lis
 
 
 def _held(settings: Settings, workers: Sequence[Worker]) -> dict[str, Any]:
-    def total(metric: Metric) -> int:
-        return int(sum(_states(workers, metric)))
-
+    total = partial(_total, workers)
     return {
         "in_flight": total(IN_FLIGHT),
         "queue": {"now": total(QUEUE_DEPTH), "limit": settings.max_queue},
@@ -216,14 +213,14 @@ def _workers(
             "worker": worker.name,
             "state": state_of(worker, silent),
             "pids": list(worker.pids),
-            "restarts": int(sum(_states([worker], RESTARTS))),
-            "in_flight": int(sum(_states([worker], IN_FLIGHT))),
-            "queue": int(sum(_states([worker], QUEUE_DEPTH))),
-            "request_budget_bytes": int(sum(_states([worker], MEMORY))),
+            "restarts": _total([worker], RESTARTS),
+            "in_flight": _total([worker], IN_FLIGHT),
+            "queue": _total([worker], QUEUE_DEPTH),
+            "request_budget_bytes": _total([worker], MEMORY),
             "resident_bytes": int(resident.get(worker.name, 0)),
-            "device_memory_bytes": int(sum(_states([worker], DEVICE_MEMORY))),
+            "device_memory_bytes": _total([worker], DEVICE_MEMORY),
             "processor_s": round(processor.get(worker.name, 0.0), 2),
-            "streams": int(sum(_states([worker], STREAMS))),
+            "streams": _total([worker], STREAMS),
             "silent_s": round(silent, 1),
         }
         for worker, silent in zip(workers, silent_s, strict=True)
@@ -244,8 +241,8 @@ def _errors(ledgers: Ledgers) -> list[dict[str, Any]]:
     ]
 
 
-def _states(workers: Sequence[Worker], metric: Metric) -> list[float]:
-    return [float(np.sum(worker.values[span(metric)])) for worker in workers]
+def _total(workers: Sequence[Worker], metric: Metric) -> int:
+    return int(sum(np.sum(worker.values[span(metric)]) for worker in workers))
 
 
 def _changed(settings: Settings) -> dict[str, Any]:

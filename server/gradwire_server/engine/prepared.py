@@ -40,7 +40,7 @@ class TableCache:
     @property
     def lookups(self) -> tuple[int, int]:
         """How often a table was there, and how often it was built."""
-        return self._recent.hits, self._recent.misses
+        return self._recent.lookups
 
     def holds(self, axis: Axis, *, gradient: bool) -> bool:
         """Whether the table is cached."""
@@ -162,13 +162,11 @@ class BatchStep(NamedTuple):
     result: tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Measured:
     """Estimate of the seconds an evaluation takes, from its runs; None before the first."""
 
-    __slots__ = ("seconds",)
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
+    seconds: float | None = None
 
     def note(self, seconds: float) -> None:
         """Record the seconds of one run: a faster run replaces the estimate, a slower raises it."""
@@ -397,7 +395,7 @@ class Preparer:
     @property
     def lookups(self) -> tuple[int, int]:
         """Hits and misses of the cache of prepared requests."""
-        return self._recent.hits, self._recent.misses
+        return self._recent.lookups
 
     @property
     def table_lookups(self) -> tuple[int, int]:

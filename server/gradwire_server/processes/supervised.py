@@ -96,14 +96,18 @@ class WorkerProcess:
             self.served_s = time.monotonic() - self._began
         return status
 
-    async def ended_or_stuck(self) -> int | None:
-        """Wait for the process to end and return its exit status; None if it is stuck."""
+    async def ended_or(self, *events: asyncio.Event) -> int | None:
+        """Wait for the process to end and return its exit status; None once an event is set."""
         ended = asyncio.ensure_future(self.ended())
         try:
-            await tasks.first(ended, self.stuck)
+            await tasks.first(ended, *events)
             return ended.result() if ended.done() else None
         finally:
             ended.cancel()
+
+    async def ended_or_stuck(self) -> int | None:
+        """Wait for the process to end and return its exit status; None if it is stuck."""
+        return await self.ended_or(self.stuck)
 
     def send(self, number: int) -> None:
         """Send a signal to the process, if it has not ended."""
@@ -270,15 +274,10 @@ class SupervisedWorker:
         until the process ends, a rolling restart replaces it, or the server stops.
         """
         status = await process.ended_or_stuck()
+        if status is None:
+            status = await process.ended_or(self._stopping, self._renewed)
         if status is not None:
             return status
-        ended = asyncio.ensure_future(process.ended())
-        try:
-            await tasks.first(ended, self._stopping, self._renewed)
-            if ended.done():
-                return ended.result()
-        finally:
-            ended.cancel()
         if self._process is process:
             raise RuntimeError(f"{self.name} is left behind: SIGKILL has not ended {process.pid}")
         return -signal.SIGKILL

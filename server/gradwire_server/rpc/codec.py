@@ -355,11 +355,8 @@ _MOST_KNOWN = 256
 _LONGEST_HEADER = 1 << 10
 _LONGEST_NAME = 2 + 0x80
 
-# RequestReader and response() convert these.
-EVALUATE = (None, None)
+# RequestReader and batch.py convert the messages of Evaluate and EvaluateMany.
 EVALUATE_STREAM = (_read_stream_request, None)
-# batch.py reads and writes these messages by hand.
-EVALUATE_MANY = (None, None)
 LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.SerializeToString)
 GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.SerializeToString)
 

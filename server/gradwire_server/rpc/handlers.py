@@ -46,7 +46,7 @@ class Handlers(grpc.GenericRpcHandler):
         get_server_info: Any = plain.get_server_info
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             f"/{NAME}/EvaluateStream": stream(evaluate_stream, *codec.EVALUATE_STREAM),
-            f"/{NAME}/EvaluateMany": stream(evaluate_many, *codec.EVALUATE_MANY),
+            f"/{NAME}/EvaluateMany": stream(evaluate_many),
             f"/{NAME}/ListOperators": unary(list_operators, *codec.LIST_OPERATORS),
             f"/{NAME}/GetServerInfo": unary(get_server_info, *codec.GET_SERVER_INFO),
         }
@@ -58,7 +58,7 @@ class Handlers(grpc.GenericRpcHandler):
         if handler_call_details.method == _EVALUATE:
             # Metadata that grpc has already read: the context would read them again each time.
             evaluate = partial(self._evaluate, handler_call_details.invocation_metadata or ())
-            return grpc.stream_unary_rpc_method_handler(evaluate, *codec.EVALUATE)
+            return grpc.stream_unary_rpc_method_handler(evaluate)
         return self._others.get(handler_call_details.method)
 
 

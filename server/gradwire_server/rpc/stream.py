@@ -43,28 +43,23 @@ def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
     """
     total = prepared.output.wire_bytes
     first, stop = header.resume_from, header.stop_before or total
-    if total == first == stop == 0:
-        return _same_evaluation(header, digest, range(0))
-    if not 0 <= first < total:
+    is_empty = total == first == stop == 0
+    if not (is_empty or 0 <= first < total):
         there = f"the result has bytes 0 to {total - 1}" if total else "the result is empty: give 0"
         raise InvalidFieldError("open.resume_from", f"{first}; {there}")
-    if not first < stop <= total:
+    if not (is_empty or first < stop <= total):
         raise InvalidFieldError(
             "open.stop_before",
             f"{stop}; a result of {total} bytes that is wanted from byte {first} on ends before "
             f"byte {first + 1} to {total}, or 0 for all",
         )
-    return _same_evaluation(header, digest, range(first, stop))
-
-
-def _same_evaluation(header: v1.Open, digest: str, wanted: range) -> range:
     if header.evaluation_digest not in {"", digest}:
         raise DigestMismatchError(
             f"open.evaluation_digest is {header.evaluation_digest:.64}; this server computes "
             f"{digest}: start again at byte 0 without a digest",
             digest=digest,
         )
-    return wanted
+    return range(first, stop)
 
 
 def opened(
@@ -172,12 +167,12 @@ class EvaluationStream(ServedStream):
         through = prepared.passes_through
         limit = self._service.settings.max_chunk_bytes
         needed = wanted if through else range(assembler.position, assembler.stop)
-        output = codec.write_descriptor(prepared.output)
         if needed:
             # From here on, since a caller may also be slow to read the answer.
             self._admitted.note_wait(for_caller=True)
         else:
             self._admitted.note_data()
+        output = codec.write_descriptor(prepared.output)
         reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
         self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
         await self._responses.put(reply.SerializeToString())

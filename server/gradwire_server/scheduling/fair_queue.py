@@ -52,17 +52,13 @@ class QueueEntry(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Fair queue of waiting entries, without a limit or a clock of its own.
-
-    cost_s  estimated seconds of all entries
-    """
+    """Fair queue of waiting entries, without a limit or a clock of its own."""
 
     def __init__(self) -> None:
         self._peers: dict[Hashable, _Peer[T]] = {}
         self._shares: _Shares[Hashable] = _Shares()
         self._length = 0
         self._first_late = math.inf
-        self.cost_s = 0.0
 
     def __len__(self) -> int:
         return self._length
@@ -72,7 +68,6 @@ class FairQueue(Generic[T]):
         self._peers.setdefault(place.peer, _Peer()).push(place)
         self._first_late = min(self._first_late, place.late)
         self._length += 1
-        self.cost_s += place.cost_s
 
     def pop(self) -> QueueEntry[T]:
         """Remove and return the next entry; raise IndexError if the queue is empty."""
@@ -111,12 +106,9 @@ class FairQueue(Generic[T]):
 
     def _forget(self, place: QueueEntry[T]) -> None:
         self._length -= 1
-        self.cost_s -= place.cost_s
         if not self._peers[place.peer]:
             del self._peers[place.peer]
         if not self._length:
-            # Otherwise rounding errors add up.
-            self.cost_s = 0.0
             self._shares = _Shares()
 
 
@@ -126,7 +118,6 @@ class _Peer(Generic[T]):
     def __init__(self) -> None:
         self._flows: dict[bool, list[QueueEntry[T]]] = {}
         self._shares: _Shares[bool] = _Shares()
-        self.cost_s = 0.0
 
     def __len__(self) -> int:
         return sum(map(len, self._flows.values()))
@@ -137,7 +128,6 @@ class _Peer(Generic[T]):
 
     def push(self, place: QueueEntry[T]) -> None:
         insort(self._flows.setdefault(place.large, []), place)
-        self.cost_s += place.cost_s
 
     def pop(self) -> QueueEntry[T]:
         large = self._shares.earliest(self._flows)
@@ -156,7 +146,6 @@ class _Peer(Generic[T]):
         return True
 
     def _forget(self, place: QueueEntry[T]) -> None:
-        self.cost_s -= place.cost_s
         if not self._flows[place.large]:
             del self._flows[place.large]
 
