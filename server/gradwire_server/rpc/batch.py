@@ -136,7 +136,7 @@ _log = logging.getLogger("gradwire_server")
 _TURNS = 3
 
 
-class BatchStream(ServedStream):
+class ManyStream(ServedStream):
     """One stream of EvaluateMany, from its first request to its last result."""
 
     METHOD = "EvaluateMany"

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.batch import BatchStream
+from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.interceptors import AuthorizingHandler
@@ -41,7 +41,7 @@ class Handlers(grpc.GenericRpcHandler):
         plain = GradientService(service)
         self._evaluate = plain.evaluate
         evaluate_stream: Any = partial(EvaluationStream.serve, service)
-        evaluate_many: Any = partial(BatchStream.serve, service)
+        evaluate_many: Any = partial(ManyStream.serve, service)
         list_operators: Any = plain.list_operators
         get_server_info: Any = plain.get_server_info
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

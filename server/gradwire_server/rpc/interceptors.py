@@ -15,7 +15,7 @@ from typing import Any, Never, TypeAlias, cast
 import grpc
 
 from gradwire_server.errors import MissingScopeError, UnauthenticatedError
-from gradwire_server.rpc.batch import BatchStream
+from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata
 from gradwire_server.rpc.status_map import ErrorStatus
 from gradwire_server.rpc.stream import EvaluationStream
@@ -31,7 +31,7 @@ _EVALUATE = ("Evaluate", "EvaluateStream", "EvaluateMany", "ListOperators")
 SCOPES = {f"/{NAME}/{method}": Scope.EVALUATE for method in _EVALUATE}
 # A caller that is still writing may lose the status, so streams end with the error in a message.
 _STREAMS: dict[str, type[ServedStream]] = {
-    f"/{NAME}/{stream.METHOD}": stream for stream in (EvaluationStream, BatchStream)
+    f"/{NAME}/{stream.METHOD}": stream for stream in (EvaluationStream, ManyStream)
 }
 
 
