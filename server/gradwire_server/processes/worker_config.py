@@ -34,7 +34,8 @@ class WorkerConfig:
     def load(cls, dumped: bytes) -> Self:
         """Decode it."""
         told = json.loads(dumped)
-        return cls(**{**told, "settings": Settings(**told["settings"])})
+        settings = Settings(**told.pop("settings"))
+        return cls(settings=settings, **told)
 
 
 def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:

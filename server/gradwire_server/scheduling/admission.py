@@ -428,7 +428,7 @@ class InlineWork:
         self.rate = rate
         self._most_s = most_s
         self._most_work = most_work
-        self._next_turn = next_turn or (lambda turn: asyncio.get_running_loop().call_soon(turn))
+        self._next_turn = next_turn or _call_soon
         self._spent_s = 0.0
 
     def estimate_s(self, prepared: Prepared) -> float:
@@ -466,3 +466,7 @@ class InlineWork:
 
     def _begin_turn(self) -> None:
         self._spent_s = 0.0
+
+
+def _call_soon(action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(action)
