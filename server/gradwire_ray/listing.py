@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from gradwire_server.admin_http.listener import Answer, Listener, Request
 from gradwire_server.config.settings import Settings
-from gradwire_server.security.certificates import Certificates, contexts
+from gradwire_server.security.certificates import Certificates
 
 
 class Listing:
@@ -34,7 +34,8 @@ class Listing:
     ) -> None:
         self._path = f"/{name}"
         self._addresses = addresses
-        tls = contexts(Certificates.of(settings))
+        certificates = Certificates.of(settings)
+        tls = None if certificates is None else certificates.http_context
         written = f"[{host}]" if ":" in host else host
         self._listener = Listener(written, port, self._respond, tls=tls)
         scheme = "replicas+http" if tls is None else "replicas+https"

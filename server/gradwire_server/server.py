@@ -220,6 +220,7 @@ class Server:
         await stopped
         if self._trimming is not None:
             self._trimming.cancel()
+            await asyncio.wait({self._trimming})
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._device.lost.is_set():
             await self.over.wait()

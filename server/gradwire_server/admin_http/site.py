@@ -19,7 +19,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.observability.cells import Ledgers
 from gradwire_server.observability.exposition import Exposition, Processes
 from gradwire_server.security.authorization import Authorizer
-from gradwire_server.security.certificates import Certificates, contexts
+from gradwire_server.security.certificates import Certificates
 
 # Shortest interval between renderings of the page.
 _AT_MOST_EVERY_S = 0.5
@@ -58,7 +58,7 @@ class Site:
             lambda: status(self._subject, ledgers, self._history, processes)
         )
         self._page = _CachedAnswer(lambda: page.render(self._status.get()))
-        tls = contexts(certificates)
+        tls = None if certificates is None else certificates.http_context
         try:
             self._listener = Listener(host, port, self.respond, tls=tls)
         except OSError as error:

@@ -310,6 +310,7 @@ class Sampler:
         """Sample once more and stop."""
         if self._task is not None:
             self._task.cancel()
+            await asyncio.wait({self._task})
         self.sample()
 
     def sample(self) -> None:

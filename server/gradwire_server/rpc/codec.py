@@ -201,18 +201,6 @@ _VARINT, _EIGHT_BYTES, _LENGTH_DELIMITED, _GROUP, _GROUP_END, _FOUR_BYTES = rang
 _VARINT_BYTES = 10
 
 
-def check_header_bytes(header_bytes: int) -> None:
-    """Raise InvalidDataError if a header of at least `header_bytes` bytes is too long."""
-    if header_bytes > MAX_HEADER_BYTES:
-        raise InvalidDataError(
-            "message",
-            f"at least {header_bytes} bytes beside the tensor's came; at most {MAX_HEADER_BYTES} "
-            "(max_header_bytes) are read",
-            limit="max_header_bytes",
-            allowed=MAX_HEADER_BYTES,
-        )
-
-
 def beside_data(message: bytes, *, inside: int = 0) -> int:
     """Count the bytes of a message outside field 15; stop above MAX_HEADER_BYTES.
 
@@ -225,8 +213,8 @@ def beside_data(message: bytes, *, inside: int = 0) -> int:
     try:
         while at < len(message) and beside <= MAX_HEADER_BYTES:
             start = at
-            number, kind, at = _read_tag(message, at)
-            apart = 0
+            tag, at = read_varint(message, at, _VARINT_BYTES)
+            number, kind, apart = tag >> 3, tag & 7, 0
             if kind == _VARINT:
                 _, at = read_varint(message, at, _VARINT_BYTES)
             elif kind == _LENGTH_DELIMITED:
@@ -248,12 +236,6 @@ def beside_data(message: bytes, *, inside: int = 0) -> int:
     except (IndexError, KeyError):
         pass
     return beside
-
-
-def _read_tag(message: bytes, at: int) -> tuple[int, int, int]:
-    """Return the number and the wire type of the field at an offset, and its value's offset."""
-    tag, at = read_varint(message, at, _VARINT_BYTES)
-    return tag >> 3, tag & 7, at
 
 
 Bytes = NDArray[np.uint8]
@@ -311,7 +293,15 @@ def parse(kind: type[M], message: bytes, *, inside: int = 0) -> M:
 
     Raises InvalidDataError, and NoMessageError if the bytes are not a message of that kind.
     """
-    check_header_bytes(beside_data(message, inside=inside))
+    header_bytes = beside_data(message, inside=inside)
+    if header_bytes > MAX_HEADER_BYTES:
+        raise InvalidDataError(
+            "message",
+            f"at least {header_bytes} bytes beside the tensor's came; at most {MAX_HEADER_BYTES} "
+            "(max_header_bytes) are read",
+            limit="max_header_bytes",
+            allowed=MAX_HEADER_BYTES,
+        )
     try:
         return kind.FromString(message)
     except DecodeError as error:

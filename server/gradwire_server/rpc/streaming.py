@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import grpc
@@ -45,7 +45,7 @@ async def write_last(
     return True
 
 
-class ServedStream:
+class ServedStream(ABC):
     """One stream, from its first message to its last.
 
     METHOD    name of the RPC

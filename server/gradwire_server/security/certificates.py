@@ -10,7 +10,6 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradwire._wire.files import Reloaded
@@ -67,6 +66,19 @@ class Certificates:
     def get(self) -> LoadedCertificates:
         """Return the current key and certificates."""
         return self._papers.get()
+
+    def http_context(self) -> ssl.SSLContext:
+        """Return the current context for HTTP.
+
+        With authorities, a client certificate of theirs replaces a token, and other certificates
+        are refused. Callers without a certificate may still request health, since probes have none.
+        """
+        loaded = self.get()
+        context = loaded.context
+        context.set_alpn_protocols(["http/1.1"])
+        if loaded.authorities is not None:
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
 
     def _made(self, contents: tuple[bytes, ...]) -> LoadedCertificates:
         found = dict(zip(self._paths, contents, strict=True))
@@ -134,23 +146,3 @@ def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
 
 def _reason(error: OSError) -> str:
     return getattr(error, "reason", None) or error.strerror or str(error)
-
-
-def contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return a function that returns the current context; None without TLS.
-
-    With authorities, a client certificate of theirs replaces a token, and other certificates are
-    refused. Callers without a certificate may still request health, since probes have none.
-    """
-    if certificates is None:
-        return None
-
-    def context() -> ssl.SSLContext:
-        loaded = certificates.get()
-        made = loaded.context
-        made.set_alpn_protocols(["http/1.1"])
-        if loaded.authorities is not None:
-            made.verify_mode = ssl.CERT_OPTIONAL
-        return made
-
-    return context
