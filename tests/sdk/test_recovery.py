@@ -22,6 +22,7 @@ from gradwire import (
     ops,
 )
 from gradwire_server.engine import prepared as server_prepared
+from gradwire_server.errors import RETRY_AFTER_S
 from raw_calls import RawClient
 from relay import relaying
 from serving import ServerThread, serving, serving_process
@@ -222,7 +223,7 @@ def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:
             second.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
         relay.let_go()
         np.testing.assert_array_equal(call.result(), DIFF_DST)
-    assert caught.value.retry_after_s == 0.01
+    assert caught.value.retry_after_s == RETRY_AFTER_S
 
 
 def test_a_server_that_is_not_there_is_unavailable() -> None:
