@@ -30,9 +30,9 @@ from gradwire.errors import (
 if TYPE_CHECKING:
     from gradwire import ops, v1
     from gradwire._core.reports import AttributeInfo, OperatorInfo, ServerInfo, ServerLimits, Timing
-    from gradwire._transport.async_batch import AsyncResults
+    from gradwire._transport.aio import AsyncResults
     from gradwire._transport.batch import Results
-    from gradwire._wire.arguments import Item
+    from gradwire._wire.requests import Item
     from gradwire.async_client import AsyncClient
     from gradwire.client import Client
 
@@ -72,10 +72,10 @@ __all__ = [
 _MODULES = {"chunks", "health", "ops", "tensors", "v1"}
 _HOMES = {
     "AsyncClient": "async_client",
-    "AsyncResults": "_transport.async_batch",
+    "AsyncResults": "_transport.aio",
     "AttributeInfo": "_core.reports",
     "Client": "client",
-    "Item": "_wire.arguments",
+    "Item": "_wire.requests",
     "OperatorInfo": "_core.reports",
     "Results": "_transport.batch",
     "ServerInfo": "_core.reports",

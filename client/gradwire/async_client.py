@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from functools import partial
@@ -13,9 +12,7 @@ from typing import Any, Literal, Self, overload
 import grpc
 from numpy.typing import NDArray
 
-from gradwire import health, ops, v1
-from gradwire._core.batch import ItemBatch
-from gradwire._core.evaluation import Evaluation, UnaryTries
+from gradwire import ops
 from gradwire._core.options import (
     CHUNK_BYTES,
     CONNECTIONS,
@@ -26,23 +23,17 @@ from gradwire._core.options import (
     Options,
     read_target,
 )
-from gradwire._core.reports import (
-    OperatorInfo,
-    ServerInfo,
-    Timing,
-    read_operators,
-    read_server_info,
-)
+from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
 from gradwire._core.retries import RetryPolicy
-from gradwire._transport.async_batch import AsyncResults
-from gradwire._transport.async_channels import AsyncChannel, AsyncClientChannels
+from gradwire._transport.aio import (
+    AsyncClientChannels,
+    AsyncResults,
+    AsyncRuntime,
+)
 from gradwire._transport.channels import PerProcess, check_credentials
-from gradwire._transport.diagnosis import explained
-from gradwire._transport.streams import start_stream
-from gradwire._transport.tracing import Context, call_span, method_of
-from gradwire._transport.unary import AsyncMethod, AsyncUnary, Reply, Request
-from gradwire._wire.arguments import Item
-from gradwire.errors import GradwireError, UnavailableError
+from gradwire._transport.streams import StreamRun
+from gradwire._transport.unary import UnaryCalls
+from gradwire._wire.requests import Item
 
 
 class AsyncClient:
@@ -83,13 +74,10 @@ class AsyncClient:
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
         )
-        self._links = PerProcess(lambda: AsyncClientChannels(self._options))
-        self._target = ",".join(self._options.target)
-        self._unary = AsyncUnary(
-            self._target,
-            lambda: self._link().unary,
-            bearer=self._options.bearer,
-            closed=lambda: self._links.closed,
+        self._per_process = PerProcess(lambda: AsyncClientChannels(self._options))
+        self._runtime = AsyncRuntime(self._channels)
+        self._unary = UnaryCalls(
+            self._options, self._channels, lambda: self._per_process.closed, self._runtime
         )
 
     async def evaluate(
@@ -108,8 +96,8 @@ class AsyncClient:
         on_progress and on_timing are called in the event loop's thread. array and out belong to the
         call until this returns.
         """
-        link = self._link().blocking
-        evaluation = Evaluation(
+        channels = await self._ready()
+        evaluation = channels.blocking.evaluation(
             op,
             array,
             output_shape=output_shape,
@@ -117,16 +105,14 @@ class AsyncClient:
             timeout_s=timeout_s,
             on_progress=on_progress,
             on_timing=on_timing,
-            options=self._options,
-            budget=link.budget,
-            servers=link.shares.sound_targets,
         )
-        while not evaluation.streams:
-            error = await self._try_unary(evaluation)
-            if error is None:
-                return evaluation.result()
-            await self._pause(error, evaluation.recover)
-        await self._run_streams(evaluation)
+        await self._unary.evaluate(evaluation)
+        if evaluation.streams:
+            left_s = None if math.isinf(evaluation.left_s) else evaluation.left_s
+            async with channels.admitted(
+                evaluation.stream_count, timeout_s=left_s, too_late=evaluation.too_late
+            ):
+                await StreamRun(evaluation, channels.blocking, self._runtime).run()
         return evaluation.result()
 
     @overload
@@ -163,36 +149,23 @@ class AsyncClient:
         are taken by a task of this event loop, as soon as there is room. So those that come
         asynchronously may wait for earlier results; what blocks the thread blocks the loop.
         """
-        exchange = ItemBatch(
-            options=self._options,
-            budget=self._link().blocking.budget,
+        return AsyncResults(
+            items,
+            self._channels(),
             ordered=ordered,
             max_in_flight=max_in_flight,
             timeout_s=timeout_s,
         )
-        return AsyncResults(
-            items,
-            exchange,
-            self._links,
-            ordered=ordered,
-            evaluate=lambda item: self.evaluate(
-                item.op,
-                item.array,
-                output_shape=item.output_shape,
-                out=item.out,
-                timeout_s=timeout_s,
-            ),
-        )
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""
-        request = v1.ListOperatorsRequest()
-        return read_operators(await self._call(lambda line: line.stub.ListOperators, request))
+        await self._ready()
+        return await self._unary.operators()
 
     async def server_info(self) -> ServerInfo:
         """Return the server's version, backend and limits."""
-        request = v1.GetServerInfoRequest()
-        return read_server_info(await self._call(lambda line: line.stub.GetServerInfo, request))
+        await self._ready()
+        return await self._unary.server_info()
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time.
@@ -200,114 +173,27 @@ class AsyncClient:
         Also where waiting does not help: it speaks plain text and TLS was meant, or its certificate
         is of no authority trusted here.
         """
-
-        def check(line: AsyncChannel) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
-            return line.channel.unary_unary(health.METHOD)
-
-        patience = health.Patience(timeout_s, one_server=self._options.one_server)
-        while True:
-            reply = await self._unary.ask(check, health.check_request(), timeout_s=patience.check_s)
-            try:
-                pause_s = patience.pause_s(reply)
-            except UnavailableError as error:
-                raise await asyncio.to_thread(explained, error, self._options) from error.__cause__
-            if pause_s is None:
-                return
-            await asyncio.sleep(pause_s)
+        await self._unary.wait_ready(timeout_s)
 
     async def close(self) -> None:
         """Close the connection; calls of other tasks end with CallCancelledError."""
-        link = self._links.close()
-        if link is not None:
-            await link.close()
+        channels = self._per_process.close()
+        if channels is not None:
+            await channels.close()
 
-    def _link(self) -> AsyncClientChannels:
-        link = self._links.get()
-        if link.loop is not asyncio.get_running_loop():
+    def _channels(self) -> AsyncClientChannels:
+        channels = self._per_process.get()
+        if channels.loop is not asyncio.get_running_loop():
             raise RuntimeError(
                 "this AsyncClient belongs to another event loop; make one for each loop"
             )
-        return link
+        return channels
 
-    async def _try_unary(self, evaluation: Evaluation) -> GradwireError | None:
-        await self._link().known()
-        reply = await self._unary.ask(
-            lambda line: line.evaluate,
-            evaluation.unary_request(),
-            timeout_s=evaluation.left_s,
-            request_id=evaluation.request_id,
-            on_trailers=evaluation.on_trailers,
-            name="Evaluate",
-        )
-        if isinstance(reply, GradwireError):
-            return reply
-        evaluation.take(reply)
-        return None
-
-    async def _run_streams(self, evaluation: Evaluation) -> None:
-        """Try by streams until there is a result; they count as open between tries too."""
-        link = self._link()
-        await link.known()
-        left_s = None if math.isinf(evaluation.left_s) else evaluation.left_s
-        async with link.streams.admitted(
-            evaluation.stream_count, timeout_s=left_s, too_late=evaluation.too_late
-        ):
-            while (failure := await self._try_stream(evaluation, link)) is not None:
-                await self._pause(failure, evaluation.recover)
-
-    async def _try_stream(
-        self, evaluation: Evaluation, link: AsyncClientChannels
-    ) -> GradwireError | None:
-        with call_span("EvaluateStream", target=self._target, bearer=self._options.bearer) as span:
-            error = await self._run_stream(evaluation, link, metadata=span.metadata)
-            span.note(error)
-        return error
-
-    async def _run_stream(
-        self, evaluation: Evaluation, link: AsyncClientChannels, *, metadata: Context | None
-    ) -> GradwireError | None:
-        ended = asyncio.Event()
-        stream = start_stream(
-            evaluation,
-            link.blocking,
-            metadata=metadata,
-            on_end=lambda: link.in_loop(ended.set),
-            elsewhere=link.streams.start,
-        )
-        link.streams.running.add(stream)
-        try:
-            while not ended.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(evaluation.next_look_s()):
-                        await ended.wait()
-                        break
-                evaluation.look()
-        except BaseException:
-            stream.cancel()
-            await ended.wait()
-            raise
-        return stream.outcome()
-
-    async def _call(self, method: AsyncMethod[Request, Reply], request: Request) -> Reply:
-        link = self._link()
-        await link.known()
-        call = UnaryTries(self._options, link.blocking.budget)
-        name = method_of(request)
-        while True:
-            reply = await self._unary.ask(method, request, timeout_s=call.left_s, name=name)
-            if not isinstance(reply, GradwireError):
-                call.succeed()
-                return reply
-            await self._pause(reply, call.recover)
-
-    async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
-        if self._links.closed:
-            raise error
-        try:
-            pause_s = recover(error)
-        except UnavailableError as last:
-            raise await asyncio.to_thread(explained, last, self._options) from last.__cause__
-        await asyncio.sleep(pause_s)
+    async def _ready(self) -> AsyncClientChannels:
+        channels = self._channels()
+        if channels.blocking.replicas is not None:
+            await channels.known()
+        return channels
 
     async def __aenter__(self) -> Self:
         return self

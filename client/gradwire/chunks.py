@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,8 +22,8 @@ class ResultBuffer:
     digest  of the evaluation whose bytes it accepts; empty for any
     """
 
-    def __init__(self, job: ArrayRequest) -> None:
-        self._job = job
+    def __init__(self, request: ArrayRequest) -> None:
+        self._request = request
         self._lock = threading.Lock()
         self.array: NDArray[Any] | None = None
         self.view: tensors.WireView | None = None
@@ -36,10 +35,10 @@ class ResultBuffer:
             if self.digest and opened.evaluation_digest != self.digest:
                 raise EvaluationChangedError(
                     f"the server computes {opened.evaluation_digest}; {self.digest} was asked for",
-                    request_id=self._job.request_id,
+                    request_id=self._request.request_id,
                 )
             if self.view is None:
-                self.array = self._job.result_as(opened.output)
+                self.array = self._request.result_as(opened.output)
                 self.view = tensors.WireView(self.array, opened.output)
             self.digest = opened.evaluation_digest
 
@@ -54,38 +53,36 @@ class Transfer:
     sent         bytes of the input that the current try has handed to grpc
     read_before  end of the input bytes that the server wants
     received     end of the consecutive bytes of the result that are stored
-    moved_at     when bytes last moved, on the monotonic clock
-    rests        whether it waits for another transfer, and need not progress
+    moved_at     when bytes last moved, on the monotonic clock; infinite while it need not progress
 
     part     bytes of the result to transfer; None for all
-    landing  buffer for them; None for one of its own
+    buffer   buffer for them; None for one of its own
     """
 
     def __init__(
         self,
-        job: ArrayRequest,
+        request: ArrayRequest,
         *,
         chunk_bytes: int,
         part: range | None = None,
-        landing: ResultBuffer | None = None,
+        buffer: ResultBuffer | None = None,
     ) -> None:
-        self._job = job
+        self._request = request
         self._chunk_bytes = chunk_bytes
         self._part = part
-        self._landing = landing or ResultBuffer(job)
+        self._buffer = buffer or ResultBuffer(request)
         self._read_from: int | None = None
-        self.source = tensors.WireView(job.source, job.input)
+        self.source = tensors.WireView(request.source, request.input)
         self.read_before = self.source.nbytes
         self.first = 0 if part is None else part.start
         self._farthest = self._received_before = self.received = self.first
         self.sent = 0
-        self.rests = False
         self.moved_at = time.monotonic()
 
     @property
     def result(self) -> NDArray[Any] | None:
         """The array of the result; None as long as no server has described it."""
-        return self._landing.array
+        return self._buffer.array
 
     @property
     def input_bytes(self) -> int:
@@ -100,7 +97,7 @@ class Transfer:
     @property
     def complete(self) -> bool:
         """Whether all its bytes are stored."""
-        view = self._landing.view
+        view = self._buffer.view
         return view is not None and self.received == self._stop(view)
 
     def _stop(self, view: tensors.WireView) -> int:
@@ -117,35 +114,29 @@ class Transfer:
         self._received_before = self._farthest
         return v1.EvaluateStreamRequest(
             open=v1.Open(
-                request_id=self._job.request_id,
-                operator=self._job.operator,
-                input=self._job.input,
-                output=self._job.output,
+                request_id=self._request.request_id,
+                operator=self._request.operator,
+                input=self._request.input,
+                output=self._request.output,
                 resume_from=self.received,
-                evaluation_digest=self._landing.digest,
+                evaluation_digest=self._buffer.digest,
                 stop_before=0 if self._part is None else self._part.stop,
                 max_chunk_bytes=self._chunk_bytes,
             )
         )
 
-    @contextmanager
-    def resting(self) -> Generator[None]:
-        """Stand still while another transfer goes on."""
-        self.rests = True
-        try:
-            yield
-        finally:
-            self.moved_at = time.monotonic()
-            self.rests = False
+    def wait(self, *, waits: bool) -> None:
+        """Note that it waits for its turn, or that its turn has come."""
+        self.moved_at = math.inf if waits else time.monotonic()
 
     def restart(self) -> None:
         """Discard the result bytes: those of another evaluation do not match."""
-        self._landing.digest = ""
+        self._buffer.digest = ""
         self.received = self.first
 
     def accept(self, opened: v1.Opened) -> None:
         """Take the server's answer to open."""
-        self._landing.settle(opened)
+        self._buffer.settle(opened)
         total, first = self.source.nbytes, opened.read_from_byte
         stop = total if self._part is None else opened.read_before_byte
         if not 0 <= first <= stop <= total or opened.max_chunk_bytes < 1:
@@ -160,7 +151,7 @@ class Transfer:
 
     def store(self, offset: int, data: bytes | memoryview) -> None:
         """Take a chunk of the result."""
-        view = self._landing.view
+        view = self._buffer.view
         if view is None:
             raise self._nonsense("sent a chunk before opened")
         stop = self._stop(view)
@@ -185,4 +176,4 @@ class Transfer:
             raise self._nonsense(f"ended the stream after {self.received} bytes; more are due")
 
     def _nonsense(self, what: str) -> ServerError:
-        return ServerError(f"the server {what}", request_id=self._job.request_id)
+        return ServerError(f"the server {what}", request_id=self._request.request_id)

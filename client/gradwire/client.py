@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -11,9 +10,7 @@ from typing import Any, Literal, Self, overload
 import grpc
 from numpy.typing import NDArray
 
-from gradwire import health, ops, v1
-from gradwire._core.batch import ItemBatch
-from gradwire._core.evaluation import Evaluation, UnaryTries
+from gradwire import ops
 from gradwire._core.options import (
     CHUNK_BYTES,
     CONNECTIONS,
@@ -24,27 +21,15 @@ from gradwire._core.options import (
     Options,
     read_target,
 )
-from gradwire._core.reports import (
-    OperatorInfo,
-    ServerInfo,
-    Timing,
-    read_operators,
-    read_server_info,
-)
+from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
 from gradwire._core.retries import RetryPolicy
 from gradwire._transport.batch import Results
-from gradwire._transport.channels import (
-    BlockingChannel,
-    ClientChannels,
-    PerProcess,
-    check_credentials,
-)
-from gradwire._transport.diagnosis import explained
-from gradwire._transport.streams import try_stream
-from gradwire._transport.tracing import method_of
-from gradwire._transport.unary import Method, Reply, Request, Unary
-from gradwire._wire.arguments import Item
-from gradwire.errors import GradwireError, UnavailableError
+from gradwire._transport.channels import ClientChannels, PerProcess, check_credentials
+from gradwire._transport.streams import StreamRun
+from gradwire._transport.unary import Runtime, UnaryCalls, now
+from gradwire._wire.requests import Item
+
+_RUNTIME = Runtime()
 
 
 class Client:
@@ -115,13 +100,9 @@ class Client:
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
         )
-        self._link = PerProcess(lambda: ClientChannels(self._options))
-        self._target = ",".join(self._options.target)
-        self._unary = Unary(
-            self._target,
-            lambda: self._link.get().unary,
-            bearer=self._options.bearer,
-            closed=lambda: self._link.closed,
+        self._channels = PerProcess(lambda: ClientChannels(self._options))
+        self._unary = UnaryCalls(
+            self._options, self._channels.get, lambda: self._channels.closed, _RUNTIME
         )
 
     def evaluate(
@@ -154,8 +135,8 @@ class Client:
         Raises InvalidRequestError, a ValueError, where an argument is wrong, TypeError where array
         or out is no array.
         """
-        link = self._link.get()
-        evaluation = Evaluation(
+        channels = self._channels.get()
+        evaluation = channels.evaluation(
             op,
             array,
             output_shape=output_shape,
@@ -163,12 +144,10 @@ class Client:
             timeout_s=timeout_s,
             on_progress=on_progress,
             on_timing=on_timing,
-            options=self._options,
-            budget=link.budget,
-            servers=link.shares.sound_targets,
         )
-        while (error := self._try(evaluation)) is not None:
-            self._pause(error, evaluation.recover)
+        now(self._unary.evaluate(evaluation))
+        if evaluation.streams:
+            now(StreamRun(evaluation, channels, _RUNTIME).run())
         return evaluation.result()
 
     @overload
@@ -219,37 +198,22 @@ class Client:
         What a broken stream left without an answer is sent again, as evaluate() is tried again.
         Items with large tensors go by evaluate()'s streams, one at a time.
         """
-        link = self._link.get()
-        exchange = ItemBatch(
-            options=self._options,
-            budget=link.budget,
+        return Results(
+            items,
+            self._channels.get(),
+            self._unary,
             ordered=ordered,
             max_in_flight=max_in_flight,
             timeout_s=timeout_s,
         )
-        return Results(
-            items,
-            exchange,
-            self._link,
-            ordered=ordered,
-            evaluate=lambda item: self.evaluate(
-                item.op,
-                item.array,
-                output_shape=item.output_shape,
-                out=item.out,
-                timeout_s=timeout_s,
-            ),
-        )
 
     def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""
-        request = v1.ListOperatorsRequest()
-        return read_operators(self._call(lambda line: line.stub.ListOperators, request))
+        return now(self._unary.operators())
 
     def server_info(self) -> ServerInfo:
         """Return the server's version, backend and limits."""
-        request = v1.GetServerInfoRequest()
-        return read_server_info(self._call(lambda line: line.stub.GetServerInfo, request))
+        return now(self._unary.server_info())
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves; raise UnavailableError if it does not in time.
@@ -257,61 +221,13 @@ class Client:
         Also where waiting does not help: it speaks plain text and TLS was meant, or its certificate
         is of no authority trusted here.
         """
-
-        def check(line: BlockingChannel) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
-            return line.channel.unary_unary(health.METHOD)
-
-        patience = health.Patience(timeout_s, one_server=self._options.one_server)
-        while True:
-            reply = self._unary.ask(check, health.check_request(), timeout_s=patience.check_s)
-            try:
-                pause_s = patience.pause_s(reply)
-            except UnavailableError as error:
-                raise explained(error, self._options) from error.__cause__
-            if pause_s is None:
-                return
-            time.sleep(pause_s)
+        now(self._unary.wait_ready(timeout_s))
 
     def close(self) -> None:
         """Close the connection; calls in other threads end with CallCancelledError."""
-        link = self._link.close()
-        if link is not None:
-            link.close()
-
-    def _try(self, evaluation: Evaluation) -> GradwireError | None:
-        if evaluation.streams:
-            return try_stream(evaluation, self._link.get())
-        reply = self._unary.ask(
-            lambda line: line.evaluate,
-            evaluation.unary_request(),
-            timeout_s=evaluation.left_s,
-            request_id=evaluation.request_id,
-            on_trailers=evaluation.on_trailers,
-            name="Evaluate",
-        )
-        if isinstance(reply, GradwireError):
-            return reply
-        evaluation.take(reply)
-        return None
-
-    def _call(self, method: Method[Request, Reply], request: Request) -> Reply:
-        call = UnaryTries(self._options, self._link.get().budget)
-        name = method_of(request)
-        while True:
-            reply = self._unary.ask(method, request, timeout_s=call.left_s, name=name)
-            if not isinstance(reply, GradwireError):
-                call.succeed()
-                return reply
-            self._pause(reply, call.recover)
-
-    def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
-        if self._link.closed:
-            raise error
-        try:
-            pause_s = recover(error)
-        except UnavailableError as last:
-            raise explained(last, self._options) from last.__cause__
-        time.sleep(pause_s)
+        channels = self._channels.close()
+        if channels is not None:
+            channels.close()
 
     def __enter__(self) -> Self:
         return self

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from gradwire import ops
 from gradwire._core.bridges import CLIENTS, Evaluator, as_text, check_shapes, linear, told
-from gradwire._wire.arguments import Item
+from gradwire._wire.requests import Item
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.jax import Method

@@ -27,10 +27,10 @@ from gradwire._core.bridges import (
     linear,
     told,
 )
-from gradwire._wire.arrays import to_array
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.torch import Follow, Mode
+from gradwire.tensors import to_array
 
 torch: Any = import_module("torch")
 forward_ad: Any = import_module("torch.autograd.forward_ad")

@@ -14,17 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import Item, ops, tensors, v1
-from gradwire._wire.arguments import (
+from gradwire._wire.requests import (
+    ArrayRequest,
     Progress,
     as_item,
     check_max_in_flight,
     check_operator,
     check_timeout,
+    prepare,
 )
-from gradwire._wire.arrays import share_memory, to_array
-from gradwire._wire.requests import ArrayRequest, prepare
 from gradwire._wire.statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
+from gradwire.tensors import share_memory, to_array
 from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
 from gradwire_server.config import container_limits

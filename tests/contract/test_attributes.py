@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,57 +14,33 @@ from gradwire.cli.exits import CommandError
 from gradwire.cli.options import operator_from
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
-    Flag,
-    Floats,
-    Integers,
-    Number,
     Operator,
     attribute,
     is_default,
+    operator_class,
     rule_of,
 )
 
 TENTH = float(np.float32(0.1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class Every(Operator):
     """An operator of no framework, with an attribute of each kind."""
 
-    name: ClassVar[str] = "every"
+    name = "every"
 
-    flag: bool = field(default=False, metadata=attribute(Flag(description="A flag.")))
-    maybe: bool | None = field(
-        default=None,
-        metadata=attribute(Flag(optional=True, default_text="not given", description="A flag.")),
+    flag: bool = attribute("A flag.", default=False)
+    maybe: bool | None = attribute("A flag.", default=None, default_text="not given")
+    single: float = attribute("One.", default=0.0)
+    double: float | None = attribute(
+        "One.", default=None, bits=64, positive=True, default_text="none"
     )
-    single: float = field(default=0.0, metadata=attribute(Number(bits=32, description="One.")))
-    double: float | None = field(
-        default=None,
-        metadata=attribute(
-            Number(bits=64, optional=True, positive=True, default_text="none", description="One.")
-        ),
+    doubles: float | Sequence[float] = attribute(
+        "Some.", default=(), most=3, bits=64, default_text="none"
     )
-    doubles: float | tuple[float, ...] = field(
-        default=(),
-        metadata=attribute(
-            Floats(
-                most=3,
-                bits=64,
-                positive=False,
-                single=True,
-                default_text="none",
-                description="Some.",
-            )
-        ),
-    )
-    pads: int | tuple[int, ...] = field(
-        default=(),
-        metadata=attribute(
-            Integers(
-                most=3, bits=64, least=-2, single=True, default_text="none", description="Some."
-            )
-        ),
+    pads: int | Sequence[int] = attribute(
+        "Some.", default=(), most=3, bits=64, least=-2, default_text="none"
     )
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from gradwire import AsyncClient, CallCancelledError, DeadlineExceededError, ops
-from gradwire._transport.async_channels import AsyncStreams
+from gradwire._core.options import Options
+from gradwire._transport.aio import AsyncClientChannels
 from relay import Relay
 from serving import ServerThread, serving
 
@@ -118,11 +119,11 @@ def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
 
 def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
     async def run() -> None:
-        streams, admitted = AsyncStreams(), list[int]()
+        channels, admitted = AsyncClientChannels(Options(target=("127.0.0.1:1",))), list[int]()
         room = asyncio.Event()
 
         async def take(number: int, count: int) -> None:
-            async with streams.admitted(count, timeout_s=None, too_late=TimeoutError):
+            async with channels.admitted(count, timeout_s=None, too_late=TimeoutError):
                 admitted.append(number)
                 await room.wait()
 
@@ -137,7 +138,10 @@ def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
         assert admitted == [0, 1]
         room.set()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert (admitted, streams.free) == ([0, 1, 2, 3, 4], BOUND)
+        assert admitted == [0, 1, 2, 3, 4]
+        async with asyncio.timeout(1):
+            await take(5, BOUND)
+        await channels.close()
 
     asyncio.run(run())
 

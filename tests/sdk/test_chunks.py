@@ -67,12 +67,12 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
     cuts: list[int], chance: Any
 ) -> None:
     job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
-    landing = ResultBuffer(job)
+    buffer = ResultBuffer(job)
     ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
     parts = [range(first, stop) for first, stop in pairwise(ends)]
     chance.shuffle(parts)
     for number, part in enumerate(parts):
-        transfer = Transfer(job, chunk_bytes=10, part=part, landing=landing)
+        transfer = Transfer(job, chunk_bytes=10, part=part, buffer=buffer)
         request = transfer.begin().open
         assert (request.resume_from, request.stop_before) == (part.start, part.stop)
         assert request.evaluation_digest == ("one" if number else "")
@@ -84,15 +84,15 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
             transfer.store(part.start, bytes(len(part) + 1))
         transfer.store(part.start, BYTES[part.start : part.stop])
         transfer.end()
-    assert landing.array is not None
-    np.testing.assert_array_equal(landing.array, ARRAY)
+    assert buffer.array is not None
+    np.testing.assert_array_equal(buffer.array, ARRAY)
 
 
 def test_parts_of_two_evaluations_are_not_joined() -> None:
     job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
-    landing = ResultBuffer(job)
+    buffer = ResultBuffer(job)
     one, other = (
-        Transfer(job, chunk_bytes=10, part=part, landing=landing)
+        Transfer(job, chunk_bytes=10, part=part, buffer=buffer)
         for part in (range(80), range(80, len(BYTES)))
     )
     for transfer in (one, other):

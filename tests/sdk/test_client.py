@@ -296,7 +296,7 @@ def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(
     server: ServerThread, threshold: int
 ) -> None:
     with Client(server.address, stream_threshold_bytes=threshold) as client:
-        budget = vars(client)["_link"].get().budget
+        budget = vars(client)["_channels"].get().budget
         while budget.allows_retry:
             budget.fail()
         client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)

@@ -24,7 +24,7 @@ from gradwire import (
     ops,
 )
 from gradwire._core.retries import RetryBudget, Tries
-from gradwire.health import Patience
+from gradwire._transport.unary import Patience
 from papers import Papers
 from serving import serving
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gradwire import CallCancelledError
-from gradwire._transport.pool import AVOIDED_S, Pool
+from gradwire._transport.channels import AVOIDED_S, Pool
 
 
 class Clock:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire._wire.arguments import Progress
+from gradwire._wire.requests import Progress
 
 # Times that floating-point numbers add exactly.
 PAUSES = st.sampled_from([0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4])

@@ -249,7 +249,7 @@ def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread) -> None:
         targets = [f"127.0.0.1:{refusing.getsockname()[1]}", server.address]
         with Client(targets, split=True, split_threshold_bytes=0, retry=PROMPT) as client:
             # A clock that stands still: what is avoided stays so.
-            vars(vars(client)["_link"].get().shares)["_clock"] = lambda: 1.0
+            vars(vars(client)["_channels"].get().shares)["_clock"] = lambda: 1.0
             for _ in range(3):
                 client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=timings.append)
     tries = [timing.tries for timing in timings]

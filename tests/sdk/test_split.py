@@ -25,7 +25,7 @@ from gradwire import (
     Timing,
     ops,
 )
-from gradwire._core.split import Shares, in_order, share_count
+from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
 from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
@@ -155,8 +155,8 @@ def test_a_split_stands_as_long_as_the_share_that_has_waited_longest() -> None:
     for number, part in enumerate(parts, 1):
         part.moved_at = float(number)
     assert shares.moved_at == 1.0
-    with parts[0].resting():
-        assert shares.moved_at == 2.0
+    parts[0].wait(waits=True)
+    assert shares.moved_at == 2.0
 
 
 def test_the_size_of_a_result_is_asked_for_with_one_byte_of_it() -> None:

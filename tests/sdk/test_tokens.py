@@ -217,7 +217,7 @@ def test_what_is_no_token_is_refused_unshown(bad: str, tmp_path: Path) -> None:
 def test_no_repr_shows_it(guarded: ServerThread, token: str) -> None:
     with Client(guarded.address, token=token) as client:
         client.operators()
-        seen = [client, *vars(client).values(), vars(client)["_link"].get()]
+        seen = [client, *vars(client).values(), vars(client)["_channels"].get()]
         assert token not in repr(seen)
     with pytest.raises(GradwireError) as caught, Client(guarded.address, token=token) as client:
         client.evaluate(OPERATOR, SMALL, output_shape=(1, 1, 1))

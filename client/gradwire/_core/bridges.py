@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
-from gradwire._wire.arguments import Item
-from gradwire._wire.text import counted
-from gradwire.errors import InvalidRequestError
+from gradwire._wire.requests import Item
+from gradwire.errors import InvalidRequestError, counted
 
 
 class Evaluator(Protocol):

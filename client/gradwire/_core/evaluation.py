@@ -2,12 +2,16 @@
 
 A client repeats until there is a result: it makes a try, and after a failure asks `recover` how
 long to wait before the next one.
+
+Several servers may share an evaluation. Each share is a range of the result's bytes. Servers report
+which input bytes a range depends on, so this module knows no operators. A share whose stream breaks
+resumes, on another server if necessary. The first non-retryable error cancels all shares.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,10 +23,14 @@ from gradwire import ops
 from gradwire._core.options import Options
 from gradwire._core.reports import Metadata, Timing, read_timing
 from gradwire._core.retries import RetryBudget, Tries, is_retryable
-from gradwire._core.split import Shares, in_order, needs_one_server, share_count
-from gradwire._wire.arguments import PROGRESS_INTERVAL_S, Progress, check_timeout
-from gradwire._wire.requests import prepare
-from gradwire.chunks import Transfer
+from gradwire._wire.requests import (
+    PROGRESS_INTERVAL_S,
+    ArrayRequest,
+    Progress,
+    check_timeout,
+    prepare,
+)
+from gradwire.chunks import ResultBuffer, Transfer
 from gradwire.errors import (
     DeadlineExceededError,
     EvaluationChangedError,
@@ -47,9 +55,11 @@ class StreamOutcome(Protocol):
 class Evaluation:
     """One evaluate() from its arguments to its result.
 
-    options  of the client
-    streams  whether the next try is of EvaluateStream; otherwise of Evaluate
-    stream   the last try of EvaluateStream; None before the first
+    options      of the client
+    request_id   name of the request, the same for every try
+    streams      whether the next try is of EvaluateStream; otherwise of Evaluate
+    stream       the last try of EvaluateStream; None before the first
+    on_trailers  callback for the trailing metadata of Evaluate; None without on_timing
 
     budget   retry budget of the client
     servers  returns the number of servers that can share an evaluation
@@ -63,14 +73,15 @@ class Evaluation:
         output_shape: Sequence[int] | None,
         out: NDArray[Any] | None,
         timeout_s: float | None,
-        on_progress: Callable[[int, int], object] | None,
-        on_timing: Callable[[Timing], object] | None,
+        on_progress: Callable[[int, int], object] | None = None,
+        on_timing: Callable[[Timing], object] | None = None,
         options: Options,
         budget: RetryBudget,
         servers: Callable[[], int],
     ) -> None:
         self._started_at = time.monotonic()
-        self._job = prepare(operator, array, output_shape=output_shape, out=out)
+        self._request = prepare(operator, array, output_shape=output_shape, out=out)
+        self.request_id = self._request.request_id
         self._timeout_s = check_timeout(timeout_s)
         self.options = options
         self._budget = budget
@@ -79,18 +90,14 @@ class Evaluation:
         self._share_count: int | None = None
         self._progress = Progress(on_progress)
         self._on_timing = on_timing
+        self.on_trailers = None if on_timing is None else self._keep_trailers
         self._tried = 0
         self._trailers: Metadata = ()
         self._tries = options.tries(budget)
         self._transfer: Transfer | Shares | None = None
         self.stream: StreamOutcome | None = None
         self._result: NDArray[Any] | None = None
-        self.streams = self._job.bulk_bytes > options.stream_threshold_bytes
-
-    @property
-    def request_id(self) -> str:
-        """Name of the request, the same for every try."""
-        return self._job.request_id
+        self.streams = self._request.bulk_bytes > options.stream_threshold_bytes
 
     @property
     def left_s(self) -> float:
@@ -106,31 +113,29 @@ class Evaluation:
         still_since = self.transfer.moved_at
         return max(0.0, still_since + self.options.timeout_s - time.monotonic())
 
-    def unary_request(self) -> bytes:
-        """Encode the message for a try of Evaluate."""
-        if not self.left_s:
+    def _begin_try(self) -> float:
+        """Count a try; return the seconds until its deadline."""
+        left_s = self.left_s
+        if not left_s:
             raise self.too_late()
         self._tried += 1
-        return self._job.unary_request()
+        return left_s
 
-    @property
-    def on_trailers(self) -> Callable[[Metadata], None] | None:
-        """Callback for the trailing metadata of Evaluate; None without on_timing."""
-        return None if self._on_timing is None else self._keep_trailers
+    def unary_request(self) -> bytes:
+        """Encode the message for a try of Evaluate."""
+        self._begin_try()
+        return self._request.unary_request()
 
     def _keep_trailers(self, trailers: Metadata) -> None:
         self._trailers = trailers
 
     def take(self, response: bytes) -> None:
         """Decode the response to Evaluate."""
-        self._result = self._job.unary_result(response)
+        self._result = self._request.unary_result(response)
 
     def begin_stream(self) -> float | None:
         """Count a try of EvaluateStream; return the seconds until its deadline, if any."""
-        left_s = self.left_s
-        if not left_s:
-            raise self.too_late()
-        self._tried += 1
+        left_s = self._begin_try()
         return None if math.isinf(left_s) else left_s
 
     def share_recovery(self) -> Callable[[GradwireError, Transfer], float]:
@@ -157,47 +162,41 @@ class Evaluation:
         if not self.streams and _is_too_large(error):
             self.streams = True
             return 0.0
-        if error.reason == "LAYOUT_NOT_STREAMABLE" and (job := self._job.reordered()) is not None:
-            self._job = job
-            self._transfer = None
+        if error.reason == "LAYOUT_NOT_STREAMABLE":
+            request = self._request.reordered()
+            if request is not None:
+                self._request, self._transfer = request, None
+                return 0.0
+        transfer = self._transfer
+        if isinstance(transfer, Shares):
+            if not needs_one_server(error):
+                raise error
+            self._splits, self._transfer, self.stream = False, None, None
             return 0.0
-        if isinstance(self._transfer, Shares):
-            return self._recover_split(error)
         if error.reason == "INVALID_DATA" and self.stream and self.stream.sent_too_large:
             # Another server answered than the one whose limit was known; the next try waits for its
             # limit.
             return 0.0
-        if isinstance(error, EvaluationChangedError) and self._transfer is not None:
-            self._transfer.restart()
-        elif isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
-            raise self.too_late() from error
-        elif not is_retryable(error, streamed=self.streams):
-            raise error
-        return self._tries.pause_s(
-            error,
-            progressed=self._transfer is not None and self._transfer.progressed,
-            left_s=min(self.left_s, self.still_s) if self.streams else self.left_s,
-            draw=random.random(),  # noqa: S311 - jitter
-        )
+        if isinstance(error, EvaluationChangedError) and transfer is not None:
+            transfer.restart()
+            return self._pause_s(self._tries, error, transfer)
+        return self._recover_share(self._tries, error, transfer)
 
-    def _recover_split(self, error: GradwireError) -> float:
-        """Fall back to a single server if that may succeed; raise the error otherwise."""
-        if not needs_one_server(error):
-            raise error
-        self._splits, self._transfer, self.stream = False, None, None
-        return 0.0
-
-    def _recover_share(self, tries: Tries, error: GradwireError, share: Transfer) -> float:
-        """Return the seconds to wait before the next try of a share, or raise the error."""
+    def _recover_share(
+        self, tries: Tries, error: GradwireError, transfer: Transfer | None
+    ) -> float:
+        """Return the seconds to wait before the next try of a transfer, or raise the error."""
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self.too_late() from error
-        if not is_retryable(error, streamed=True):
+        if not is_retryable(error, streamed=self.streams):
             raise error
+        return self._pause_s(tries, error, transfer)
+
+    def _pause_s(self, tries: Tries, error: GradwireError, transfer: Transfer | None) -> float:
         return tries.pause_s(
             error,
-            progressed=share.progressed,
-            left_s=min(self.left_s, self.still_s),
-            draw=random.random(),  # noqa: S311 - jitter
+            progressed=transfer is not None and transfer.progressed,
+            left_s=min(self.left_s, self.still_s) if self.streams else self.left_s,
         )
 
     def too_late(self) -> DeadlineExceededError:
@@ -218,17 +217,14 @@ class Evaluation:
         if result is None:
             raise AssertionError("a try without a result fails")
         self._tries.succeed()
-        self._progress.finish(self._job.input_bytes, result.nbytes)
+        self._progress.finish(self._request.input_bytes, result.nbytes)
         if self._on_timing is not None:
-            self._on_timing(self._timing())
+            trailers = self._trailers
+            if self.streams and self.stream is not None:
+                trailers = self.stream.trailers()
+            total_s = time.monotonic() - self._started_at
+            self._on_timing(read_timing(trailers, total_s=total_s, tries=self._tried))
         return result
-
-    def _timing(self) -> Timing:
-        trailers = self._trailers
-        if self.streams and self.stream is not None:
-            trailers = self.stream.trailers()
-        total_s = time.monotonic() - self._started_at
-        return read_timing(trailers, total_s=total_s, tries=self._tried)
 
     @property
     def transfer(self) -> Transfer | Shares:
@@ -237,10 +233,10 @@ class Evaluation:
             count = self.stream_count
             chunk_bytes = self.options.chunk_bytes
             if count > 1:
-                self._job = in_order(self._job)
-                self._transfer = Shares(self._job, count, chunk_bytes=chunk_bytes)
+                self._request = in_order(self._request)
+                self._transfer = Shares(self._request, count, chunk_bytes=chunk_bytes)
             else:
-                self._transfer = Transfer(self._job, chunk_bytes=chunk_bytes)
+                self._transfer = Transfer(self._request, chunk_bytes=chunk_bytes)
         return self._transfer
 
     @property
@@ -250,41 +246,108 @@ class Evaluation:
             return 1
         if self._share_count is None:
             self._share_count = share_count(
-                self._job.bulk_bytes,
+                self._request.bulk_bytes,
                 servers=self._servers(),
                 threshold_bytes=self.options.split_threshold_bytes,
             )
         return self._share_count
 
 
-class UnaryTries:
-    """Deadline and retries of a call other than evaluate()."""
-
-    def __init__(self, options: Options, budget: RetryBudget) -> None:
-        self._tries = options.tries(budget)
-        self._until = time.monotonic() + options.timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self._until - time.monotonic())
-
-    def recover(self, error: GradwireError) -> float:
-        """Return the seconds to wait before the next try; raise the error if there is none."""
-        if not is_retryable(error, streamed=False):
-            raise error
-        return self._tries.pause_s(
-            error,
-            progressed=False,
-            left_s=self.left_s,
-            draw=random.random(),  # noqa: S311 - jitter
-        )
-
-    def succeed(self) -> None:
-        """Note that the call succeeded."""
-        self._tries.succeed()
-
-
 def _is_too_large(error: GradwireError) -> bool:
     # grpc's own limit on messages has no reason of ours.
     return isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
+
+
+def share_count(bulk_bytes: int, *, servers: int, threshold_bytes: int) -> int:
+    """Return the number of shares of an evaluation; 1 for a single server.
+
+    bulk_bytes       of the input or of the result, whichever is larger
+    threshold_bytes  largest evaluation of a single server; a share has at least half of it
+    """
+    if bulk_bytes <= threshold_bytes:
+        return 1
+    return min(servers, math.ceil(bulk_bytes / max(1, threshold_bytes)))
+
+
+def needs_one_server(error: GradwireError) -> bool:
+    """Whether the servers cannot share an evaluation that one of them can compute.
+
+    Their results differ, as during the rollout of a release, or one does not support shares.
+    """
+    return isinstance(error, EvaluationChangedError) or error.reason == "UNKNOWN_FIELD"
+
+
+def in_order(request: ArrayRequest) -> ArrayRequest:
+    """Return the request with the input's axes nesting as the result's.
+
+    Otherwise each server needs the whole input. A broadcast input is returned unchanged: reordering
+    would make it larger.
+    """
+    if request.input_bytes < request.source.nbytes:
+        return request
+    return request.reordered() or request
+
+
+class Shares:
+    """Transfers of the shares of one evaluation.
+
+    input_bytes  of the whole input
+    """
+
+    def __init__(self, request: ArrayRequest, count: int, *, chunk_bytes: int) -> None:
+        self._request = request
+        self._count = count
+        self._chunk_bytes = chunk_bytes
+        self._buffer = ResultBuffer(request)
+        self._first = self._transfer(range(1))
+        self._parts: tuple[Transfer, ...] = (self._first,)
+        self.input_bytes = request.input_bytes
+
+    @property
+    def result(self) -> NDArray[Any] | None:
+        """The result's array; None before a server has described it."""
+        return self._buffer.array
+
+    @property
+    def sent(self) -> int:
+        """Input bytes handed to grpc; at most input_bytes, though shares may overlap."""
+        return min(self.input_bytes, sum(part.sent for part in self._parts))
+
+    @property
+    def received(self) -> int:
+        """Result bytes stored."""
+        return sum(part.received - part.first for part in self._parts)
+
+    @property
+    def moved_at(self) -> float:
+        """Time of the last progress of the share that has waited longest."""
+        parts = self._parts
+        open_parts = [part.moved_at for part in parts if not part.complete]
+        return min(open_parts, default=max(part.moved_at for part in parts))
+
+    def ask(self) -> Transfer | None:
+        """Return a transfer that asks for the result's size; None if it is known."""
+        return self._first if self._result_bytes() is None else None
+
+    def cut(self) -> tuple[Transfer, ...]:
+        """Cut the result into shares, at whole elements; return their transfers."""
+        total = self._result_bytes()
+        if total is None:
+            raise AssertionError("a result of unknown size was to be cut")
+        size = self._request.source.dtype.itemsize
+        elements = total // size
+        ends = sorted({size * (elements * part // self._count) for part in range(self._count + 1)})
+        self._parts = tuple(
+            self._transfer(range(first, stop)) for first, stop in itertools.pairwise(ends)
+        )
+        return self._parts
+
+    def _result_bytes(self) -> int | None:
+        if self._buffer.view is not None:
+            return self._buffer.view.nbytes
+        return self._request.output_bytes
+
+    def _transfer(self, part: range) -> Transfer:
+        return Transfer(
+            self._request, chunk_bytes=self._chunk_bytes, part=part, buffer=self._buffer
+        )

@@ -12,9 +12,9 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from gradwire._core.retries import RetryBudget, RetryPolicy, Tries
-from gradwire._wire.arguments import LEAST_CHUNK_BYTES, MAX_TIMEOUT_S, is_timeout
 from gradwire._wire.environment import TARGET_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from gradwire._wire.files import Reloaded
+from gradwire._wire.requests import LEAST_CHUNK_BYTES, MAX_TIMEOUT_S, is_timeout
 from gradwire.errors import InvalidRequestError
 
 CONNECTIONS = 2
@@ -129,12 +129,12 @@ class Options:
     """The arguments of Client and AsyncClient, checked; see Client for what they mean."""
 
     target: Sequence[str]
-    credentials: Any
-    connections: int
-    timeout_s: float
-    stream_threshold_bytes: int
-    chunk_bytes: int
-    retry: RetryPolicy
+    credentials: Any = None
+    connections: int = CONNECTIONS
+    timeout_s: float = TIMEOUT_S
+    stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES
+    chunk_bytes: int = CHUNK_BYTES
+    retry: RetryPolicy = RETRY
     split: bool = False
     split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES
     token: str | None = field(default=None, repr=False)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from gradwire import v1
 from gradwire.tensors import DTYPES
@@ -11,6 +14,7 @@ from gradwire.tensors import DTYPES
 # Trailing metadata in the syntax of the header Server-Timing (W3C), milliseconds.
 TIMING_KEY = "gradwire-timing"
 
+Info = TypeVar("Info", bound=Any)
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
@@ -156,48 +160,33 @@ class OperatorInfo:
 def read_server_info(message: v1.GetServerInfoResponse) -> ServerInfo:
     """Decode the answer to GetServerInfo."""
     limits = message.limits
-    return ServerInfo(
-        version=message.version,
-        numerics_version=message.numerics_version,
-        backend=message.backend,
-        backend_reason=message.backend_reason,
+    stall_timeout_s = limits.stall_timeout.ToNanoseconds() / 1e9
+    return _read(
+        ServerInfo,
+        message,
         operators=tuple(message.operators),
-        limits=ServerLimits(
-            **{
-                field.name: getattr(limits, field.name)
-                for field in v1.Limits.DESCRIPTOR.fields
-                if field.message_type is None
-            },
-            stall_timeout_s=limits.stall_timeout.ToNanoseconds() / 1e9,
-        ),
+        limits=_read(ServerLimits, limits, stall_timeout_s=stall_timeout_s),
     )
 
 
 def read_operators(message: v1.ListOperatorsResponse) -> tuple[OperatorInfo, ...]:
     """Decode the answer to ListOperators; types that are not known here are left out."""
     return tuple(
-        OperatorInfo(
-            name=each.name,
-            summary=each.summary,
-            source=each.source,
-            gradient=each.gradient,
-            counterpart=each.counterpart,
-            min_rank=each.min_rank,
-            max_rank=each.max_rank,
+        _read(
+            OperatorInfo,
+            each,
             data_types=tuple(str(DTYPES[kind]) for kind in each.data_types if kind in DTYPES),
-            output_required=each.output_required,
-            attributes=tuple(map(_read_attribute, each.attributes)),
+            attributes=tuple(
+                _read(AttributeInfo, one, allowed_values=tuple(one.allowed_values))
+                for one in each.attributes
+            ),
         )
         for each in message.operators
     )
 
 
-def _read_attribute(message: v1.AttributeInfo) -> AttributeInfo:
-    return AttributeInfo(
-        name=message.name,
-        type=message.type,
-        required=message.required,
-        default_value=message.default_value,
-        allowed_values=tuple(message.allowed_values),
-        description=message.description,
-    )
+def _read(kind: type[Info], message: Message, **others: object) -> Info:
+    """Copy the fields of a message, those beside `others`."""
+    names = [each.name for each in fields(kind) if each.name not in others]
+    info: Info = kind(**{name: getattr(message, name) for name in names}, **others)
+    return info

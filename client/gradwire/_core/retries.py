@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from dataclasses import dataclass
 
@@ -142,25 +143,31 @@ class Tries:
         self._failures = 0
 
     def pause_s(
-        self, error: GradwireError, *, progressed: bool, left_s: float, draw: float
+        self,
+        error: GradwireError,
+        *,
+        left_s: float,
+        progressed: bool = False,
+        draw: float | None = None,
     ) -> float:
         """Return the seconds to wait before the next try, or raise the error where there is none.
 
-        progressed  whether the try that failed brought new result bytes
         left_s      seconds until the deadline; infinite where there is none
-        draw        a random number from 0 to 1
+        progressed  whether the try that failed brought new result bytes
+        draw        a number from 0 to 1 in place of a random one
         """
         if progressed:
             self._failures = 0
         else:
             self._budget.fail(_REFUSAL if _is_refusal(error) else 1.0)
         self._failures += 1
+        if draw is None:
+            draw = random.random()  # noqa: S311 - jitter
         pause = self._policy.backoff_s(self._failures, draw=draw)
         if isinstance(error, OverloadedError | UnavailableError):
             pause = max(pause, error.retry_after_s)
+        left_s = min(left_s, self._left_to_connect_s(error))
         if self._failures >= self._attempts(error) or pause >= left_s:
-            raise error
-        if pause >= self._left_to_connect_s(error):
             raise error
         if not (progressed or self._budget.allows_retry):
             raise error

@@ -1,7 +1,10 @@
-"""Results of Client.evaluate_many, and streams of EvaluateMany for both clients.
+"""Streams of EvaluateMany, for both clients.
 
-The iterating thread takes items and receives answers. grpc's own thread sends: a call of grpc.aio
-would lose the error that ends its stream if it arrives while a request is being written.
+One engine receives answers, renews broken streams and makes the calls of large items. The iterating
+thread of Client runs it step by step, since to hand each result to another thread costs a quarter
+more. AsyncClient has a thread that runs it, and so has Client where items come slowly. grpc's own
+thread sends: a call of grpc.aio would lose the error that ends its stream if it arrives while a
+request is being written.
 """
 
 from __future__ import annotations
@@ -11,28 +14,260 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import grpc
 from numpy.typing import NDArray
 
-from gradwire._core.batch import QUICK_S, ItemBatch, PendingItem
+from gradwire._core.batch import ItemBatch, PendingItem
 from gradwire._core.retries import is_retryable
-from gradwire._transport.channels import BlockingChannel, ClientChannels, PerProcess, from_rpc_error
-from gradwire._transport.pool import PooledChannel
+from gradwire._transport.channels import (
+    SERVICE_PATH,
+    ClientChannels,
+    PooledChannel,
+    ServiceChannel,
+    from_rpc_error,
+)
+from gradwire._transport.streams import StreamRun
 from gradwire._transport.tracing import call_span
-from gradwire._wire.arguments import Item
+from gradwire._transport.unary import Runtime, UnaryCalls, now
+from gradwire._wire.requests import Item
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 
 T_co = TypeVar("T_co", covariant=True)
+
+# Seconds that taking items may hold up results that could be handed over.
+QUICK_S = 0.05
+# Seconds that a server has to end a finished stream.
+_CLOSING_S = 1.0
 
 # Streams of a parent process: finalizing one here would end it there.
 _OF_PARENTS: list[BatchStream] = []
 
 
-class Results(Iterator[T_co]):
+class BatchEngine:
+    """What keeps a batch going: its present stream, and the calls of items that need their own.
+
+    stopped  whether the client was closed
+
+    timeout_s  of each call of an item's own; None for the client's
+    notify     called after each step, where a thread makes them
+    """
+
+    def __init__(
+        self,
+        batch: ItemBatch,
+        channels: ClientChannels,
+        unary: UnaryCalls,
+        *,
+        timeout_s: float | None,
+        notify: Callable[[], object],
+    ) -> None:
+        self._batch = batch
+        self._channels = channels
+        self._unary = unary
+        self._timeout_s = timeout_s
+        self._notify = notify
+        self._run: StreamRun | None = None
+        self._process = os.getpid()
+        # With the caller's span as that of the streams.
+        self._context = copy_context()
+        self._stream: BatchStream | None = None
+        self._watch: _StallTimer | None = None
+        self._fault: BaseException | None = None
+        self._work = threading.Event()
+        self._ended = threading.Event()
+        self.stopped = False
+        channels.running.add(self)
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in a process other than the creating one."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"these results belong to process {self._process}, from which this one was forked;"
+                " call evaluate_many() here"
+            )
+
+    def add(self, item: object) -> None:
+        """Take an item."""
+        self._batch.add(item, self._send)
+        if not self._work.is_set():
+            self._work.set()
+
+    def outcome(self) -> PendingItem | None:
+        """Return the next outcome, if it is there; raise what ended its thread."""
+        if self.stopped:
+            self._batch.cancel()
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            self.close()
+            raise fault
+        return self._batch.outcome()
+
+    def start(self) -> None:
+        """Start a thread that runs it, once, from any thread; outcome() raises if none can be."""
+        run = partial(self._context.run, self._run_steps)
+        try:
+            threading.Thread(target=run, name="gradwire-receiver", daemon=True).start()
+        except RuntimeError as error:
+            self._fault = error
+            self._notify()
+
+    def _run_steps(self) -> None:
+        """Make steps as long as there is something to do, and wait for more of it."""
+        try:
+            while not self._ended.is_set():
+                if self._batch.busy:
+                    self.step()
+                    self._notify()
+                else:
+                    self._work.clear()
+                    if not (self._batch.busy or self._ended.is_set()):
+                        self._work.wait()
+        except BaseException as error:  # noqa: BLE001 - outcome() raises it
+            self._fault = error
+        self._hang_up()
+        self._notify()
+
+    def step(self) -> None:
+        """Do one thing that takes time: receive, connect, call, or pause."""
+        batch = self._batch
+        batch.send_due(self._send)
+        if batch.in_flight == 1 and self._stream is not None and not self._stream.is_active:
+            # A server ends streams that are idle for long.
+            self._hang_up()
+        if batch.in_flight:
+            self._receive() if self._stream is not None else self.connect()
+        elif batch.alone:
+            self._call(batch.alone.popleft())
+        elif batch.due_in_s is not None:
+            self._ended.wait(batch.due_in_s)
+
+    def connect(self) -> None:
+        """Begin a stream with all that is in flight, unless there is one."""
+        batch = self._batch
+        with batch.lock:
+            if self._stream is not None:
+                return
+            stream = self._stream = BatchStream(self._channels, batch.begin())
+        try:
+            stream.start()
+        except GradwireError as error:
+            self._recover(error)
+        else:
+            self._watch = _StallTimer(stream.cancel, batch.timeout_s)
+
+    def stop(self) -> None:
+        """Make an end, since the client is closed: outcome() then gives errors for what is open."""
+        self.stopped = True
+        self._ended.set()
+        self._work.set()
+
+    def finish(self) -> None:
+        """End the stream after the last answer."""
+        if self._stream is not None:
+            self._stream.finish()
+        self.close()
+
+    def close(self) -> None:
+        """End the stream and the thread at once."""
+        self._batch.close()
+        self._ended.set()
+        self._work.set()
+        if self._run is not None:
+            self._run.cancel()
+        self._hang_up()
+
+    def _send(self, request: bytes) -> None:
+        if self._stream is not None:
+            self._stream.send(request)
+
+    def _receive(self) -> None:
+        """Take the next message."""
+        stream, watch = self._stream, self._watch
+        if stream is None or watch is None:
+            return
+        watch.begin()
+        try:
+            self._batch.take(stream.receive())
+        except GradwireError as error:
+            self._recover(self._batch.stalled() if watch.expired else error)
+        except BaseException:
+            # Such as KeyboardInterrupt: a message may be lost.
+            self._hang_up()
+            raise
+        else:
+            watch.end()
+
+    def _call(self, pending: PendingItem) -> None:
+        """Evaluate an item by a call of its own, for which a server may need the stream's place."""
+        if self._stream is not None:
+            self._stream.finish()
+            self._hang_up()
+        try:
+            self._batch.settle(pending, result=self._evaluate(pending.alone))
+        except Exception as error:  # noqa: BLE001 - it is raised in the item's place
+            self._batch.settle(pending, error=error)
+
+    def _evaluate(self, item: Item | None) -> NDArray[Any]:
+        if item is None:
+            raise AssertionError("it goes by the stream")
+        evaluation = self._channels.evaluation(
+            item.op,
+            item.array,
+            output_shape=item.output_shape,
+            out=item.out,
+            timeout_s=self._timeout_s,
+        )
+        now(self._unary.evaluate(evaluation))
+        if evaluation.streams:
+            self._run = StreamRun(evaluation, self._channels, Runtime())
+            if self._ended.is_set():
+                self._run.cancel()
+            now(self._run.run())
+        return evaluation.result()
+
+    def _recover(self, error: GradwireError) -> None:
+        self._hang_up()
+        if not self._ended.is_set():
+            self._ended.wait(self._batch.broke(error))
+
+    def _hang_up(self) -> None:
+        with self._batch.lock:
+            stream, self._stream = self._stream, None
+        watch, self._watch = self._watch, None
+        if stream is not None and os.getpid() != self._process:
+            _OF_PARENTS.append(stream)
+        elif stream is not None:
+            stream.cancel()
+        if watch is not None:
+            watch.stop()
+
+
+class Outcomes(Generic[T_co]):
+    """What both clients' iterators over results have in common.
+
+    index  place of the item whose result or error came last; -1 before the first
+    """
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.index = -1
+        self._ordered = ordered
+
+    def _deliver(self, pending: PendingItem) -> T_co:
+        """Return the result of an item, with its place if unordered; raise its error."""
+        self.index = pending.index
+        if pending.error is not None:
+            raise pending.error
+        result: Any = pending.result if self._ordered else (pending.index, pending.result)
+        return cast("T_co", result)
+
+
+class Results(Outcomes[T_co], Iterator[T_co]):
     """Iterator over the results of `Client.evaluate_many`.
 
     next() raises the error of an item in its place; the next call continues with the next item. So
@@ -46,100 +281,83 @@ class Results(Iterator[T_co]):
     def __init__(
         self,
         items: Iterable[object],
-        exchange: ItemBatch,
-        links: PerProcess[ClientChannels],
+        channels: ClientChannels,
+        unary: UnaryCalls,
         *,
         ordered: bool,
-        evaluate: Callable[[Item], NDArray[Any]],
+        max_in_flight: int,
+        timeout_s: float | None,
     ) -> None:
-        self.index = -1
-        self._connection = _Connection(exchange, links)
+        super().__init__(ordered=ordered)
         self._items = iter(items)
-        self._exchange = exchange
-        self._ordered = ordered
-        self._evaluate = evaluate
+        self._batch = batch = channels.batch(
+            ordered=ordered, max_in_flight=max_in_flight, timeout_s=timeout_s
+        )
         self._asked = threading.Lock()
+        self._news = threading.Event()
+        self._threaded = False
+        self._engine = BatchEngine(
+            batch, channels, unary, timeout_s=timeout_s, notify=self._news.set
+        )
 
     def __next__(self) -> T_co:
-        self._connection.check_process()
+        self._engine.check_process()
         if not self._asked.acquire(blocking=False):
             raise RuntimeError(
                 "the next of these results is asked for already, by another thread or by what "
                 "makes the items; iterate in one thread at a time"
             )
         try:
-            slot = self._outcome()
-            if slot is None:
-                self._connection.finish()
+            pending = self._outcome()
+            if pending is None:
+                self._engine.finish()
                 raise StopIteration
         finally:
             self._asked.release()
-        self.index = slot.index
-        if slot.error is not None:
-            raise slot.error
-        result: Any = slot.result if self._ordered else (slot.index, slot.result)
-        return cast("T_co", result)
+        return self._deliver(pending)
 
     def close(self) -> None:
         """Take no more items and cancel the rest; next() raises StopIteration.
 
         A generator that makes the items is the caller's to close.
         """
-        self._exchange.close()
-        self._connection.hang_up()
+        self._engine.close()
 
     def _outcome(self) -> PendingItem | None:
-        exchange, connection = self._exchange, self._connection
+        batch, engine = self._batch, self._engine
         while True:
-            if connection.closed:
-                exchange.cancel()
-                connection.hang_up()
-            connection.take_received()
-            slot = exchange.outcome() if connection.receives_ahead else None
-            if slot is None:
+            self._news.clear()
+            pending = engine.outcome() if self._threaded or engine.stopped else None
+            if pending is None:
                 self._take_items()
-                slot = exchange.outcome()
-            if slot is not None or exchange.over:
-                return slot
-            if exchange.evaluates_alone:
-                self._evaluate_alone()
-            elif connection.receives_ahead and exchange.wants:
-                continue
-            elif exchange.in_flight:
-                connection.receive()
-            elif exchange.due_in_s is not None:
-                time.sleep(exchange.due_in_s)
+                pending = engine.outcome()
+            if pending is not None or batch.over:
+                return pending
+            if not self._threaded:
+                engine.step()
+            elif not batch.wants:
+                self._news.wait()
 
     def _take_items(self) -> None:
-        exchange, connection = self._exchange, self._connection
+        batch, engine = self._batch, self._engine
         until = time.monotonic() + QUICK_S
-        while exchange.wants:
+        while batch.wants:
             try:
                 item = next(self._items)
             except StopIteration:
-                exchange.end()
+                batch.end()
             except Exception as error:  # noqa: BLE001 - it is raised behind the items before it
-                exchange.end(error)
+                batch.end(error)
             else:
-                request = exchange.add(item)
-                if request is not None:
-                    connection.send(request)
+                engine.add(item)
+                if batch.in_flight == 1 and not self._threaded:
+                    engine.connect()
             if time.monotonic() > until:
                 # Results should not wait until many items are there.
-                connection.receive_ahead()
+                if not self._threaded:
+                    self._threaded = True
+                    engine.start()
                 break
-        for request in exchange.due():
-            connection.send(request)
-
-    def _evaluate_alone(self) -> None:
-        exchange = self._exchange
-        slot = exchange.begin_alone()
-        if exchange.places.crowded:
-            self._connection.finish()
-        try:
-            exchange.end_alone(slot, result=self._evaluate(slot.item))
-        except Exception as error:  # noqa: BLE001 - it is raised in the item's place
-            exchange.end_alone(slot, error=error)
 
     def __enter__(self) -> Self:
         return self
@@ -153,108 +371,9 @@ class Results(Iterator[T_co]):
         self.close()
 
     def __del__(self) -> None:
-        connection: _Connection | None = getattr(self, "_connection", None)
-        if connection is not None:
-            connection.hang_up()
-
-
-class _Connection:
-    """The present stream, if any, and the timer of its stalls.
-
-    receives_ahead  whether another thread receives answers between calls of next(): that costs a
-                    quarter more, and is for slow iterables
-    """
-
-    def __init__(self, exchange: ItemBatch, links: PerProcess[ClientChannels]) -> None:
-        self._exchange = exchange
-        self._links = links
-        self._link = links.get()
-        self._process = os.getpid()
-        self._stream: BatchStream | None = None
-        self._watch: _StallTimer | None = None
-        self.receives_ahead = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether the client was closed."""
-        return self._links.closed
-
-    def check_process(self) -> None:
-        """Raise RuntimeError in a process other than the creating one."""
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"these results belong to process {self._process}, from which this one was forked;"
-                " call evaluate_many() here"
-            )
-
-    def send(self, request: bytes) -> None:
-        """Send a request that is in flight now."""
-        if self._stream is None:
-            self._connect()
-        else:
-            self._stream.send(request)
-
-    def receive(self) -> None:
-        """Take the next message, on a new stream where the last one broke."""
-        if self._stream is None or self._watch is None:
-            self._connect()
-            return
-        self._watch.begin()
-        try:
-            self._exchange.take(self._stream.receive())
-        except GradwireError as error:
-            self._recover(self._exchange.stalled() if self._watch.expired else error)
-        except BaseException:
-            # Such as KeyboardInterrupt: a message may be lost.
-            self.hang_up()
-            raise
-        else:
-            self._watch.end()
-
-    def receive_ahead(self) -> None:
-        """Receive ahead from now on."""
-        self.receives_ahead = True
-        if self._stream is not None:
-            self._stream.receive_ahead()
-
-    def take_received(self) -> None:
-        """Take the messages that have been received ahead."""
-        while self._stream is not None and self._stream.has_received:
-            self.receive()
-
-    def finish(self) -> None:
-        """End the stream after the last answer."""
-        if self._stream is not None:
-            self._stream.finish()
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """End the stream at once."""
-        stream, self._stream = self._stream, None
-        watch, self._watch = self._watch, None
-        if stream is not None and os.getpid() != self._process:
-            _OF_PARENTS.append(stream)
-        elif stream is not None:
-            stream.cancel()
-        if watch is not None:
-            watch.stop()
-
-    def _connect(self) -> None:
-        exchange = self._exchange
-        try:
-            self._stream = BatchStream(self._link, exchange.begin())
-            self._stream.start()
-        except GradwireError as error:
-            self._recover(error)
-            return
-        if self.receives_ahead:
-            self._stream.receive_ahead()
-        self._watch = _StallTimer(self._stream.cancel, exchange.timeout_s)
-
-    def _recover(self, error: GradwireError) -> None:
-        self.hang_up()
-        if not self.closed:
-            time.sleep(self._exchange.broke(error))
+        engine: BatchEngine | None = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.close()
 
 
 class _StallTimer:
@@ -299,29 +418,22 @@ class _StallTimer:
                 return
 
 
-_METHOD = "/gradwire.v1.GradientService/EvaluateMany"
-
-# Seconds that a server has to end a finished stream.
-_CLOSING_S = 1.0
-
-
 class BatchStream:
     """Sends requests and receives answers, both serialized, from start() on."""
 
-    def __init__(self, link: ClientChannels, requests: Iterable[bytes]) -> None:
+    def __init__(self, channels: ClientChannels, requests: Iterable[bytes]) -> None:
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
         for request in requests:
             self._requests.put(request)
-        self._pool, self._failed, self._ended = link.unary, False, False
+        self._pool, self._failed, self._ended = channels.unary, False, False
         self._ending = threading.Lock()  # another thread may cancel
         self._cancelled = False
-        self._seat: PooledChannel[BlockingChannel] | None = None
+        self._taken: PooledChannel[ServiceChannel] | None = None
         self._call: Any = None
         self._tracing = contextlib.ExitStack()
         self._span = self._tracing.enter_context(
-            call_span("EvaluateMany", target=link.target, bearer=link.bearer)
+            call_span("EvaluateMany", target=channels.target, bearer=channels.bearer)
         )
-        self._received: SimpleQueue[bytes | GradwireError] | None = None
 
     def start(self) -> None:
         """Begin the stream, once, in any thread.
@@ -332,9 +444,8 @@ class BatchStream:
         try:
             if self._cancelled:
                 raise CallCancelledError("cancelled before it began")
-            self._seat, line = self._pool.take()
-            stream: grpc.StreamStreamMultiCallable[bytes, bytes]
-            stream = line.channel.stream_stream(_METHOD)
+            self._taken, channel = self._pool.take()
+            stream = channel.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
             self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
         except GradwireError as error:
             self._refuse(error)
@@ -351,39 +462,13 @@ class BatchStream:
         """Send a request, without waiting until it is on its way."""
         self._requests.put(request)
 
-    def receive_ahead(self) -> None:
-        """Receive in a thread of its own from now on; receive() then takes what that has."""
-        if self._received is None:
-            self._received = SimpleQueue()
-            args = (self._received,)
-            threading.Thread(
-                target=self._receive_all, args=args, name="gradwire-receiver", daemon=True
-            ).start()
-
     @property
-    def has_received(self) -> bool:
-        """Whether receive() need not wait; never but after receive_ahead()."""
-        return self._received is not None and not self._received.empty()
+    def is_active(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._call is not None and bool(self._call.is_active())
 
     def receive(self) -> bytes:
         """Wait for the next answer; raise GradwireError where none comes."""
-        if self._received is None:
-            return self._receive()
-        came = self._received.get()
-        if isinstance(came, GradwireError):
-            raise came
-        return came
-
-    def _receive_all(self, received: SimpleQueue[bytes | GradwireError]) -> None:
-        with contextlib.suppress(GradwireError):
-            while True:
-                try:
-                    received.put(self._receive())
-                except GradwireError as error:
-                    received.put(error)
-                    raise
-
-    def _receive(self) -> bytes:
         try:
             message: bytes = next(self._call)
         except StopIteration:
@@ -420,7 +505,7 @@ class BatchStream:
         with self._ending:
             ended, self._ended = self._ended, True
         if not ended:
-            if self._seat is not None:
-                self._pool.give_back(self._seat, failed=self._failed)
+            if self._taken is not None:
+                self._pool.give_back(self._taken, failed=self._failed)
             self._span.note(error)
             self._tracing.close()

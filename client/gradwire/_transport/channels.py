@@ -1,28 +1,43 @@
-"""Channels of a client: options, pools per process, and conversion of their errors."""
+"""Channels of a client: their options and pools, and what their errors mean."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 import grpc
 
-from gradwire import v1
-from gradwire._core.options import Options, channel_targets, goes_round, is_list, is_local
+from gradwire import ops
+from gradwire._core.batch import ItemBatch
+from gradwire._core.evaluation import Evaluation
+from gradwire._core.options import (
+    Options,
+    channel_targets,
+    goes_round,
+    host_and_port,
+    is_list,
+    is_local,
+)
 from gradwire._core.retries import RetryBudget
-from gradwire._transport.pool import Pool
 from gradwire._transport.replicas import Replicas
 from gradwire._wire.environment import VERSION
-from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status
-from gradwire.errors import GradwireError, InvalidRequestError
+from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, hung_up
+from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError, UnavailableError
 
 T = TypeVar("T")
+Answer = TypeVar("Answer")
+Pause = TypeVar("Pause", float, float | None)
 
 # Far above a reply of Evaluate or a chunk; a foreign server must not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -31,8 +46,7 @@ _CLOSING_S = 1.0
 # behind data. gradwire's servers allow a ping every 10 s.
 _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
-EVALUATE_METHOD = "/gradwire.v1.GradientService/Evaluate"
-_STREAM_METHOD = "/gradwire.v1.GradientService/EvaluateStream"
+SERVICE_PATH = "/gradwire.v1.GradientService/"
 _USER_AGENT = f"gradwire/{VERSION}"
 
 # grpc imports it for the first channel of a process, which would delay the first call.
@@ -97,58 +111,232 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None,
     *,
     connect_timeout_s: float | None = None,
-) -> grpc.Channel:
-    """Open a channel; it connects with the first call."""
+    api: Any = grpc,
+) -> Any:
+    """Open a channel, which connects with the first call.
+
+    api  grpc, or grpc.aio for a channel that belongs to the running event loop
+    """
     options = channel_options(target, connect_timeout_s=connect_timeout_s)
     if credentials is None:
-        return grpc.insecure_channel(target, options=options)
-    return grpc.secure_channel(target, credentials, options=options)
+        return api.insecure_channel(target, options=options)
+    return api.secure_channel(target, credentials, options=options)
 
 
-class BlockingChannel:
-    """One channel and its callables.
+# Seconds for which a connection is avoided after a failure; longer than grpc waits to reconnect.
+AVOIDED_S = 1.5
 
-    evaluate  Evaluate on serialized messages
-    stream    EvaluateStream likewise
+
+@dataclass(slots=True, eq=False)
+class PooledChannel(Generic[T]):
+    """A connection and its calls.
+
+    connection     None before its first call
+    calls          number of calls that use it
+    avoided_until  on the clock of the pool
+    retired        whether its target was removed; it closes with its last call
     """
 
-    def __init__(self, target: str, options: Options) -> None:
+    target: str
+    connection: T | None = None
+    calls: int = 0
+    avoided_until: float = 0.0
+    retired: bool = False
+
+
+_CALLS = attrgetter("calls")
+
+
+class Pool(Generic[T]):
+    """Connections to one or more targets, each opened when a call first takes it.
+
+    A call takes the one with the fewest calls. Among equals targets rotate, and within a target the
+    first one is taken, so that sequential calls share a connection. One on which a call has just
+    failed is avoided, and so are the others of its target.
+
+    close_one  closes a connection of a removed target, without waiting
+    replicas   source of changing targets, if any
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        open_one: Callable[[str], T],
+        *,
+        connections: int,
+        close_one: Callable[[T], object] | None = None,
+        replicas: Replicas | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_one = open_one
+        self._close_one = close_one
+        self._replicas = replicas
+        self._connections = connections
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.targets = len(targets)
+        self._turn = 0
+        self._avoided = False
+        self._closed = False
+        self._entries: list[PooledChannel[T]] = [
+            PooledChannel(one) for _ in range(connections) for one in targets
+        ]
+        self._retired: list[PooledChannel[T]] = []
+        if replicas is not None:
+            replicas.tell(self.renew)
+
+    def take(self) -> tuple[PooledChannel[T], T]:
+        """Return a connection for a call, to be given back.
+
+        Raises CallCancelledError after close(), UnavailableError without a known target.
+        """
+        if self._replicas is not None:
+            self._replicas.freshen()
+        with self._lock:
+            if self._closed:
+                raise CallCancelledError("the client was closed")
+            if not self._entries and self._replicas is not None:
+                raise self._replicas.failure
+            entry = self._least_busy()
+            if entry.connection is None:
+                entry.connection = self._open_one(entry.target)
+            entry.calls += 1
+            return entry, entry.connection
+
+    def give_back(self, entry: PooledChannel[T], *, failed: bool) -> None:
+        """End a call's use of a connection.
+
+        failed  whether to avoid the connection for a while
+        """
+        with self._lock:
+            entry.calls -= 1
+            if failed:
+                entry.avoided_until = self._clock() + AVOIDED_S
+                self._avoided = True
+            done = entry.retired and not entry.calls
+            if done:
+                self._retired.remove(entry)
+        if done:
+            self._close_all([entry])
+        if failed and self._replicas is not None:
+            self._replicas.hurry()
+
+    def renew(self, targets: Sequence[str]) -> None:
+        """Replace the targets.
+
+        Connections to remaining targets stay open. Others take no new call, and close with their
+        last one.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            before: dict[str, list[PooledChannel[T]]] = {}
+            for entry in self._entries:
+                before.setdefault(entry.target, []).append(entry)
+            kept = {one: before.pop(one, []) for one in targets}
+            self._entries = [
+                kept[one][number] if kept[one] else PooledChannel(one)
+                for number in range(self._connections)
+                for one in targets
+            ]
+            self.targets, self._turn = len(targets), 0
+            gone = [entry for entries in before.values() for entry in entries]
+            for entry in gone:
+                entry.retired = True
+            self._retired += [entry for entry in gone if entry.calls]
+        self._close_all([entry for entry in gone if not entry.calls])
+
+    def _close_all(self, entries: list[PooledChannel[T]]) -> None:
+        if self._close_one is not None:
+            for entry in entries:
+                if entry.connection is not None:
+                    self._close_one(entry.connection)
+
+    def sound_targets(self) -> int:
+        """Return the number of targets without a recent failure; all if every one has failed."""
+        with self._lock:
+            now = self._clock()
+            avoided = {entry.target for entry in self._entries if entry.avoided_until > now}
+            return self.targets - len(avoided) or self.targets
+
+    def close(self) -> list[T]:
+        """Return the connections, for the caller to close; open no other."""
+        with self._lock:
+            self._closed = True
+            entries = self._entries + self._retired
+            return [entry.connection for entry in entries if entry.connection is not None]
+
+    def _least_busy(self) -> PooledChannel[T]:
+        entries = self._entries
+        if self.targets > 1:
+            self._turn = (self._turn + 1) % self.targets
+            entries = entries[self._turn :] + entries[: self._turn]
+        if self._avoided:
+            now = self._clock()
+            failed = {entry.target for entry in entries if entry.avoided_until > now}
+            self._avoided = bool(failed)
+            # Other connections of a failed target would probably fail too.
+            entries = (
+                [entry for entry in entries if entry.target not in failed]
+                or [entry for entry in entries if entry.avoided_until <= now]
+                or entries
+            )
+        return min(entries, key=_CALLS)
+
+
+class ServiceChannel:
+    """One channel, blocking or of asyncio, and its callables on serialized messages.
+
+    evaluate  Evaluate
+    stream    EvaluateStream
+    """
+
+    def __init__(self, target: str, options: Options, *, api: Any = grpc) -> None:
         self.channel = open_channel(
-            target, options.credentials, connect_timeout_s=options.connect_timeout_s
+            target,
+            options.credentials,
+            connect_timeout_s=options.connect_timeout_s,
+            api=api,
         )
-        self.stub = v1.GradientServiceStub(self.channel)
-        self.evaluate: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
-            EVALUATE_METHOD
-        )
-        self.stream: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(
-            _STREAM_METHOD
-        )
+        self.evaluate: Any = self.channel.unary_unary(f"{SERVICE_PATH}Evaluate")
+        self.stream: Any = self.channel.stream_stream(f"{SERVICE_PATH}EvaluateStream")
+
+
+ChannelPool = Pool[ServiceChannel]
 
 
 def channel_pool(
     options: Options,
-    kind: Callable[[str, Options], T],
     targets: Sequence[str] | None = None,
     *,
-    close_one: Callable[[T], object],
+    close_one: Callable[[ServiceChannel], object],
     replicas: Replicas | None,
-) -> Pool[T]:
+    api: Any = grpc,
+) -> ChannelPool:
     secure = options.credentials is not None
     if targets is None:
         targets = () if replicas is not None else channel_targets(options.target, secure=secure)
     return Pool(
         targets,
-        lambda target: kind(target, options),
+        partial(ServiceChannel, options=options, api=api),
         connections=options.connections,
         close_one=close_one,
         replicas=replicas,
     )
 
 
-def _start_closing(line: BlockingChannel) -> threading.Thread:
-    closing = threading.Thread(target=line.channel.close, name="gradwire-closing", daemon=True)
+def _start_closing(channel: ServiceChannel) -> threading.Thread:
+    closing = threading.Thread(target=channel.channel.close, name="gradwire-closing", daemon=True)
     closing.start()
     return closing
+
+
+class Stoppable(Protocol):
+    """Something that goes on after a failed call unless it is stopped."""
+
+    def stop(self) -> None:
+        """Make no other try."""
+        ...
 
 
 class ClientChannels:
@@ -161,6 +349,7 @@ class ClientChannels:
     bearer           token to send, if any
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     replicas         where the target is a list of them; None otherwise
+    running          what close() stops
 
     waits  whether to wait here for the first list
     """
@@ -170,10 +359,8 @@ class ClientChannels:
         self.bearer = options.bearer
         self.replicas = Replicas(self.target) if is_list(self.target) else None
 
-        def pool(targets: Sequence[str] | None = None) -> Pool[BlockingChannel]:
-            return channel_pool(
-                options, BlockingChannel, targets, close_one=_start_closing, replicas=self.replicas
-            )
+        def pool(targets: Sequence[str] | None = None) -> ChannelPool:
+            return channel_pool(options, targets, close_one=_start_closing, replicas=self.replicas)
 
         self.unary = pool()
         self.streams = self.unary if options.connections == 1 else pool()
@@ -182,38 +369,129 @@ class ClientChannels:
             self.shares = pool(options.target)
         self.budget = RetryBudget()
         self.max_chunk_bytes: int | None = None
+        self.running: WeakSet[Stoppable] = WeakSet()
+        self._options = options
         if waits and self.replicas is not None:
             self.replicas.wait()
 
+    def evaluation(self, op: ops.Operator, array: object, **arguments: Any) -> Evaluation:
+        """Begin an evaluation; the arguments are those of evaluate()."""
+        return Evaluation(
+            op,
+            array,
+            **arguments,
+            options=self._options,
+            budget=self.budget,
+            servers=self.shares.sound_targets,
+        )
+
+    def batch(self, **arguments: Any) -> ItemBatch:
+        """Begin an evaluate_many(); the arguments are those of ItemBatch."""
+        return ItemBatch(**arguments, options=self._options, budget=self.budget)
+
     def close(self) -> None:
         """Close the channels and cancel their calls."""
+        for each in tuple(self.running):
+            each.stop()
         # Closing waits until the peer has read outgoing data, so threads do it.
-        lines = {line for pool in (self.unary, self.streams, self.shares) for line in pool.close()}
-        threads = [_start_closing(line) for line in lines]
+        pools = self.unary, self.streams, self.shares
+        threads = [_start_closing(each) for each in {one for pool in pools for one in pool.close()}]
         until = time.monotonic() + _CLOSING_S
         for closing in threads:
             closing.join(max(0.0, until - time.monotonic()))
 
 
-class _Status(Protocol):
-    """Common interface of the errors of grpc and grpc.aio."""
-
-    def code(self) -> grpc.StatusCode: ...
-
-    def details(self) -> str | None: ...
-
-    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
-
-
 def from_rpc_error(error: grpc.RpcError, *, request_id: str | None = None) -> GradwireError:
-    """Convert an error of grpc to one of this package."""
-    status = cast("_Status", error)
+    """Convert an error of grpc or grpc.aio to one of this package."""
+    status: Any = error
     details = None
     for key, value in status.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
             details = value
     code = status.code()
     return from_status(code.name, status.details() or "", details, request_id=request_id)
+
+
+# gRPC reports the error of a single address. A name such as localhost stands for several, of which
+# one may refuse a connection while a server at another one hangs up because it wants TLS.
+# Seconds for each step with one address.
+_STEP_S = 1.0
+_WANTS_TLS = "wants TLS (credentials, --tls-ca), which this client does not speak"
+
+
+def next_pause_s(answer: Answer, recover: Callable[[Answer], Pause], options: Options) -> Pause:
+    """Return the pause that `recover` gives after an answer; explain the error that it raises."""
+    try:
+        return recover(answer)
+    except UnavailableError as last:
+        raise _explained(last, options) from last.__cause__
+
+
+def _explained(error: UnavailableError, options: Options) -> UnavailableError:
+    """Return the error with the answer of each address, if no connection was established.
+
+    Takes up to a few seconds, and connects.
+    """
+    if not error.unreachable or hung_up(str(error)) or options.credentials is not None:
+        return error
+    places = [found for each in options.target if (found := host_and_port(each))]
+    answers = [(name, _answer(where)) for place in places for name, where in _addresses(*place)]
+    tls = [name for name, answer in answers if answer == _WANTS_TLS]
+    if not tls:
+        return error
+    others = [f"{name} {answer}" for name, answer in answers if name not in tls]
+    better = UnavailableError(
+        "; ".join([f"the server at {tls[0]} {_WANTS_TLS}", *others]),
+        reason=error.reason,
+        request_id=error.request_id,
+        metadata=error.metadata,
+    )
+    better.status, better.lasting = error.status, True
+    return better
+
+
+def _addresses(
+    host: str, port: int
+) -> list[tuple[str, tuple[socket.AddressFamily, tuple[object, ...]]]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the second for names that DNS cannot hold
+        return []
+    return [
+        (
+            f"[{where[0]}]:{port}" if family is socket.AF_INET6 else f"{where[0]}:{port}",
+            (family, where),
+        )
+        for family, _, _, _, where in found
+    ]
+
+
+def _answer(where: tuple[socket.AddressFamily, tuple[object, ...]]) -> str:
+    """Connect; return the outcome in words."""
+    family, address = where
+    with contextlib.closing(socket.socket(family)) as plain:
+        plain.settimeout(_STEP_S)
+        try:
+            plain.connect(address)
+        except OSError as error:
+            return f"does not answer: {error.strerror or error}"
+        return _WANTS_TLS if _speaks_tls(plain) else "takes connections"
+
+
+def _speaks_tls(plain: socket.socket) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Nothing is sent beyond the handshake, so the peer need not be verified.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with context.wrap_socket(plain):
+            return True
+    except ssl.SSLError as error:
+        # An alert shows that the server speaks TLS.
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
 
 
 class PerProcess(Generic[T]):

@@ -1,30 +1,31 @@
-"""Tries of EvaluateStream on blocking grpc calls in threads, for both clients.
+"""Evaluations by streams, on blocking grpc calls, for both clients.
 
 grpc's own thread asks the sender for messages, one at a time as the network takes them; a second
-thread receives; the thread or task that started the try watches both. AsyncClient uses them too:
-a writer of grpc.aio was seen to lose the error that ends its stream.
+thread receives; the thread or task that runs the evaluation watches both. AsyncClient uses them
+too: a writer of grpc.aio was seen to lose the error that ends its stream.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from gradwire import v1
-from gradwire._core.evaluation import Evaluation
+from gradwire._core.evaluation import Evaluation, Shares
 from gradwire._core.reports import Metadata
 from gradwire._core.retries import is_retryable
-from gradwire._core.split import ShareCoordinator, Shares
-from gradwire._transport.channels import BlockingChannel, ClientChannels, from_rpc_error
-from gradwire._transport.pool import Pool
+from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
 from gradwire._transport.tracing import Context, call_span
-from gradwire._wire.framing import chunk_frame, read_chunk
+from gradwire._transport.unary import Runtime
+from gradwire._wire.framing import chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
 from gradwire.chunks import Transfer
-from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
+from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
 
 
 class StreamTry:
@@ -39,13 +40,12 @@ class StreamTry:
     eager        whether to send before the server has answered, where its limits are known
     timeout_s    seconds from start() until the deadline; None where there is none
     metadata     of the call; None for none
-    on_end       called in another thread after `ended` is set
-    lines        connections of the link to take one of; None for those of streams
+    pool         channels to take one of; None for those of streams
     """
 
     def __init__(
         self,
-        link: ClientChannels,
+        channels: ClientChannels,
         transfer: Transfer,
         *,
         request_id: str,
@@ -53,22 +53,21 @@ class StreamTry:
         eager: bool,
         timeout_s: float | None,
         metadata: Context | None,
-        on_end: Callable[[], None] | None,
-        lines: Pool[BlockingChannel] | None = None,
+        pool: ChannelPool | None = None,
+        ended: threading.Event | None = None,
     ) -> None:
-        self._link = link
-        self._lines = lines or link.streams
+        self._channels = channels
+        self._pool = pool or channels.streams
         self._transfer = transfer
         self._request_id = request_id
         self._timeout_s = timeout_s
         self._metadata = metadata
-        self._on_end = on_end
         self._cancelled = self._refused = False
         self.opened = False
         self._sender = _Sender(
-            transfer, chunk_bytes=chunk_bytes, limit=link.max_chunk_bytes if eager else None
+            transfer, chunk_bytes=chunk_bytes, limit=channels.max_chunk_bytes if eager else None
         )
-        self.ended = threading.Event()
+        self.ended = ended or threading.Event()
         self.error: BaseException | None = None
         self._call: grpc.Call | None = None
 
@@ -85,9 +84,9 @@ class StreamTry:
     def _begin(self) -> None:
         if self._cancelled:
             raise CallCancelledError("cancelled before it began", request_id=self._request_id)
-        self._seat, line = self._lines.take()
+        self._taken, channel = self._pool.take()
         try:
-            self._call = call = line.stream(
+            self._call = call = channel.stream(
                 self._sender.messages(), timeout=self._timeout_s, metadata=self._metadata
             )
             if self._cancelled:
@@ -98,7 +97,7 @@ class StreamTry:
         except Exception as error:
             self.hang_up()
             self._sender.stop()
-            self._lines.give_back(self._seat, failed=False)
+            self._pool.give_back(self._taken, failed=False)
             if isinstance(error, ValueError):
                 # grpc raises this for a closed channel.
                 raise CallCancelledError(str(error), request_id=self._request_id) from error
@@ -146,32 +145,24 @@ class StreamTry:
         self._sender.stop()
         failure = self._sender.error or self.error
         broken = _is_broken(failure)
-        self._lines.give_back(self._seat, failed=broken and not self._cancelled)
+        self._pool.give_back(self._taken, failed=broken and not self._cancelled)
         self._end(None if self._transfer.complete and broken else failure)
 
     def _end(self, error: BaseException | None) -> None:
         self.error = error
         self.ended.set()
-        if self._on_end is not None:
-            self._on_end()
 
     def _take(self, message: bytes) -> None:
         chunk = read_chunk(message)
         if chunk is not None:
             self._transfer.store(*chunk)
             return
-        try:
-            response = v1.EvaluateStreamResponse.FromString(message)
-        except DecodeError as error:
-            raise ServerError(
-                f"the server sent {len(message)} bytes that are no message",
-                request_id=self._request_id,
-            ) from error
+        response = parsed(v1.EvaluateStreamResponse, message, request_id=self._request_id)
         match response.WhichOneof("message"):
             case "opened":
                 self.opened = True
                 self._transfer.accept(response.opened)
-                self._link.max_chunk_bytes = response.opened.max_chunk_bytes
+                self._channels.max_chunk_bytes = response.opened.max_chunk_bytes
                 self._sender.go(response.opened)
             case "chunk":
                 self._transfer.store(response.chunk.offset, response.chunk.data)
@@ -250,39 +241,34 @@ def _is_broken(error: BaseException | None) -> bool:
 class SplitTry:
     """The streams of one shared evaluation, from the first open to the end of the last.
 
-    ended  set once no thread accesses the caller's arrays any more
+    As many threads as shares transfer one after the other. A share that no server has room for goes
+    to the thread that is next done with another one, whose server then has: one thread less goes
+    on, unless it is the last.
 
-    start    makes a stream for a share
-    recover     returns, for each share, a function that returns the seconds to wait before the next
-                try, or raises its error
-    patience_s  seconds that a server has to answer before another one is asked
-    rests       whether a share without tries left may wait for another one to end
-    on_end   called in another thread after `ended` is set
+    ended  set once no thread accesses the caller's arrays any more
     """
 
     def __init__(
         self,
         shares: Shares,
-        *,
+        evaluation: Evaluation,
+        ended: threading.Event,
         start: Callable[[Transfer], StreamTry],
-        recover: Callable[[], Callable[[GradwireError, Transfer], float]],
-        patience_s: float,
-        rests: bool,
-        on_end: Callable[[], None] | None,
     ) -> None:
         self._shares = shares
         self._start = start
-        self._recover = recover
-        self._patience_s = patience_s
-        self._rests = rests
-        self._on_end = on_end
+        self._recovery = evaluation.share_recovery
+        # How long a server has to answer before another one is asked.
+        self._patience_s = evaluation.options.timeout_s / 2
+        self._leaves = evaluation.options.retry.max_attempts > 1
         self._lock = threading.Lock()
-        self._streams: list[StreamTry] = []
+        self._streams: set[StreamTry] = set()
         self._stopping = threading.Event()
-        self._shifts = ShareCoordinator(1)
+        self._waiting: deque[Transfer] = deque()
+        self._threads, self._done = 1, 0
         self._error: BaseException | None = None
         self._trailers: Metadata = ()
-        self.ended = threading.Event()
+        self.ended = ended
         self.sent_too_large = False
 
     def start(self) -> None:
@@ -291,13 +277,12 @@ class SplitTry:
             threading.Thread(target=self._run, name="gradwire-split", daemon=True).start()
         except Exception as error:  # noqa: BLE001 - outcome() raises it
             self._fail(error)
-            self._end_all()
+            self.ended.set()
 
     def cancel(self) -> None:
         """Cancel all streams; stored bytes stay."""
         with self._lock:
             self._stopping.set()
-            self._shifts.stop()
             streams = tuple(self._streams)
         for stream in streams:
             stream.cancel()
@@ -313,64 +298,81 @@ class SplitTry:
         raise self._error
 
     def _run(self) -> None:
-        try:
-            question = self._shares.ask()
-            if question is not None:
-                self._bring(question)
-            if not self._stopping.is_set():
-                self._bring_all(self._shares.cut())
-        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
-            self._fail(error)
-        self._end_all()
-
-    def _end_all(self) -> None:
-        self.ended.set()
-        if self._on_end is not None:
-            self._on_end()
-
-    def _bring_all(self, transfers: tuple[Transfer, ...]) -> None:
-        with self._lock:
-            self._shifts = ShareCoordinator(len(transfers))
-            if self._stopping.is_set():
-                return
         started: list[threading.Thread] = []
         try:
-            for one in transfers:
-                thread = threading.Thread(
-                    target=self._bring, args=(one,), name="gradwire-share", daemon=True
-                )
-                thread.start()
-                started.append(thread)
+            if (question := self._shares.ask()) is not None:
+                self._transfer(question)
+            if not self._stopping.is_set():
+                parts = self._shares.cut()
+                self._waiting.extend(parts)
+                self._threads = len(parts)
+                for _ in parts:
+                    thread = threading.Thread(target=self._work, name="gradwire-share", daemon=True)
+                    thread.start()
+                    started.append(thread)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
         for thread in started:
             thread.join()
+        self.ended.set()
 
-    def _bring(self, transfer: Transfer) -> None:
-        """Transfer one share, with retries."""
-        recover, ended = self._recover(), self._shifts.ended
+    def _work(self) -> None:
         try:
-            while (stream := self._begin(transfer)) is not None:
-                error = self._outcome(stream, transfer)
-                if error is None:
-                    self._trailers = stream.trailers()
-                    self._shifts.end()
-                    return
-                self._end(stream)
-                if self._stopping.is_set():
-                    return
-                try:
-                    pause_s = recover(error, transfer)
-                except GradwireError as last:
-                    if not self._rest(transfer, last, since=ended):
-                        raise
-                    recover, ended = self._recover(), self._shifts.ended
-                else:
-                    self._stopping.wait(pause_s)
+            while (share := self._next()) is not None and self._transfer(share):
+                pass
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
 
-    def _outcome(self, stream: StreamTry, transfer: Transfer) -> GradwireError | None:
+    def _next(self) -> Transfer | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._threads -= 1
+            return None
+
+    def _transfer(self, share: Transfer) -> bool:
+        """Transfer a share, with retries; return whether this thread goes on."""
+        share.wait(waits=False)
+        recover, done = self._recovery(), self._done
+        while (stream := self._begin(share)) is not None:
+            error = self._outcome(stream, share)
+            with self._lock:
+                self._streams.discard(stream)
+                if error is None:
+                    self._trailers = stream.trailers()
+                    self._done += 1
+                    return True
+            if self._stopping.is_set():
+                break
+            try:
+                self._stopping.wait(recover(error, share))
+            except GradwireError as last:
+                if not (self._leaves and is_retryable(last, streamed=True)):
+                    raise
+                return self._leave(share, last, done=done)
+        return False
+
+    def _leave(self, share: Transfer, error: GradwireError, *, done: int) -> bool:
+        """Leave a share to another thread; return whether this one goes on, as the last one."""
+        with self._lock:
+            last = self._threads == 1
+            if last and self._done == done:
+                raise error
+            share.wait(waits=True)
+            self._waiting.append(share)
+            self._threads -= not last
+            return last
+
+    def _begin(self, share: Transfer) -> StreamTry | None:
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            stream = self._start(share)
+            stream.start()
+            self._streams.add(stream)
+            return stream
+
+    def _outcome(self, stream: StreamTry, share: Transfer) -> GradwireError | None:
         """Wait for the end of a stream; cancel it if no server answers in time."""
         silent = False
         if not stream.ended.wait(self._patience_s):
@@ -382,29 +384,9 @@ class SplitTry:
         if silent and error is not None:
             why = f"no answer from a server within {self._patience_s} s"
             return UnavailableError(why, request_id=error.request_id)
-        if error is None and not transfer.complete:
+        if error is None and not share.complete:
             raise AssertionError("a share has ended without all of its bytes")
         return error
-
-    def _rest(self, transfer: Transfer, error: GradwireError, *, since: int) -> bool:
-        """Wait until another share has ended; return False if that does not help."""
-        if not self._rests or not is_retryable(error, streamed=True):
-            return False
-        with transfer.resting():
-            return self._shifts.rest(since)
-
-    def _begin(self, transfer: Transfer) -> StreamTry | None:
-        with self._lock:
-            if self._stopping.is_set():
-                return None
-            stream = self._start(transfer)
-            stream.start()
-            self._streams.append(stream)
-            return stream
-
-    def _end(self, stream: StreamTry) -> None:
-        with self._lock:
-            self._streams.remove(stream)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -413,80 +395,84 @@ class SplitTry:
         self.cancel()
 
 
-def start_stream(
-    evaluation: Evaluation,
-    link: ClientChannels,
-    *,
-    metadata: Context | None = None,
-    on_end: Callable[[], None] | None = None,
-    elsewhere: Callable[[Callable[[], None]], object] | None = None,
-) -> StreamTry | SplitTry:
-    """Start a try of EvaluateStream.
+class StreamRun:
+    """An evaluation by streams, tried until there is a result, or cancel()."""
 
-    on_end     called in another thread after the try has ended
-    elsewhere  runs a function in another thread, soon; None to start the try in this one
-    """
-    transfer, options = evaluation.transfer, evaluation.options
+    def __init__(self, evaluation: Evaluation, channels: ClientChannels, runtime: Runtime) -> None:
+        self._evaluation = evaluation
+        self._channels = channels
+        self._runtime = runtime
+        self._stream: StreamTry | SplitTry | None = None
+        self._stopped = runtime.event()
 
-    def new(
-        transfer: Transfer,
-        lines: Pool[BlockingChannel],
-        *,
-        eager: bool = False,
-        on_end: Callable[[], None] | None = None,
-    ) -> StreamTry:
-        return StreamTry(
-            link,
-            transfer,
-            lines=lines,
-            request_id=evaluation.request_id,
-            chunk_bytes=options.chunk_bytes,
-            eager=eager,
-            timeout_s=evaluation.begin_stream(),
-            metadata=metadata,
-            on_end=on_end,
-        )
+    async def run(self) -> None:
+        """Repeat tries until there is a result; raise the error where there is none."""
+        evaluation = self._evaluation
+        self._channels.running.add(self)
+        while (error := await self._try()) is not None:
+            if self._stopped.is_set():
+                raise error
+            pause = partial(next_pause_s, error, evaluation.recover, evaluation.options)
+            if await self._runtime.wait(self._stopped, await self._runtime.elsewhere(pause)):
+                raise error
 
-    stream: StreamTry | SplitTry
-    if isinstance(transfer, Shares):
-        stream = SplitTry(
-            transfer,
-            start=lambda share: new(share, link.shares),
-            recover=evaluation.share_recovery,
-            patience_s=options.timeout_s / 2,
-            rests=options.retry.max_attempts > 1,
-            on_end=on_end,
-        )
-    else:
+    def stop(self) -> None:
+        """Make no other try."""
+        self._stopped.set()
+
+    def cancel(self) -> None:
+        """Cancel the present try, and make no other; in any thread."""
+        self._stopped.set()
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def _try(self) -> GradwireError | None:
+        channels = self._channels
+        with call_span("EvaluateStream", target=channels.target, bearer=channels.bearer) as span:
+            error = await self._watch(span.metadata)
+            span.note(error)
+        return error
+
+    async def _watch(self, metadata: Context | None) -> GradwireError | None:
+        evaluation = self._evaluation
+        stream = self._new(metadata)
+        evaluation.stream = self._stream = stream
+        if self._stopped.is_set():
+            stream.cancel()
+        self._runtime.start(stream.start)
+        try:
+            while not await self._runtime.wait(stream.ended, evaluation.next_look_s()):
+                evaluation.look()
+        except BaseException:
+            stream.cancel()
+            await self._runtime.wait(stream.ended, None)
+            raise
+        return stream.outcome()
+
+    def _new(self, metadata: Context | None) -> StreamTry | SplitTry:
+        evaluation, channels = self._evaluation, self._channels
         # After a failure the sender waits for the server's answer: an error is lost more easily to
         # a sender that is ahead.
         eager = evaluation.stream is None
-        stream = new(transfer, link.streams, eager=eager, on_end=on_end)
-    evaluation.stream = stream
-    if elsewhere is None:
-        stream.start()
-    else:
-        elsewhere(stream.start)
-    return stream
 
+        def start(transfer: Transfer, pool: ChannelPool, **options: Any) -> StreamTry:
+            return StreamTry(
+                channels,
+                transfer,
+                pool=pool,
+                request_id=evaluation.request_id,
+                chunk_bytes=evaluation.options.chunk_bytes,
+                **options,
+                timeout_s=evaluation.begin_stream(),
+                metadata=metadata,
+            )
 
-def try_stream(evaluation: Evaluation, link: ClientChannels) -> GradwireError | None:
-    """Run a try to its end; return its error, None after success."""
-    with call_span("EvaluateStream", target=link.target, bearer=link.bearer) as span:
-        error = _watch(evaluation, link, metadata=span.metadata)
-        span.note(error)
-    return error
-
-
-def _watch(
-    evaluation: Evaluation, link: ClientChannels, *, metadata: Context | None
-) -> GradwireError | None:
-    stream = start_stream(evaluation, link, metadata=metadata)
-    try:
-        while not stream.ended.wait(evaluation.next_look_s()):
-            evaluation.look()
-    except BaseException:
-        stream.cancel()
-        stream.ended.wait()
-        raise
-    return stream.outcome()
+        transfer = evaluation.transfer
+        if isinstance(transfer, Shares):
+            return SplitTry(
+                transfer,
+                evaluation,
+                self._runtime.event(),
+                lambda share: start(share, channels.shares, eager=False),
+            )
+        return start(transfer, channels.streams, eager=eager, ended=self._runtime.event())

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from gradwire._core.options import BearerToken, Sent
 from gradwire._wire.environment import VERSION
@@ -21,30 +20,20 @@ from gradwire.errors import DeadlineExceededError, GradwireError
 Context = Sent
 
 
-class CallSpan(Protocol):
-    """The span of one try of a call.
+@dataclass(slots=True)
+class CallSpan:
+    """The span of one try of a call, traced or not.
 
     metadata  of the call; None for none
+    answer    that ended it: a GradwireError, or anything else for success
     """
 
     metadata: Context | None
+    answer: object = None
 
     def note(self, answer: object) -> None:
-        """Record the end of the call: a GradwireError, or anything else for success."""
-        ...
-
-
-class _NoSpan:
-    """Span of a call that is not traced."""
-
-    def __init__(self, metadata: Context | None = None) -> None:
-        self.metadata = metadata
-
-    def note(self, answer: object) -> None:
-        """Do nothing."""
-
-
-_NO_SPAN = nullcontext(_NoSpan())
+        """Record the end of the call."""
+        self.answer = answer
 
 
 def call_span(
@@ -58,13 +47,8 @@ def call_span(
     """
     sent = None if bearer is None else bearer.metadata()
     if not method or "opentelemetry.trace" not in sys.modules:
-        return _NO_SPAN if sent is None else nullcontext(_NoSpan(sent))
-    return client_span(method, target=target, sent=sent or ())
-
-
-def method_of(request: object) -> str:
-    """Return the name of the method that takes a request."""
-    return type(request).__name__.removesuffix("Request")
+        return nullcontext(CallSpan(sent))
+    return _traced(method, target=target, sent=sent or ())
 
 
 def status_of(answer: object) -> str:
@@ -72,18 +56,8 @@ def status_of(answer: object) -> str:
     return (answer.status or "UNKNOWN") if isinstance(answer, GradwireError) else "OK"
 
 
-@dataclass(slots=True)
-class _ClientSpan:
-    metadata: Context | None
-    answer: object = None
-
-    def note(self, answer: object) -> None:
-        """Record the end of the call."""
-        self.answer = answer
-
-
 @contextmanager
-def client_span(method: str, *, target: str, sent: Context) -> Generator[_ClientSpan]:
+def _traced(method: str, *, target: str, sent: Context) -> Generator[CallSpan]:
     """Start a span of kind CLIENT and end it after the block, with the recorded answer.
 
     sent  metadata of the call beside the span's own
@@ -98,7 +72,7 @@ def client_span(method: str, *, target: str, sent: Context) -> Generator[_Client
     propagate.inject(carrier, context=trace.set_span_in_context(span))
     # Keys of gRPC's metadata are lower case.
     metadata = sent + tuple((key.lower(), value) for key, value in carrier.items())
-    call = _ClientSpan(metadata or None)
+    call = CallSpan(metadata or None)
     # As where the caller is interrupted.
     status = "CANCELLED"
     try:

@@ -1,160 +1,304 @@
-"""Tries of calls with one message each way, blocking or in an event loop."""
+"""Calls with one message each way, written once for both clients.
+
+Their logic is coroutines, and all that waits in them is a Runtime's. Those of the blocking one
+never suspend, so that `now` runs such a coroutine to its end.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any, Generic, TypeAlias, TypeVar
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
-from gradwire._core.options import BearerToken
-from gradwire._core.reports import Metadata
-from gradwire._core.retries import is_retryable
-from gradwire._transport.async_channels import AsyncChannel
-from gradwire._transport.channels import BlockingChannel, from_rpc_error
-from gradwire._transport.pool import Pool, PooledChannel
-from gradwire._transport.tracing import Context, call_span
+from gradwire import v1
+from gradwire._core.evaluation import Evaluation
+from gradwire._core.options import Options
+from gradwire._core.reports import (
+    Metadata,
+    OperatorInfo,
+    ServerInfo,
+    read_operators,
+    read_server_info,
+)
+from gradwire._core.retries import LASTING_ATTEMPTS, RetryBudget, is_retryable
+from gradwire._transport.channels import SERVICE_PATH, Pool, from_rpc_error, next_pause_s
+from gradwire._transport.tracing import call_span
+from gradwire._wire.framing import parsed
 from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
 
-Channel = TypeVar("Channel")
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
-Method: TypeAlias = Callable[[BlockingChannel], "grpc.UnaryUnaryMultiCallable[Request, Reply]"]
-AsyncMethod: TypeAlias = Callable[
-    [AsyncChannel], "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]"
-]
+T = TypeVar("T")
+Reply = TypeVar("Reply", bound=Message)
+OnTrailers = Callable[[Metadata], None] | None
 
 
-class _Attempt(Generic[Channel]):
-    """One try of a call.
+class UnaryChannels(Protocol):
+    """Channels for unary calls, and the client's retry budget."""
 
-    metadata  to send; None for none
-    reply     the reply, or the error of the try
-    """
-
-    def __init__(self, pool: Pool[Channel], metadata: Context | None) -> None:
-        self._pool = pool
-        self._taken: PooledChannel[Channel] | None = None
-        self.metadata = metadata
-        self.reply: Any = None
-
-    def channel(self) -> Channel:
-        """Take a channel of the pool."""
-        self._taken, channel = self._pool.take()
-        return channel
-
-    def give_back(self, *, failed: bool) -> None:
-        """Give the channel back, if one was taken."""
-        if self._taken is not None:
-            self._pool.give_back(self._taken, failed=failed)
+    unary: Pool[Any]
+    budget: RetryBudget
 
 
-class _UnaryCalls(Generic[Channel]):
+class Runtime:
+    """What waits in the coroutines of calls: here it blocks the thread, and never suspends."""
+
+    def event(self) -> threading.Event:
+        """Make an event for wait() that any thread may set."""
+        return threading.Event()
+
+    def start(self, action: Callable[[], object]) -> None:
+        """Do something that starts threads."""
+        action()
+
+    async def send(
+        self, method: Any, request: bytes, on_trailers: OnTrailers, **options: Any
+    ) -> bytes | None:
+        """Call a method with grpc's options; return the reply, pass its trailing metadata on."""
+        if on_trailers is None:
+            return cast("bytes | None", method(request, **options))
+        reply, call = method.with_call(request, **options)
+        on_trailers(call.trailing_metadata() or ())
+        return cast("bytes | None", reply)
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause."""
+        time.sleep(seconds)  # noqa: ASYNC251 - it blocks its thread
+
+    async def wait(self, event: Any, timeout_s: float | None) -> bool:
+        """Wait for an event; return whether it has come."""
+        return bool(event.wait(timeout_s))
+
+    async def elsewhere(self, function: Callable[[], T]) -> T:
+        """Call a function that may take seconds."""
+        return function()
+
+
+def now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise AssertionError("a blocking call was suspended")
+
+
+class UnaryCalls:
     """Unary calls of a client.
 
-    target  name of the servers in spans
-    pool    returns the channels
-    bearer  token to send, if any
-    closed  returns whether the client is closed
+    channels  returns those of the client
+    closed    returns whether the client is closed
     """
 
     def __init__(
         self,
-        target: str,
-        pool: Callable[[], Pool[Channel]],
-        *,
-        bearer: BearerToken | None,
+        options: Options,
+        channels: Callable[[], UnaryChannels],
         closed: Callable[[], bool],
+        runtime: Runtime,
     ) -> None:
-        self._target = target
-        self._bearer = bearer
-        self._pool = pool
+        self._options = options
+        self._target = ",".join(options.target)
+        self._channels = channels
         self._closed = closed
+        self._runtime = runtime
 
-    @contextmanager
-    def _attempt(self, name: str, request_id: str | None) -> Generator[_Attempt[Channel]]:
-        """Trace a try, convert its errors, and give its channel back."""
-        with call_span(name, target=self._target, bearer=self._bearer) as span:
-            attempt = _Attempt(self._pool(), span.metadata)
-            failed = False
-            try:
-                yield attempt
-                if attempt.reply is None:
-                    # A foreign server that says OK without a message.
-                    attempt.reply = ServerError(
-                        "the server answered OK without a message", request_id=request_id
-                    )
-            except UnavailableError as error:
-                # The pool knows no server.
-                attempt.reply = error
-            except grpc.RpcError as error:
-                attempt.reply = failure = from_rpc_error(error, request_id=request_id)
-                failed = is_retryable(failure, streamed=False)
-            except (ValueError, grpc.aio.UsageError) as error:
-                # The channel is closed.
-                attempt.reply = CallCancelledError(str(error), request_id=request_id)
-            except asyncio.CancelledError:
-                # grpc cancels waiting tasks when their channel is closed, as if they were meant.
-                task = asyncio.current_task()
-                if not self._closed() or task is None or task.cancelling():
-                    raise
-                attempt.reply = CallCancelledError("the client was closed", request_id=request_id)
-            finally:
-                attempt.give_back(failed=failed)
-            span.note(attempt.reply)
+    async def evaluate(self, evaluation: Evaluation) -> None:
+        """Try Evaluate until there is a result, or the evaluation goes by streams."""
+        while not evaluation.streams:
+            reply = await self._ask(
+                "Evaluate",
+                evaluation.unary_request(),
+                timeout_s=evaluation.left_s,
+                request_id=evaluation.request_id,
+                on_trailers=evaluation.on_trailers,
+            )
+            if not isinstance(reply, GradwireError):
+                evaluation.take(reply)
+                return
+            await self._pause(reply, evaluation.recover)
 
+    async def operators(self) -> tuple[OperatorInfo, ...]:
+        """Call ListOperators."""
+        reply = await self._call("ListOperators", v1.ListOperatorsResponse)
+        return read_operators(reply)
 
-class Unary(_UnaryCalls[BlockingChannel]):
-    """Unary calls of a Client."""
+    async def server_info(self) -> ServerInfo:
+        """Call GetServerInfo."""
+        return read_server_info(await self._call("GetServerInfo", v1.GetServerInfoResponse))
 
-    def ask(
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Ask for the server's health until it serves; raise UnavailableError if too late."""
+        patience = Patience(timeout_s, one_server=self._options.one_server)
+        while True:
+            reply = await self._ask(HEALTH_METHOD, check_request(), timeout_s=patience.check_s)
+            pause = partial(next_pause_s, reply, patience.pause_s, self._options)
+            pause_s = await self._runtime.elsewhere(pause)
+            if pause_s is None:
+                return
+            await self._runtime.sleep(pause_s)
+
+    async def _call(self, method: str, kind: type[Reply]) -> Reply:
+        """Call a method that takes an empty message, with retries."""
+        until = time.monotonic() + self._options.timeout_s
+        tries = self._options.tries(self._channels().budget)
+
+        def recover(error: GradwireError) -> float:
+            if not is_retryable(error, streamed=False):
+                raise error
+            return tries.pause_s(error, left_s=max(0.0, until - time.monotonic()))
+
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            reply = await self._ask(method, b"", timeout_s=left_s)
+            if not isinstance(reply, GradwireError):
+                tries.succeed()
+                return parsed(kind, reply)
+            await self._pause(reply, recover)
+
+    async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
+        if self._closed():
+            raise error
+        pause = partial(next_pause_s, error, recover, self._options)
+        await self._runtime.sleep(await self._runtime.elsewhere(pause))
+
+    async def _ask(
         self,
-        method: Method[Request, Reply],
-        request: Request,
+        method: str,
+        request: bytes,
         *,
         timeout_s: float,
         request_id: str | None = None,
-        on_trailers: Callable[[Metadata], None] | None = None,
-        name: str = "",
-    ) -> Reply | GradwireError:
+        on_trailers: OnTrailers = None,
+    ) -> bytes | GradwireError:
         """Call once; return the reply, or the error instead.
 
+        method       one of gradwire's service, or the path of another one's
         request_id   of the request, for errors
         on_trailers  called with the trailing metadata of a reply
-        name         of the method, for spans; empty for none
         """
-        with self._attempt(name, request_id) as attempt:
-            call = method(attempt.channel())
-            metadata = attempt.metadata
-            if on_trailers is None:
-                attempt.reply = call(request, timeout=timeout_s, metadata=metadata)
-            else:
-                attempt.reply, ended = call.with_call(request, timeout=timeout_s, metadata=metadata)
-                on_trailers(ended.trailing_metadata() or ())
-        reply: Reply | GradwireError = attempt.reply
+        name = "" if method.startswith("/") else method
+        with call_span(name, target=self._target, bearer=self._options.bearer) as span:
+            reply = await self._try(
+                method,
+                request,
+                on_trailers,
+                request_id,
+                timeout=timeout_s,
+                metadata=span.metadata,
+            )
+            span.note(reply)
         return reply
 
-
-class AsyncUnary(_UnaryCalls[AsyncChannel]):
-    """Unary calls of an AsyncClient."""
-
-    async def ask(
+    async def _try(
         self,
-        method: AsyncMethod[Request, Reply],
-        request: Request,
-        *,
-        timeout_s: float,
-        request_id: str | None = None,
-        on_trailers: Callable[[Metadata], None] | None = None,
-        name: str = "",
-    ) -> Reply | GradwireError:
-        """Call once, as Unary.ask() does."""
-        with self._attempt(name, request_id) as attempt:
-            call = method(attempt.channel())(request, timeout=timeout_s, metadata=attempt.metadata)
-            attempt.reply = await call
-            if on_trailers is not None:
-                on_trailers(await call.trailing_metadata())
-        reply: Reply | GradwireError = attempt.reply
+        name: str,
+        request: bytes,
+        on_trailers: OnTrailers,
+        request_id: str | None,
+        **options: Any,
+    ) -> bytes | GradwireError:
+        pool, taken, failed = self._channels().unary, None, False
+        try:
+            taken, channel = pool.take()
+            method = channel.evaluate if name == "Evaluate" else _method(channel.channel, name)
+            reply = await self._runtime.send(method, request, on_trailers, **options)
+        except UnavailableError as error:
+            # The pool knows no server.
+            return error
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error, request_id=request_id)
+            failed = is_retryable(failure, streamed=False)
+            return failure
+        except (ValueError, grpc.aio.UsageError) as error:
+            # The channel is closed.
+            return CallCancelledError(str(error), request_id=request_id)
+        except asyncio.CancelledError:
+            # grpc cancels waiting tasks when their channel is closed, as if they were meant.
+            task = asyncio.current_task()
+            if not self._closed() or task is None or task.cancelling():
+                raise
+            return CallCancelledError("the client was closed", request_id=request_id)
+        finally:
+            if taken is not None:
+                pool.give_back(taken, failed=failed)
+        if reply is None:
+            # A foreign server that says OK without a message.
+            return ServerError("the server answered OK without a message", request_id=request_id)
         return reply
+
+
+def _method(channel: Any, name: str) -> Any:
+    return channel.unary_unary(name if name.startswith("/") else f"{SERVICE_PATH}{name}")
+
+
+SERVING: Final = "SERVING"
+HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
+
+# grpc.health.v1.HealthCheckResponse.ServingStatus
+_STATUSES: Final = ("UNKNOWN", SERVING, "NOT_SERVING", "SERVICE_UNKNOWN")
+_SERVICE_TAG: Final = b"\x0a"
+_STATUS_TAG: Final = 0x08
+
+# Seconds that one check may take, and between two of them, while a client waits for a server.
+_CHECK_S: Final = 5.0
+_PAUSE_S: Final = 0.1
+
+
+def check_request(service: str = "") -> bytes:
+    """Encode a HealthCheckRequest."""
+    name = service.encode()
+    if len(name) > 0x7F:  # noqa: PLR2004 - the length takes one byte
+        raise ValueError(f"service is {len(name)} bytes long; give at most 127")
+    return _SERVICE_TAG + bytes((len(name),)) + name if name else b""
+
+
+def read_status(response: bytes) -> str:
+    """Decode a HealthCheckResponse."""
+    status = response[1] if len(response) > 1 and response[0] == _STATUS_TAG else 0
+    return _STATUSES[status] if status < len(_STATUSES) else _STATUSES[0]
+
+
+class Patience:
+    """Schedule of wait_ready().
+
+    one_server  whether each check goes to the same server, as far as is known
+    """
+
+    def __init__(self, timeout_s: float, *, one_server: bool = False) -> None:
+        self._timeout_s = timeout_s
+        self._one_server = one_server
+        self._in_vain = 0
+        self._until = time.monotonic() + timeout_s
+
+    @property
+    def check_s(self) -> float:
+        """Seconds that the next check may take."""
+        return min(_CHECK_S, max(0.0, self._until - time.monotonic()))
+
+    def pause_s(self, reply: bytes | GradwireError) -> float | None:
+        """Return the seconds until the next check, or None once the server serves.
+
+        reply  reply or error of the last check
+
+        Raises UnavailableError when time is over, or the server would go on to answer as it does.
+        """
+        if isinstance(reply, CallCancelledError):
+            raise reply
+        if isinstance(reply, UnavailableError) and reply.lasting and self._one_server:
+            self._in_vain += 1
+            if self._in_vain >= LASTING_ATTEMPTS:
+                raise reply
+        last = reply if isinstance(reply, GradwireError) else read_status(reply)
+        if last == SERVING:
+            return None
+        if time.monotonic() + _PAUSE_S < self._until:
+            return _PAUSE_S
+        late = UnavailableError(f"no server was ready within {self._timeout_s} s: {last}")
+        late.unreachable = isinstance(last, UnavailableError) and last.unreachable
+        raise late

@@ -22,8 +22,14 @@ header.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from gradwire import v1
+from gradwire.errors import ServerError
+
+M = TypeVar("M", bound=Message)
 
 Buffer = bytes | bytearray | memoryview
 # request_id, header and bulk bytes; the last by reference
@@ -56,6 +62,16 @@ _RESULT = _tag(v1.EvaluateManyResponse.RESULT_FIELD_NUMBER, _LENGTH_DELIMITED)
 _MOST_FIELDS = 8
 # Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
 _LENGTH_BYTES, _OFFSET_BYTES = 4, 9
+
+
+def parsed(kind: type[M], message: bytes, *, request_id: str | None = None) -> M:
+    """Decode a server's message; raise ServerError where the bytes are none."""
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise ServerError(
+            f"the server sent {len(message)} bytes that are no message", request_id=request_id
+        ) from error
 
 
 def evaluation_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:

@@ -1,22 +1,127 @@
-"""Requests of one evaluation, encoded from arrays, and their results, decoded."""
+"""Arguments of evaluations, checked; their requests, encoded, and their results, decoded."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
-from gradwire._wire.arguments import check_operator
-from gradwire._wire.framing import Parts, evaluation_frame, read_evaluation
-from gradwire.errors import ServerError
+from gradwire._wire.framing import Parts, evaluation_frame, parsed, read_evaluation
+from gradwire.errors import InvalidRequestError, ServerError
+
+# A year. grpc's clocks overflow some way beyond, and such calls end at once.
+MAX_TIMEOUT_S = 365 * 24 * 3600
+# The server refuses smaller chunks: each chunk of a result costs it a message.
+LEAST_CHUNK_BYTES = 4096
+# Seconds between two calls of on_progress.
+PROGRESS_INTERVAL_S = 0.1
+
+
+class Item(NamedTuple):
+    """One evaluation among many; `Client.evaluate` describes the fields.
+
+    A plain tuple of two to four of them is accepted too.
+    """
+
+    op: ops.Operator
+    array: object
+    output_shape: Sequence[int] | None = None
+    out: NDArray[Any] | None = None
+
+
+def as_item(given: Any) -> Item:
+    """Return an item; raise TypeError for anything but an Item or a tuple of its fields."""
+    if isinstance(given, Item):
+        return given
+    came = f"a {type(given).__name__}"
+    if tuple in type(given).__mro__:
+        with contextlib.suppress(TypeError):
+            return Item(*given)
+        came += f" of {len(given)}"
+    raise TypeError(f"an item is {came}; give gradwire.Item(op, array), or a tuple of its fields")
+
+
+def check_operator(operator: object) -> ops.Operator:
+    """Return operator if it is one; raise TypeError otherwise."""
+    if not isinstance(operator, ops.Operator):
+        raise TypeError(f"op is a {type(operator).__name__}; give an operator of gradwire.ops")
+    return operator
+
+
+def check_max_in_flight(count: object) -> int:
+    """Return max_in_flight; raise InvalidRequestError unless it is a positive integer."""
+    if type(count) is not int or count < 1:
+        raise InvalidRequestError.of("max_in_flight", f"is {count!r}; give an integer, at least 1")
+    return count
+
+
+def check_timeout(timeout_s: float | None) -> float | None:
+    """Return timeout_s; raise InvalidRequestError unless it is a positive time or None."""
+    if timeout_s is None:
+        return None
+    if not is_timeout(timeout_s):
+        raise InvalidRequestError.of(
+            "timeout_s",
+            f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}, or None for the "
+            "default",
+        )
+    return timeout_s
+
+
+def is_timeout(value: object) -> bool:
+    """Whether a value is a number of seconds that a call can take."""
+    return isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
+
+
+class Progress:
+    """Calls on_progress(sent_bytes, received_bytes), at most 10 times a second, never decreasing.
+
+    on_progress  None for no calls
+    """
+
+    def __init__(
+        self,
+        on_progress: Callable[[int, int], object] | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_progress = on_progress
+        self._clock = clock
+        self._reported = (0, 0)
+        self._next_at = clock()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is a callback."""
+        return self._on_progress is not None
+
+    def report(self, sent_bytes: int, received_bytes: int) -> None:
+        """Report the progress, unless nothing is new or the last report is too recent."""
+        if self._on_progress is None or self._clock() < self._next_at:
+            return
+        reached = max(sent_bytes, self._reported[0]), max(received_bytes, self._reported[1])
+        if reached != self._reported:
+            self._call(reached)
+
+    def finish(self, sent_bytes: int, received_bytes: int) -> None:
+        """Report the end."""
+        self._call((sent_bytes, received_bytes))
+
+    def _call(self, reached: tuple[int, int]) -> None:
+        self._reported = reached
+        if self._on_progress is not None:
+            self._on_progress(*reached)
+        self._next_at = self._clock() + PROGRESS_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +224,11 @@ def prepare(
     return ArrayRequest(template, source, out, new_request_id())
 
 
+# Templates of evaluations seen before, since equal ones are common; safe for threads.
+_TEMPLATES: dict[Hashable, RequestTemplate] = {}
+_MOST_TEMPLATES = 256
+
+
 def find_template(
     operator: object,
     array: object,
@@ -128,16 +238,19 @@ def find_template(
 ) -> tuple[RequestTemplate, NDArray[Any]]:
     """Check the arguments of evaluate(); return their template, and the array."""
     checked = check_operator(operator)
-    key = key_of(checked, array, output_shape) if out is None else None
-    template = None if key is None else _TEMPLATES.get(key, checked)
-    if template is not None:
+    key = _key_of(checked, array, output_shape) if out is None else None
+    template = _TEMPLATES.get(key)
+    # 0.0 and -0.0 are equal, but encode differently.
+    if template is not None and (template.op is checked or repr(template.op) == repr(checked)):
         return template, np.asarray(array)
     source = tensors.as_array(array)
     described = tensors.describe(source)
     output = _described_output(source, described, output_shape=output_shape, out=out)
     template = RequestTemplate(checked, ops.to_message(checked), described, output)
     if key is not None:
-        _TEMPLATES.keep(key, template)
+        if len(_TEMPLATES) >= _MOST_TEMPLATES:
+            _TEMPLATES.clear()
+        _TEMPLATES[key] = template
     return template, source
 
 
@@ -163,17 +276,13 @@ def _described_output(
 
 def _parse(response: bytes) -> Parts:
     """Read a response that protobuf would encode differently."""
-    try:
-        message = v1.EvaluateResponse.FromString(response)
-    except DecodeError as error:
-        raise ServerError(f"the server sent {len(response)} bytes that are no message") from error
+    message = parsed(v1.EvaluateResponse, response)
     data = memoryview(message.data)
     message.ClearField("data")
     return b"", message.SerializeToString(), data
 
 
-# Most templates in the cache, and result headers per template.
-_MOST_TEMPLATES = 256
+# Result headers that a template keeps.
 _MOST_RESULTS = 4
 
 
@@ -298,28 +407,7 @@ class RequestTemplate:
             )
 
 
-class TemplateCache:
-    """Cache of templates, since equal evaluations are common; safe for threads."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, RequestTemplate] = {}
-
-    def get(self, key: Hashable, op: ops.Operator) -> RequestTemplate | None:
-        """Return the cached template of this operator under a key of `key_of`."""
-        found = self._kept.get(key)
-        # 0.0 and -0.0 are equal, but encode differently.
-        if found is None or (found.op is not op and repr(found.op) != repr(op)):
-            return None
-        return found
-
-    def keep(self, key: Hashable, template: RequestTemplate) -> None:
-        """Cache a template."""
-        if len(self._kept) >= _MOST_TEMPLATES:
-            self._kept.clear()
-        self._kept[key] = template
-
-
-def key_of(op: ops.Operator, array: object, output_shape: Sequence[int] | None) -> Hashable | None:
+def _key_of(op: ops.Operator, array: object, output_shape: Sequence[int] | None) -> Hashable | None:
     """Return the cache key of an evaluation without out.
 
     None if equal keys could mean different requests: True == 1, but True is no valid size.
@@ -342,6 +430,3 @@ def _alike(one: v1.TensorDescriptor, other: v1.TensorDescriptor) -> bool:
 def _words(descriptor: v1.TensorDescriptor) -> str:
     sizes, strides = list(descriptor.sizes), list(descriptor.strides)
     return f"data type {descriptor.data_type}, sizes {sizes}, strides {strides}"
-
-
-_TEMPLATES = TemplateCache()

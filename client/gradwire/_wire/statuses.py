@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradwire import v1
-from gradwire._wire.text import named_as_arguments
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
@@ -32,6 +31,7 @@ from gradwire.errors import (
     UnavailableError,
     UnsupportedOperatorError,
     UseStreamError,
+    named_as_arguments,
 )
 
 ERROR_DOMAIN = "gradwire.v1"
@@ -146,43 +146,32 @@ def _facts_of_status(code: str, message: str, details: bytes | None) -> _Facts:
 
 
 def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
-    error = _without_status(facts, request_id)
-    error.status = facts.code
-    if isinstance(error, UnavailableError) and not facts.reason:
-        error.lasting = is_lasting(facts.message)
-        error.unreachable = is_unreachable(facts.message)
-    return error
-
-
-def _without_status(facts: _Facts, request_id: str | None) -> GradwireError:
     kind = BY_REASON.get(facts.reason) or BY_CODE.get(facts.code, ServerError)
     if kind is OverloadedError and facts.retry_after_s is None:
         kind = LimitExceededError
     message = (
         named_as_arguments(facts.message) or f"the server answered {facts.code} without a word"
     )
-    if kind is UnavailableError and not facts.reason:
-        message = with_hint(message)
-    if kind is ServerError and not facts.reason:
-        message = f"{facts.code}: {message}"
-    request_id = request_id or facts.metadata.get("request_id")
-    if kind is OverloadedError or kind is UnavailableError:
-        return kind(
-            message,
-            retry_after_s=facts.retry_after_s or 0.0,
-            reason=facts.reason,
-            request_id=request_id,
-            metadata=facts.metadata,
-        )
-    if kind is InvalidRequestError:
-        return InvalidRequestError(
-            message,
-            field=facts.field or facts.metadata.get("field"),
-            reason=facts.reason,
-            request_id=request_id,
-            metadata=facts.metadata,
-        )
-    return kind(message, reason=facts.reason, request_id=request_id, metadata=facts.metadata)
+    if not facts.reason:
+        if kind is UnavailableError:
+            message = with_hint(message)
+        elif kind is ServerError:
+            message = f"{facts.code}: {message}"
+    error = kind(
+        message,
+        reason=facts.reason,
+        request_id=request_id or facts.metadata.get("request_id"),
+        metadata=facts.metadata,
+    )
+    error.status = facts.code
+    if isinstance(error, OverloadedError | UnavailableError):
+        error.retry_after_s = facts.retry_after_s or 0.0
+    if isinstance(error, InvalidRequestError):
+        error.field = facts.field or facts.metadata.get("field")
+    if isinstance(error, UnavailableError) and not facts.reason:
+        error.lasting = is_lasting(facts.message)
+        error.unreachable = is_unreachable(facts.message)
+    return error
 
 
 def _code_name(code: int | str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import numpy as np
 
-from gradwire._wire.text import counted
 from gradwire.cli import exits
 from gradwire.cli.axis_tables import Call, Tables, facts, reasons, tables, words
 from gradwire.cli.check_trials import (
@@ -38,6 +37,7 @@ from gradwire.cli.options import (
     server_options,
 )
 from gradwire.cli.output import as_json, number
+from gradwire.errors import counted
 from gradwire.ops import OPERATORS, Operator
 
 EXAMPLE = """\b

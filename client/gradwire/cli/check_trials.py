@@ -18,11 +18,11 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from gradwire import Client
-from gradwire._wire.arrays import to_array
 from gradwire.cli.compare import Bounds, differing, ulps_off
 from gradwire.cli.exits import INVALID, CommandError
 from gradwire.errors import InvalidRequestError, LimitExceededError
 from gradwire.ops import OPERATORS, Operator
+from gradwire.tensors import to_array
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

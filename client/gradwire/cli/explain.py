@@ -13,7 +13,6 @@ from typing import Any
 import click
 import numpy as np
 
-from gradwire._wire.text import counted
 from gradwire.cli import exits
 from gradwire.cli.axis_tables import AxisTable, Call, Tables, forward_name, tables
 from gradwire.cli.exits import INVALID, CommandError
@@ -29,6 +28,7 @@ from gradwire.cli.options import (
     shape_options,
 )
 from gradwire.cli.output import as_json, middle_left_out, number, numbers, places, table
+from gradwire.errors import counted
 from gradwire.ops import OPERATORS
 
 EXAMPLE = """\b

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from gradwire._core.options import CHUNK_BYTES
 from gradwire._core.retries import RetryPolicy, is_retryable
-from gradwire._transport.async_channels import open_aio_channel
-from gradwire._transport.channels import ClientChannels
+from gradwire._transport.aio import AsyncClientChannels, LoopEvent, open_aio_channel
 from gradwire._transport.streams import StreamTry
 from gradwire._wire.requests import ArrayRequest, prepare
 from gradwire.async_client import AsyncClient
@@ -164,30 +163,25 @@ async def evaluate_slowly(
     """Evaluate by one try of a stream, with a pause before each chunk is taken."""
     job = prepare(problem.operator, array, output_shape=problem.received, out=None)
     transfer = _SlowTransfer(job, pause_s)
-    link = link_of(client)
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        loop.call_soon_threadsafe(ended.set)
-
+    channels = channels_of(client)
+    blocking, ended = channels.blocking, LoopEvent(channels)
     stream = StreamTry(
-        link,
+        blocking,
         transfer,
         request_id=job.request_id,
         chunk_bytes=CHUNK_BYTES,
         eager=True,
         timeout_s=timeout_s,
-        metadata=None if link.bearer is None else link.bearer.metadata(),
-        on_end=end,
+        metadata=None if blocking.bearer is None else blocking.bearer.metadata(),
+        ended=ended,
     )
     stream.start()
     try:
-        await ended.wait()
+        await ended.in_loop.wait()
     except BaseException:
         transfer.hurry()
         stream.cancel()
-        await ended.wait()
+        await ended.in_loop.wait()
         raise
     if (error := stream.outcome()) is not None:
         raise error
@@ -196,9 +190,9 @@ async def evaluate_slowly(
     return transfer.result
 
 
-def link_of(client: AsyncClient) -> ClientChannels:
-    """Return the connections of a client that carry streams."""
-    return client._link().blocking  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+def channels_of(client: AsyncClient) -> AsyncClientChannels:
+    """Return the connections of a client."""
+    return client._channels()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class _SlowTransfer(Transfer):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import operator
 import reprlib
 import struct
 import textwrap
@@ -18,11 +17,26 @@ from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, Field, dataclass
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, ClassVar, Literal, Protocol, Self
+from operator import index
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 from gradwire.errors import InvalidRequestError
+
+T = TypeVar("T")
 
 _METADATA_KEY = "attribute"
 # Of a cubic kernel's slope at distance 1: weights stay below 2**6 times as much, which float32
@@ -32,45 +46,51 @@ _FLOAT_TYPES = {32: "float", 64: "double"}
 _FORMATS = {32: "<f", 64: "<d"}
 
 
-class Attribute(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Attribute:
     """The rule of one attribute.
 
-    type_name     "enum", or the schema's own name: "bool", "float", "double", "int64" or "int32",
-                  with "[]" behind it for an array
     description   meaning, unit and rule, for people
     default_text  what holds where it is absent; empty where the dataclass's default says it
+    optional      whether None is one of its values
     """
 
+    description: str
+    default_text: str = ""
+    optional: bool = False
+
     @property
-    def type_name(self) -> str: ...
-    @property
-    def description(self) -> str: ...
-    @property
-    def default_text(self) -> str: ...
+    def type_name(self) -> str:
+        """The type: "enum", or the schema's name, with "[]" behind it for an array."""
+        raise NotImplementedError
+
     @property
     def wanted(self) -> str:
         """What would do, as the end of an error message."""
-        ...
+        raise NotImplementedError
 
-    def normalize(self, path: str, value: object) -> object:
+    def normalize(self, path: str, value: object) -> Any:
         """Return the value as it is stored; raise InvalidRequestError where it breaks the rule."""
-        ...
+        return None if value is None and self.optional else self._normalize(path, value)
+
+    def _normalize(self, path: str, value: object) -> Any:
+        raise NotImplementedError
+
+    def refusal(self, path: str, value: object) -> InvalidRequestError:
+        """Make the error for a value that breaks the rule."""
+        return InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+@dataclass(frozen=True, kw_only=True)
+class Choice(Attribute):
     """One string of a closed set, an enum on the wire.
 
     allowed   the strings, one for each valid value of the enum, in its order
     synonyms  other names that are taken for one of them
-    optional  whether None is one of its values
     """
 
     allowed: tuple[str, ...]
-    description: str
-    default_text: str = ""
     synonyms: tuple[tuple[str, str], ...] = ()
-    optional: bool = False
 
     @property
     def type_name(self) -> str:
@@ -80,11 +100,9 @@ class Choice:
     def wanted(self) -> str:
         return f"give {alternatives(self.allowed)}"
 
-    def normalize(self, path: str, value: object) -> str | None:
-        if value is None and self.optional:
-            return None
+    def _normalize(self, path: str, value: object) -> str:
         if not isinstance(value, str):
-            raise InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
+            raise self.refusal(path, value)
         synonyms = dict(self.synonyms)
         value = synonyms.get(value, value)
         if value not in self.allowed:
@@ -96,16 +114,9 @@ class Choice:
         return self.allowed[self.allowed.index(value)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
-    """True or False; None too where absent means something of its own.
-
-    default_text  what holds where it is None
-    """
-
-    description: str
-    default_text: str = ""
-    optional: bool = False
+@dataclass(frozen=True, kw_only=True)
+class Flag(Attribute):
+    """True or False; None too where absent means something of its own."""
 
     @property
     def type_name(self) -> str:
@@ -115,29 +126,22 @@ class Flag:
     def wanted(self) -> str:
         return "give True or False"
 
-    def normalize(self, path: str, value: object) -> bool | None:
+    def _normalize(self, path: str, value: object) -> bool:
         bare = plain(value)
-        if bare is None and self.optional:
-            return None
         if not isinstance(bare, bool):
-            raise InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
+            raise self.refusal(path, value)
         return bare
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
+@dataclass(frozen=True, kw_only=True)
+class Number(Attribute):
     """One finite number, rounded to a float of so many bits as the wire carries it.
 
-    optional      whether None is one of its values
-    default_text  what holds where it is None
-    most_bits     its magnitude is at most 2**most_bits; None for what the type holds
+    most_bits  its magnitude is at most 2**most_bits; None for what the type holds
     """
 
-    bits: Literal[32, 64]
-    description: str
-    default_text: str = ""
+    bits: Literal[32, 64] = 32
     positive: bool = False
-    optional: bool = False
     most_bits: int | None = None
 
     @property
@@ -151,28 +155,67 @@ class Number:
         )
         return f"give a number, {_finite(self)}{bound}"
 
-    def normalize(self, path: str, value: object) -> float | None:
-        if value is None and self.optional:
-            return None
-        number = _number(path, value, self)
-        if self.most_bits is not None and abs(number) > 2.0**self.most_bits:
-            raise InvalidRequestError.of(path, f"is {shown(value)}; {self.wanted}")
-        return number
+    def _normalize(self, path: str, value: object) -> Any:
+        return self._rounded(path, value)
+
+    def _rounded(self, path: str, value: object) -> float:
+        bare = plain(value)
+        if isinstance(bare, bool) or not hasattr(bare, "__float__"):
+            raise self.refusal(path, value)
+        try:
+            (rounded,) = struct.unpack(_FORMATS[self.bits], struct.pack(_FORMATS[self.bits], bare))
+        except (OverflowError, TypeError, ValueError, struct.error):
+            rounded = math.inf
+        most = math.inf if self.most_bits is None else 2.0**self.most_bits
+        if not math.isfinite(rounded) or (self.positive and rounded <= 0) or abs(rounded) > most:
+            raise self.refusal(path, value)
+        return float(rounded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floats:
-    """Finite numbers, at most `most` of them, rounded to floats of so many bits as the wire does.
+@dataclass(frozen=True, kw_only=True)
+class _Several(Attribute):
+    """Numbers, at most `most` of them.
 
     single  whether one number may stand without a sequence, for all axes
     """
 
     most: int
-    description: str
-    default_text: str
-    positive: bool
-    bits: Literal[32, 64] = 32
     single: bool = False
+
+    def _one(self, path: str, item: object) -> Any:
+        raise NotImplementedError
+
+    def _is_single(self, bare: object) -> bool:
+        raise NotImplementedError
+
+    def _normalize(self, path: str, value: object) -> tuple[Any, ...]:
+        bare = plain(value)
+        # Arrays with axes have a number's methods too.
+        if self.single and self._is_single(bare) and not hasattr(bare, "__iter__"):
+            return (self._one(path, value),)
+        return tuple(
+            self._one(f"{path}[{i}]", item) for i, item in enumerate(self._items(path, value))
+        )
+
+    def _items(self, path: str, value: Any) -> list[object]:
+        unfit = isinstance(value, (str, bytes, Mapping, AbstractSet))
+        try:
+            items: list[object] = [] if unfit else list(islice(iter(value), self.most + 1))
+        except TypeError:
+            unfit, items = True, []
+        if unfit:
+            wanted = f"{self.wanted}, in a sequence"
+            raise InvalidRequestError.of(path, f"is {shown(value)}; {wanted}")
+        if len(items) > self.most:
+            raise InvalidRequestError.of(
+                path, f"has more than {self.most} values; give one per axis"
+            )
+        return items
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floats(_Several, Number):
+    """Finite numbers, rounded to floats of so many bits as the wire does."""
 
     @property
     def type_name(self) -> str:
@@ -182,26 +225,19 @@ class Floats:
     def wanted(self) -> str:
         return f"give numbers, each {_finite(self)}"
 
-    def normalize(self, path: str, value: object) -> tuple[float, ...]:
-        if self.single and _is_single(value, "__float__"):
-            return (_number(path, value, self),)
-        items = _items(path, value, self)
-        return tuple(_number(f"{path}[{i}]", item, self) for i, item in enumerate(items))
+    def _one(self, path: str, item: object) -> float:
+        return self._rounded(path, item)
+
+    def _is_single(self, bare: object) -> bool:
+        return hasattr(bare, "__float__")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Integers:
-    """Integers, each at least `least`, at most `most` of them, in `bits` bits with sign.
+@dataclass(frozen=True, kw_only=True)
+class Integers(_Several):
+    """Integers, each at least `least`, in `bits` bits with sign."""
 
-    single  whether one integer may stand without a sequence, for all axes
-    """
-
-    most: int
-    description: str
-    default_text: str
     bits: int
     least: int = 1
-    single: bool = False
 
     @property
     def type_name(self) -> str:
@@ -211,27 +247,48 @@ class Integers:
     def wanted(self) -> str:
         return f"give integers, each from {self.least} to 2**{self.bits - 1} - 1"
 
-    def normalize(self, path: str, value: object) -> tuple[int, ...]:
-        if self.single and _is_single(value, "__index__"):
-            return (self._number(path, value),)
-        items = _items(path, value, self)
-        return tuple(self._number(f"{path}[{i}]", item) for i, item in enumerate(items))
-
-    def _number(self, path: str, item: object) -> int:
+    def _one(self, path: str, item: object) -> int:
         bare = plain(item)
         try:
-            number = operator.index(bare)  # type: ignore[arg-type]
+            number = index(bare)  # type: ignore[arg-type]
         except TypeError:
-            number = None
-        fits = number is not None and self.least <= number < 2 ** (self.bits - 1)
-        if number is None or isinstance(bare, bool) or not fits:
-            raise InvalidRequestError.of(path, f"is {shown(item)}; {self.wanted}")
+            number = self.least - 1
+        if isinstance(bare, bool) or not self.least <= number < 2 ** (self.bits - 1):
+            raise self.refusal(path, item)
         return number
 
+    def _is_single(self, bare: object) -> bool:
+        return hasattr(bare, "__index__")
 
-def attribute(rule: Attribute) -> dict[str, Attribute]:
-    """Make the metadata of a dataclass field that holds an attribute."""
-    return {_METADATA_KEY: rule}
+
+def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
+    """Make the dataclass field of an attribute; without a default it is required.
+
+    rule  fields of its Attribute that the annotation does not tell
+    """
+    return dataclasses.field(default=default, metadata={"description": description, **rule})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attribute,))
+def operator_class(kind: type[T]) -> type[T]:
+    """Make the dataclass of an operator; an attribute's annotation tells the kind of its rule."""
+    hints = get_type_hints(kind)
+    for name, field in vars(kind).items():
+        if isinstance(field, Field):
+            rule = _rule(hints[name], **field.metadata)
+            field.metadata = MappingProxyType({_METADATA_KEY: rule})
+    return dataclass(frozen=True, slots=True, kw_only=True, repr=False)(kind)
+
+
+def _rule(hint: Any, **options: Any) -> Attribute:
+    kinds = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+    if get_origin(kinds[-1]) is Sequence:
+        several = Floats if get_args(kinds[-1]) == (float,) else Integers
+        return several(single=len(kinds) > 1, **options)
+    optional = NoneType in kinds
+    if get_origin(kinds[0]) is Literal:
+        return Choice(allowed=get_args(kinds[0]), optional=optional, **options)
+    return (Flag if kinds[0] is bool else Number)(optional=optional, **options)
 
 
 def rule_of(field: Field[object]) -> Attribute:
@@ -246,7 +303,7 @@ def told(field: Field[Any], value: Any) -> Any:
     A float32 comes as the float64 that is nearest to its shortest decimal: 0.1, not what it is.
     """
     rule = rule_of(field)
-    if value is None or not isinstance(rule, Number | Floats) or rule.bits == 64:  # noqa: PLR2004
+    if value is None or not isinstance(rule, Number) or rule.bits == 64:  # noqa: PLR2004
         return value
     return tuple(map(_shortest, value)) if isinstance(rule, Floats) else _shortest(value)
 
@@ -266,46 +323,13 @@ def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestEr
     )
 
 
-def _items(path: str, value: Any, rule: Floats | Integers) -> list[object]:
-    unfit = isinstance(value, (str, bytes, Mapping, AbstractSet))
-    try:
-        items: list[object] = [] if unfit else list(islice(iter(value), rule.most + 1))
-    except TypeError:
-        unfit, items = True, []
-    if unfit:
-        wanted = f"{rule.wanted}, in a sequence"
-        raise InvalidRequestError.of(path, f"is {shown(value)}; {wanted}")
-    if len(items) > rule.most:
-        raise InvalidRequestError.of(path, f"has more than {rule.most} values; give one per axis")
-    return items
-
-
-def _finite(rule: Number | Floats) -> str:
+def _finite(rule: Number) -> str:
     sign = "finite and above 0" if rule.positive else "finite"
     return f"{sign} in float{rule.bits}"
 
 
-def _number(path: str, item: object, rule: Number | Floats) -> float:
-    bare = plain(item)
-    if isinstance(bare, bool) or not hasattr(bare, "__float__"):
-        raise InvalidRequestError.of(path, f"is {shown(item)}; {rule.wanted}")
-    try:
-        (rounded,) = struct.unpack(_FORMATS[rule.bits], struct.pack(_FORMATS[rule.bits], bare))
-    except (OverflowError, TypeError, ValueError, struct.error):
-        rounded = math.inf
-    if not math.isfinite(rounded) or (rule.positive and rounded <= 0):
-        raise InvalidRequestError.of(path, f"is {shown(item)}; {rule.wanted}")
-    return float(rounded)
-
-
 def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
-
-
-def _is_single(value: object, method: str) -> bool:
-    """Whether a value is a number; arrays with axes have its methods too."""
-    bare = plain(value)
-    return hasattr(bare, method) and not hasattr(bare, "__iter__")
 
 
 _WRAPPER = textwrap.TextWrapper(

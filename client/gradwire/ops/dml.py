@@ -18,11 +18,10 @@ Source: DML_RESAMPLE_GRAD_OPERATOR_DESC and its kin, https://learn.microsoft.com
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Choice, Floats, Operator, attribute
+from gradwire.ops._base import Operator, attribute, operator_class
 
 InterpolationMode = Literal["nearest_neighbor", "linear"]
 NearestRounding = Literal["half_down", "half_up"]
@@ -32,64 +31,39 @@ OffsetConvention = Literal["forward", "swapped"]
 # DirectML documents 1 to 4 axes; 5 to 8 are gradwire's extension.
 MAX_RANK = 8
 
-_OFFSET_CONVENTION = attribute(
-    Choice(
-        allowed=get_args(OffsetConvention),
-        description="Whose offsets the descriptor holds: 'forward' as documented, 'swapped' as "
-        "Microsoft's TensorFlow backends pass them, input for output and the reverse.",
-    )
+_OFFSET_CONVENTION = (
+    "Whose offsets the descriptor holds: 'forward' as documented, 'swapped' as "
+    "Microsoft's TensorFlow backends pass them, input for output and the reverse."
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _Resample(Operator):
-    min_rank: ClassVar[int] = 1
-    max_rank: ClassVar[int] = MAX_RANK
+    min_rank = 1
+    max_rank = MAX_RANK
 
-    interpolation_mode: InterpolationMode | Literal["nearest"] = field(
-        metadata=attribute(
-            Choice(
-                allowed=get_args(InterpolationMode),
-                synonyms=(("nearest", "nearest_neighbor"),),
-                description="How an output element of the forward reads the input.",
-            )
-        )
+    interpolation_mode: InterpolationMode | Literal["nearest"] = attribute(
+        "How an output element of the forward reads the input.",
+        synonyms=(("nearest", "nearest_neighbor"),),
     )
-    scales: Sequence[float] = field(
+    scales: Sequence[float] = attribute(
+        "Forward scale of each axis, output over input, finite and above 0; one per axis.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=MAX_RANK,
-                positive=True,
-                default_text="the forward's output size over its input size, in float32",
-                description="Forward scale of each axis, output over input, finite and above 0; "
-                "one per axis.",
-            )
-        ),
+        most=MAX_RANK,
+        positive=True,
+        default_text="the forward's output size over its input size, in float32",
     )
-    input_pixel_offsets: Sequence[float] = field(
+    input_pixel_offsets: Sequence[float] = attribute(
+        "Added to an input coordinate before scaling, in elements, finite; one per axis.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=MAX_RANK,
-                positive=False,
-                default_text="0.5 on each axis",
-                description="Added to an input coordinate before scaling, in elements, finite; "
-                "one per axis.",
-            )
-        ),
+        most=MAX_RANK,
+        default_text="0.5 on each axis",
     )
-    output_pixel_offsets: Sequence[float] = field(
+    output_pixel_offsets: Sequence[float] = attribute(
+        "Added to an output coordinate after scaling, in elements, finite; one per axis.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=MAX_RANK,
-                positive=False,
-                default_text="-0.5 on each axis",
-                description="Added to an output coordinate after scaling, in elements, finite; "
-                "one per axis.",
-            )
-        ),
+        most=MAX_RANK,
+        default_text="-0.5 on each axis",
     )
 
     def for_counterpart(self) -> dict[str, Any]:
@@ -104,33 +78,22 @@ class _Resample(Operator):
         return attributes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _Resample1(_Resample):
-    nearest_rounding: NearestRounding = field(
+    nearest_rounding: NearestRounding = attribute(
+        "Which way a tie between two elements goes, with nearest_neighbor: "
+        "'half_down' is ceil(x - 0.5), 'half_up' is floor(x + 0.5).",
         default="half_down",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(NearestRounding),
-                description="Which way a tie between two elements goes, with nearest_neighbor: "
-                "'half_down' is ceil(x - 0.5), 'half_up' is floor(x + 0.5).",
-            )
-        ),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _Resample2(_Resample):
-    rounding_direction: RoundingDirection | None = field(
+    rounding_direction: RoundingDirection | None = attribute(
+        "Direction in which a fractional coordinate is rounded: 'increasing' "
+        "is ceil(x), 'decreasing' is floor(x).",
         default=None,
-        metadata=attribute(
-            Choice(
-                allowed=get_args(RoundingDirection),
-                optional=True,
-                default_text="not given; required with nearest_neighbor, not read by linear",
-                description="Direction in which a fractional coordinate is rounded: 'increasing' "
-                "is ceil(x), 'decreasing' is floor(x).",
-            )
-        ),
+        default_text="not given; required with nearest_neighbor, not read by linear",
     )
 
     def _check_together(self) -> None:
@@ -142,7 +105,7 @@ class _Resample2(_Resample):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class DmlResampleGrad(_Resample1):
     """Gradient of DML_RESAMPLE1: scatters an output gradient back over the input.
 
@@ -154,58 +117,58 @@ class DmlResampleGrad(_Resample1):
     "half_up" does.
     """
 
-    name: ClassVar[str] = "dml_resample_grad"
-    source: ClassVar[str] = (
+    name = "dml_resample_grad"
+    source = (
         "DML_OPERATOR_RESAMPLE_GRAD, https://learn.microsoft.com/windows/win32/api/directml/"
         "ns-directml-dml_resample_grad_operator_desc"
     )
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "dml_resample"
+    gradient = True
+    counterpart = "dml_resample"
 
-    offset_convention: OffsetConvention = field(default="forward", metadata=_OFFSET_CONVENTION)
+    offset_convention: OffsetConvention = attribute(_OFFSET_CONVENTION, default="forward")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class DmlResampleGrad1(_Resample2):
     """Gradient of DML_RESAMPLE2: as DmlResampleGrad, with a rounding direction, not a tie rule."""
 
-    name: ClassVar[str] = "dml_resample_grad1"
-    source: ClassVar[str] = (
+    name = "dml_resample_grad1"
+    source = (
         "DML_OPERATOR_RESAMPLE_GRAD1, https://learn.microsoft.com/windows/ai/directml/api/"
         "ns-directml-dml_resample_grad1_operator_desc"
     )
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "dml_resample2"
+    gradient = True
+    counterpart = "dml_resample2"
 
-    offset_convention: OffsetConvention = field(default="forward", metadata=_OFFSET_CONVENTION)
+    offset_convention: OffsetConvention = attribute(_OFFSET_CONVENTION, default="forward")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class DmlResample(_Resample1):
     """DML_RESAMPLE1: resamples every axis; with offsets left out it is DML_RESAMPLE."""
 
-    name: ClassVar[str] = "dml_resample"
-    source: ClassVar[str] = (
+    name = "dml_resample"
+    source = (
         "DML_OPERATOR_RESAMPLE1, https://learn.microsoft.com/windows/win32/api/directml/"
         "ns-directml-dml_resample1_operator_desc"
     )
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "dml_resample_grad"
-    fixed: ClassVar[tuple[tuple[str, str], ...]] = (("offset_convention", "forward"),)
+    gradient = False
+    counterpart = "dml_resample_grad"
+    fixed = (("offset_convention", "forward"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class DmlResample2(_Resample2):
     """DML_RESAMPLE2: as DmlResample, with a rounding direction, not a tie rule."""
 
-    name: ClassVar[str] = "dml_resample2"
-    source: ClassVar[str] = (
+    name = "dml_resample2"
+    source = (
         "DML_OPERATOR_RESAMPLE2, https://learn.microsoft.com/windows/ai/directml/api/"
         "ns-directml-dml_resample2_operator_desc"
     )
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "dml_resample_grad1"
-    fixed: ClassVar[tuple[tuple[str, str], ...]] = (("offset_convention", "forward"),)
+    gradient = False
+    counterpart = "dml_resample_grad1"
+    fixed = (("offset_convention", "forward"),)
 
 
 OPERATORS = (DmlResampleGrad, DmlResampleGrad1, DmlResample, DmlResample2)

@@ -10,61 +10,44 @@ Source: https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
-from gradwire.ops._base import Choice, Flag, Integers, Operator, attribute
+from gradwire.ops._base import Operator, attribute, operator_class
 
 Method = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 
 MAX_AXES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _JaxResize(Operator):
-    min_rank: ClassVar[int] = 1
-    max_rank: ClassVar[int] = MAX_AXES
+    min_rank = 1
+    max_rank = MAX_AXES
 
-    method: Method = field(
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Method),
-                synonyms=(
-                    ("bilinear", "linear"),
-                    ("trilinear", "linear"),
-                    ("triangle", "linear"),
-                    ("bicubic", "cubic"),
-                    ("tricubic", "cubic"),
-                ),
-                description="The kernel by which an output element of the forward weighs the "
-                "input.",
-            )
-        )
+    method: Method = attribute(
+        "The kernel by which an output element of the forward weighs the input.",
+        synonyms=(
+            ("bilinear", "linear"),
+            ("trilinear", "linear"),
+            ("triangle", "linear"),
+            ("bicubic", "cubic"),
+            ("tricubic", "cubic"),
+        ),
     )
-    shape: Sequence[int] = field(
+    shape: Sequence[int] = attribute(
+        "Shape of the forward's output, in elements, each at least 1, one per "
+        "axis; it must equal that tensor's.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_AXES,
-                bits=64,
-                default_text="not given",
-                description="Shape of the forward's output, in elements, each at least 1, one per "
-                "axis; it must equal that tensor's.",
-            )
-        ),
+        most=MAX_AXES,
+        bits=64,
+        default_text="not given",
     )
-    antialias: bool = field(
-        default=True,
-        metadata=attribute(
-            Flag(
-                description="Whether the kernel is stretched where an axis shrinks; nearest has "
-                "none.",
-            )
-        ),
+    antialias: bool = attribute(
+        "Whether the kernel is stretched where an axis shrinks; nearest has none.", default=True
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class JaxResizeGrad(_JaxResize):
     """Gradient of JaxResize: takes the cotangent of the result to that of the image.
 
@@ -74,26 +57,26 @@ class JaxResizeGrad(_JaxResize):
     output shape asked for.
     """
 
-    name: ClassVar[str] = "jax_resize_grad"
-    source: ClassVar[str] = (
+    name = "jax_resize_grad"
+    source = (
         "JAX, the transpose of jax.image.resize, "
         "https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html"
     )
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "jax_resize"
+    gradient = True
+    counterpart = "jax_resize"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class JaxResize(_JaxResize):
     """Resizes to shape."""
 
-    name: ClassVar[str] = "jax_resize"
-    source: ClassVar[str] = (
+    name = "jax_resize"
+    source = (
         "JAX jax.image.resize, https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html"
     )
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "jax_resize_grad"
-    output_required: ClassVar[bool] = False
+    gradient = False
+    counterpart = "jax_resize_grad"
+    output_required = False
 
 
 OPERATORS = (JaxResizeGrad, JaxResize)

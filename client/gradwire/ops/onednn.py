@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Choice, Floats, Integers, Operator, attribute
+from gradwire.ops._base import Operator, attribute, operator_class
 
 Mode = Literal["nearest", "linear", "bilinear", "trilinear"]
 CoordinateTransformationMode = Literal["half_pixel", "align_corners"]
@@ -31,74 +30,46 @@ DataFormat = Literal["NCX", "NXC"]
 MAX_SPATIAL_AXES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _OnednnInterpolate(Operator):
-    min_rank: ClassVar[int] = 3
-    max_rank: ClassVar[int] = 2 + MAX_SPATIAL_AXES
+    min_rank = 3
+    max_rank = 2 + MAX_SPATIAL_AXES
 
-    mode: Mode = field(
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Mode),
-                description="How an output element of the forward reads the input; linear, "
-                "bilinear and trilinear are synonyms.",
-            )
-        )
+    mode: Mode = attribute(
+        "How an output element of the forward reads the input; linear, "
+        "bilinear and trilinear are synonyms."
     )
-    coordinate_transformation_mode: CoordinateTransformationMode = field(
-        default="half_pixel",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(CoordinateTransformationMode),
-                description="How coordinates correspond.",
-            )
-        ),
+    coordinate_transformation_mode: CoordinateTransformationMode = attribute(
+        "How coordinates correspond.", default="half_pixel"
     )
-    sizes: Sequence[int] = field(
+    sizes: Sequence[int] = attribute(
+        "Spatial sizes of the forward's output, in elements, each at least 1, "
+        "one per spatial axis; they must equal that tensor's.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_SPATIAL_AXES,
-                bits=64,
-                default_text="not given",
-                description="Spatial sizes of the forward's output, in elements, each at least 1, "
-                "one per spatial axis; they must equal that tensor's.",
-            )
-        ),
+        most=MAX_SPATIAL_AXES,
+        bits=64,
+        default_text="not given",
     )
-    scales: Sequence[float] = field(
+    scales: Sequence[float] = attribute(
+        "Spatial scales, dst over src, finite and above 0, one per spatial "
+        "axis; one agrees with the shapes where abs(float32(src) * scale - dst) < 1.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=MAX_SPATIAL_AXES,
-                positive=True,
-                default_text="not given",
-                description="Spatial scales, dst over src, finite and above 0, one per spatial "
-                "axis; one agrees with the shapes where abs(float32(src) * scale - dst) < 1.",
-            )
-        ),
+        most=MAX_SPATIAL_AXES,
+        positive=True,
+        default_text="not given",
     )
-    data_format: DataFormat = field(
+    data_format: DataFormat = attribute(
+        "The order of axes: NXC is batch, spatial axes, channel; NCX is "
+        "batch, channel, spatial axes.",
         default="NXC",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(DataFormat),
-                description="The order of axes: NXC is batch, spatial axes, channel; NCX is "
-                "batch, channel, spatial axes.",
-            )
-        ),
     )
-    sizes_tensor: Sequence[int] = field(
+    sizes_tensor: Sequence[int] = attribute(
+        "Values of the optional third input, the 1-D s32 tensor sizes; where "
+        "the attribute sizes is given too, both must agree.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_SPATIAL_AXES,
-                bits=32,
-                default_text="not given",
-                description="Values of the optional third input, the 1-D s32 tensor sizes; where "
-                "the attribute sizes is given too, both must agree.",
-            )
-        ),
+        most=MAX_SPATIAL_AXES,
+        bits=32,
+        default_text="not given",
     )
 
     def _check_together(self) -> None:
@@ -109,7 +80,7 @@ class _OnednnInterpolate(Operator):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class InterpolateBackward(_OnednnInterpolate):
     """Gradient of Interpolate: takes diff_dst, of dst's shape, to diff_src, of src's shape.
 
@@ -119,27 +90,27 @@ class InterpolateBackward(_OnednnInterpolate):
     output shape asked for. Without sizes and scales any two shapes will do.
     """
 
-    name: ClassVar[str] = "interpolate_backward"
-    source: ClassVar[str] = (
+    name = "interpolate_backward"
+    source = (
         "oneDNN Graph InterpolateBackward (InterpolateBackprop-1), "
         "https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolatebackward.html"
     )
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "interpolate"
+    gradient = True
+    counterpart = "interpolate"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class Interpolate(_OnednnInterpolate):
     """Resamples the spatial axes of src to sizes, or to int64(float32(src) * scale) each."""
 
-    name: ClassVar[str] = "interpolate"
-    source: ClassVar[str] = (
+    name = "interpolate"
+    source = (
         "oneDNN Graph Interpolate (Interpolate-1), "
         "https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolate.html"
     )
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "interpolate_backward"
-    output_required: ClassVar[bool] = False
+    gradient = False
+    counterpart = "interpolate_backward"
+    output_required = False
 
     def for_output(self, output_shape: Sequence[int]) -> Interpolate:
         """Return it with sizes, where nothing else tells the output's."""

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     SLOPE_BITS,
-    Choice,
-    Flag,
-    Floats,
-    Integers,
-    Number,
     Operator,
     attribute,
+    operator_class,
 )
 from gradwire.tensors import MAX_RANK
 
@@ -41,142 +36,77 @@ KeepAspectRatioPolicy = Literal["stretch", "not_larger", "not_smaller"]
 Arithmetic = Literal["spec_float64", "float32"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _OnnxResize(Operator):
-    min_rank: ClassVar[int] = 1
-    max_rank: ClassVar[int] = MAX_RANK
+    min_rank = 1
+    max_rank = MAX_RANK
 
-    mode: Mode = field(
-        default="nearest",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Mode),
-                description="How an output element of the forward reads the input.",
-            )
-        ),
+    mode: Mode = attribute(
+        "How an output element of the forward reads the input.", default="nearest"
     )
-    coordinate_transformation_mode: CoordinateTransformationMode = field(
-        default="half_pixel",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(CoordinateTransformationMode),
-                description="Which coordinate an output element of the forward reads.",
-            )
-        ),
+    coordinate_transformation_mode: CoordinateTransformationMode = attribute(
+        "Which coordinate an output element of the forward reads.", default="half_pixel"
     )
-    nearest_mode: NearestMode = field(
-        default="round_prefer_floor",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(NearestMode),
-                description="How mode nearest rounds a coordinate; simple is opset 10's.",
-            )
-        ),
+    nearest_mode: NearestMode = attribute(
+        "How mode nearest rounds a coordinate; simple is opset 10's.", default="round_prefer_floor"
     )
-    cubic_coeff_a: float = field(
+    cubic_coeff_a: float = attribute(
+        "Slope of mode cubic's kernel at distance 1, from -2**120 to 2**120.",
         default=-0.75,
-        metadata=attribute(
-            Number(
-                bits=32,
-                most_bits=SLOPE_BITS,
-                description="Slope of mode cubic's kernel at distance 1, from -2**120 to 2**120.",
-            )
-        ),
+        most_bits=SLOPE_BITS,
     )
-    exclude_outside: bool = field(
+    exclude_outside: bool = attribute(
+        "Whether elements beyond the edge weigh nothing, the others' weights "
+        "being divided by their sum, instead of repeating the edge's.",
         default=False,
-        metadata=attribute(
-            Flag(
-                description="Whether elements beyond the edge weigh nothing, the others' weights "
-                "being divided by their sum, instead of repeating the edge's.",
-            )
-        ),
     )
-    antialias: bool = field(
+    antialias: bool = attribute(
+        "Whether the filter is stretched where an axis shrinks; with modes linear and cubic.",
         default=False,
-        metadata=attribute(
-            Flag(
-                description="Whether the filter is stretched where an axis shrinks; with modes "
-                "linear and cubic.",
-            )
-        ),
     )
-    axes: Sequence[int] = field(
+    axes: Sequence[int] = attribute(
+        "Axes that are resized, each once, from -rank to rank - 1; scales, "
+        "sizes and roi have one value per axis named here.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_RANK,
-                bits=64,
-                least=-MAX_RANK,
-                default_text="all axes in order",
-                description="Axes that are resized, each once, from -rank to rank - 1; scales, "
-                "sizes and roi have one value per axis named here.",
-            )
-        ),
+        most=MAX_RANK,
+        bits=64,
+        least=-MAX_RANK,
+        default_text="all axes in order",
     )
-    keep_aspect_ratio_policy: KeepAspectRatioPolicy = field(
-        default="stretch",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(KeepAspectRatioPolicy),
-                description="What sizes ask for; scales do not read it.",
-            )
-        ),
+    keep_aspect_ratio_policy: KeepAspectRatioPolicy = attribute(
+        "What sizes ask for; scales do not read it.", default="stretch"
     )
-    scales: Sequence[float] = field(
+    scales: Sequence[float] = attribute(
+        "Lengths of the forward's output over its input's, finite and above "
+        "0; the output has floor(scale * input) elements. Not together with sizes.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=MAX_RANK,
-                positive=True,
-                default_text="not given",
-                description="Lengths of the forward's output over its input's, finite and above "
-                "0; the output has floor(scale * input) elements. Not together with sizes.",
-            )
-        ),
+        most=MAX_RANK,
+        positive=True,
+        default_text="not given",
     )
-    sizes: Sequence[int] = field(
+    sizes: Sequence[int] = attribute(
+        "Lengths of the forward's output, in elements, each at least 1.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_RANK,
-                bits=64,
-                default_text="not given",
-                description="Lengths of the forward's output, in elements, each at least 1.",
-            )
-        ),
+        most=MAX_RANK,
+        bits=64,
+        default_text="not given",
     )
-    roi: Sequence[float] = field(
+    roi: Sequence[float] = attribute(
+        "Where tf_crop_and_resize begins to read along each axis, then where "
+        "it ends, finite, 0 being the first element and 1 the last one.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=2 * MAX_RANK,
-                positive=False,
-                default_text="0 to 1 along each axis",
-                description="Where tf_crop_and_resize begins to read along each axis, then where "
-                "it ends, finite, 0 being the first element and 1 the last one.",
-            )
-        ),
+        most=2 * MAX_RANK,
+        default_text="0 to 1 along each axis",
     )
-    extrapolation_value: float = field(
+    extrapolation_value: float = attribute(
+        "What an element of the forward's output is that lies outside the "
+        "input with tf_crop_and_resize, finite; a gradient does not depend on it.",
         default=0.0,
-        metadata=attribute(
-            Number(
-                bits=32,
-                description="What an element of the forward's output is that lies outside the "
-                "input with tf_crop_and_resize, finite; a gradient does not depend on it.",
-            )
-        ),
     )
-    arithmetic: Arithmetic = field(
+    arithmetic: Arithmetic = attribute(
+        "Whose arithmetic coordinates and weights follow: the specification's "
+        "formulas in float64, or ONNX Runtime's float32.",
         default="spec_float64",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Arithmetic),
-                description="Whose arithmetic coordinates and weights follow: the specification's "
-                "formulas in float64, or ONNX Runtime's float32.",
-            )
-        ),
     )
 
     def _check_together(self) -> None:
@@ -201,7 +131,7 @@ class _OnnxResize(Operator):
         return self.arithmetic == "spec_float64" or self.mode == "cubic" or antialiased
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class OnnxResizeGrad(_OnnxResize):
     """Gradient of OnnxResize: takes the gradient of Y, of Y's shape, to that of X.
 
@@ -210,25 +140,21 @@ class OnnxResizeGrad(_OnnxResize):
     Without scales and sizes any two shapes will do, as if sizes had been given.
     """
 
-    name: ClassVar[str] = "onnx_resize_grad"
-    source: ClassVar[str] = (
-        "the adjoint of ONNX Resize, https://onnx.ai/onnx/operators/onnx__Resize.html"
-    )
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "onnx_resize"
+    name = "onnx_resize_grad"
+    source = "the adjoint of ONNX Resize, https://onnx.ai/onnx/operators/onnx__Resize.html"
+    gradient = True
+    counterpart = "onnx_resize"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class OnnxResize(_OnnxResize):
     """Resamples X to sizes, or to floor(scale * input) along each axis."""
 
-    name: ClassVar[str] = "onnx_resize"
-    source: ClassVar[str] = (
-        "ONNX Resize, opset 10 to 19, https://onnx.ai/onnx/operators/onnx__Resize.html"
-    )
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "onnx_resize_grad"
-    output_required: ClassVar[bool] = False
+    name = "onnx_resize"
+    source = "ONNX Resize, opset 10 to 19, https://onnx.ai/onnx/operators/onnx__Resize.html"
+    gradient = False
+    counterpart = "onnx_resize_grad"
+    output_required = False
 
     def linear(self) -> OnnxResize:
         """Return it without extrapolation_value, which is added whatever the input is."""

@@ -10,19 +10,14 @@ Source: https://docs.openvino.ai/2025/documentation/openvino-ir-format/operation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     SLOPE_BITS,
-    Choice,
-    Flag,
-    Floats,
-    Integers,
-    Number,
     Operator,
     attribute,
+    operator_class,
 )
 
 Mode = Literal["nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"]
@@ -35,123 +30,72 @@ NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"
 MAX_AXES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _OpenvinoInterpolate(Operator):
-    min_rank: ClassVar[int] = 1
-    max_rank: ClassVar[int] = MAX_AXES
+    min_rank = 1
+    max_rank = MAX_AXES
 
-    mode: Mode = field(
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Mode),
-                description="How an output element of the forward reads the padded input; the "
-                "pillow modes take two axes, linear_onnx all, or all but batch and channel.",
-            )
-        )
+    mode: Mode = attribute(
+        "How an output element of the forward reads the padded input; the "
+        "pillow modes take two axes, linear_onnx all, or all but batch and channel."
     )
-    shape_calculation_mode: ShapeCalculationMode = field(
-        default="sizes",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(ShapeCalculationMode),
-                description="Whether sizes or scales tell the lengths of the forward's output.",
-            )
-        ),
+    shape_calculation_mode: ShapeCalculationMode = attribute(
+        "Whether sizes or scales tell the lengths of the forward's output.", default="sizes"
     )
-    sizes: Sequence[int] = field(
+    sizes: Sequence[int] = attribute(
+        "Lengths of the forward's output, in elements, each at least 1, one "
+        "per entry of axes; with shape_calculation_mode sizes.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_AXES,
-                bits=64,
-                default_text="not given",
-                description="Lengths of the forward's output, in elements, each at least 1, one "
-                "per entry of axes; with shape_calculation_mode sizes.",
-            )
-        ),
+        most=MAX_AXES,
+        bits=64,
+        default_text="not given",
     )
-    scales: Sequence[float] = field(
+    scales: Sequence[float] = attribute(
+        "Lengths of the forward's output over those of its padded input, "
+        "finite and above 0, one per entry of axes; with shape_calculation_mode scales.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=MAX_AXES,
-                positive=True,
-                default_text="not given",
-                description="Lengths of the forward's output over those of its padded input, "
-                "finite and above 0, one per entry of axes; with shape_calculation_mode scales.",
-            )
-        ),
+        most=MAX_AXES,
+        positive=True,
+        default_text="not given",
     )
-    axes: Sequence[int] = field(
+    axes: Sequence[int] = attribute(
+        "Axes that are resampled, each once, in the order of sizes or scales.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_AXES,
-                bits=32,
-                least=0,
-                default_text="all",
-                description="Axes that are resampled, each once, in the order of sizes or scales.",
-            )
-        ),
+        most=MAX_AXES,
+        bits=32,
+        least=0,
+        default_text="all",
     )
-    coordinate_transformation_mode: CoordinateTransformationMode = field(
-        default="half_pixel",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(CoordinateTransformationMode),
-                description="How coordinates correspond; the pillow modes have their own.",
-            )
-        ),
+    coordinate_transformation_mode: CoordinateTransformationMode = attribute(
+        "How coordinates correspond; the pillow modes have their own.", default="half_pixel"
     )
-    nearest_mode: NearestMode = field(
-        default="round_prefer_floor",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(NearestMode),
-                description="How coordinates are rounded, with nearest.",
-            )
-        ),
+    nearest_mode: NearestMode = attribute(
+        "How coordinates are rounded, with nearest.", default="round_prefer_floor"
     )
-    antialias: bool = field(
-        default=False,
-        metadata=attribute(
-            Flag(description="Whether the triangle of linear is stretched where an axis shrinks.")
-        ),
+    antialias: bool = attribute(
+        "Whether the triangle of linear is stretched where an axis shrinks.", default=False
     )
-    pads_begin: Sequence[int] = field(
+    pads_begin: Sequence[int] = attribute(
+        "Elements of 0 put before each axis; what is not given is 0.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_AXES,
-                bits=32,
-                least=0,
-                default_text="0 on each axis",
-                description="Elements of 0 put before each axis; what is not given is 0.",
-            )
-        ),
+        most=MAX_AXES,
+        bits=32,
+        least=0,
+        default_text="0 on each axis",
     )
-    pads_end: Sequence[int] = field(
+    pads_end: Sequence[int] = attribute(
+        "Elements of 0 put after each axis; what is not given is 0.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_AXES,
-                bits=32,
-                least=0,
-                default_text="0 on each axis",
-                description="Elements of 0 put after each axis; what is not given is 0.",
-            )
-        ),
+        most=MAX_AXES,
+        bits=32,
+        least=0,
+        default_text="0 on each axis",
     )
-    cube_coeff: float = field(
+    cube_coeff: float = attribute(
+        "Slope of the kernels of cubic and bicubic_pillow, from -2**120 to 2**120.",
         default=-0.75,
-        metadata=attribute(
-            Number(
-                bits=64,
-                most_bits=SLOPE_BITS,
-                description="Slope of the kernels of cubic and bicubic_pillow, from -2**120 to "
-                "2**120.",
-            )
-        ),
+        bits=64,
+        most_bits=SLOPE_BITS,
     )
 
     def _check_together(self) -> None:
@@ -174,7 +118,7 @@ _URL = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class OpenvinoInterpolateGrad(_OpenvinoInterpolate):
     """Gradient of OpenvinoInterpolate, which OpenVINO itself does not have.
 
@@ -184,21 +128,21 @@ class OpenvinoInterpolateGrad(_OpenvinoInterpolate):
     output shape asked for.
     """
 
-    name: ClassVar[str] = "openvino_interpolate_grad"
-    source: ClassVar[str] = f"OpenVINO, the adjoint of Interpolate-11, {_URL}"
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "openvino_interpolate"
+    name = "openvino_interpolate_grad"
+    source = f"OpenVINO, the adjoint of Interpolate-11, {_URL}"
+    gradient = True
+    counterpart = "openvino_interpolate"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class OpenvinoInterpolate(_OpenvinoInterpolate):
     """Pads, then resamples axes to sizes, or to int(length * (scale + 1e-6)) each."""
 
-    name: ClassVar[str] = "openvino_interpolate"
-    source: ClassVar[str] = f"OpenVINO Interpolate-11, {_URL}"
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "openvino_interpolate_grad"
-    output_required: ClassVar[bool] = False
+    name = "openvino_interpolate"
+    source = f"OpenVINO Interpolate-11, {_URL}"
+    gradient = False
+    counterpart = "openvino_interpolate_grad"
+    output_required = False
 
 
 OPERATORS = (OpenvinoInterpolateGrad, OpenvinoInterpolate)

@@ -10,55 +10,39 @@ Source: https://www.tensorflow.org/api_docs/python/tf/raw_ops/ResizeBilinear
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Choice, Flag, Integers, Operator, attribute
+from gradwire.ops._base import Operator, attribute, operator_class
 
 Kind = Literal["bilinear", "nearest_neighbor", "bicubic"]
 
 SPATIAL_AXES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _TensorflowResize(Operator):
-    min_rank: ClassVar[int] = 4
-    max_rank: ClassVar[int] = 4
+    min_rank = 4
+    max_rank = 4
 
-    kind: Kind = field(
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Kind),
-                synonyms=(("nearest", "nearest_neighbor"),),
-                description="The raw op: ResizeBilinear, ResizeNearestNeighbor or ResizeBicubic.",
-            )
-        )
+    kind: Kind = attribute(
+        "The raw op: ResizeBilinear, ResizeNearestNeighbor or ResizeBicubic.",
+        synonyms=(("nearest", "nearest_neighbor"),),
     )
-    size: Sequence[int] = field(
+    size: Sequence[int] = attribute(
+        "Height and width of the forward's output, in elements, each at least "
+        "1; they must equal that tensor's.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=SPATIAL_AXES,
-                bits=32,
-                default_text="not given",
-                description="Height and width of the forward's output, in elements, each at least "
-                "1; they must equal that tensor's.",
-            )
-        ),
+        most=SPATIAL_AXES,
+        bits=32,
+        default_text="not given",
     )
-    align_corners: bool = field(
-        default=False,
-        metadata=attribute(Flag(description="Whether the corner elements of both correspond.")),
+    align_corners: bool = attribute(
+        "Whether the corner elements of both correspond.", default=False
     )
-    half_pixel_centers: bool = field(
+    half_pixel_centers: bool = attribute(
+        "Whether elements have their centers at halves; not together with align_corners.",
         default=False,
-        metadata=attribute(
-            Flag(
-                description="Whether elements have their centers at halves; not together with "
-                "align_corners.",
-            )
-        ),
     )
 
     def _check_together(self) -> None:
@@ -73,7 +57,7 @@ class _TensorflowResize(Operator):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class TfResizeGrad(_TensorflowResize):
     """Gradient of TfResize: takes grads, of the output's shape, to that of the original image.
 
@@ -83,27 +67,27 @@ class TfResizeGrad(_TensorflowResize):
     output shape asked for.
     """
 
-    name: ClassVar[str] = "tf_resize_grad"
-    source: ClassVar[str] = (
+    name = "tf_resize_grad"
+    source = (
         "TensorFlow ResizeBilinearGrad, ResizeNearestNeighborGrad and ResizeBicubicGrad, "
         "https://www.tensorflow.org/api_docs/python/tf/raw_ops/ResizeBilinearGrad"
     )
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "tf_resize"
+    gradient = True
+    counterpart = "tf_resize"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class TfResize(_TensorflowResize):
     """Resamples height and width to size."""
 
-    name: ClassVar[str] = "tf_resize"
-    source: ClassVar[str] = (
+    name = "tf_resize"
+    source = (
         "TensorFlow ResizeBilinear, ResizeNearestNeighbor and ResizeBicubic, "
         "https://www.tensorflow.org/api_docs/python/tf/raw_ops/ResizeBilinear"
     )
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "tf_resize_grad"
-    output_required: ClassVar[bool] = False
+    gradient = False
+    counterpart = "tf_resize_grad"
+    output_required = False
 
 
 OPERATORS = (TfResizeGrad, TfResize)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Choice, Flag, Floats, Integers, Operator, attribute
+from gradwire.ops._base import Operator, attribute, operator_class
 
 Mode = Literal[
     "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area", "lanczos"
@@ -29,80 +28,50 @@ _WITH_CORNERS = ("linear", "bilinear", "trilinear", "bicubic")
 _WITH_ANTIALIAS = ("bilinear", "bicubic", "lanczos")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class _TorchInterpolate(Operator):
-    min_rank: ClassVar[int] = 3
-    max_rank: ClassVar[int] = 2 + MAX_SPATIAL_AXES
+    min_rank = 3
+    max_rank = 2 + MAX_SPATIAL_AXES
 
-    size: int | Sequence[int] = field(
+    size: int | Sequence[int] = attribute(
+        "Spatial sizes of the forward's output, in elements, each at least 1, "
+        "one per spatial axis, or one for all; they must equal that tensor's.",
         default=(),
-        metadata=attribute(
-            Integers(
-                most=MAX_SPATIAL_AXES,
-                bits=64,
-                single=True,
-                default_text="not given",
-                description="Spatial sizes of the forward's output, in elements, each at least 1, "
-                "one per spatial axis, or one for all; they must equal that tensor's.",
-            )
-        ),
+        most=MAX_SPATIAL_AXES,
+        bits=64,
+        default_text="not given",
     )
-    scale_factor: float | Sequence[float] = field(
+    scale_factor: float | Sequence[float] = attribute(
+        "Spatial sizes of the forward's output over its input's, finite and "
+        "above 0, one per spatial axis, or one for all; the output has "
+        "trunc(input * scale_factor) elements. Not together with size.",
         default=(),
-        metadata=attribute(
-            Floats(
-                most=MAX_SPATIAL_AXES,
-                bits=64,
-                positive=True,
-                single=True,
-                default_text="not given",
-                description="Spatial sizes of the forward's output over its input's, finite and "
-                "above 0, one per spatial axis, or one for all; the output has "
-                "trunc(input * scale_factor) elements. Not together with size.",
-            )
-        ),
+        most=MAX_SPATIAL_AXES,
+        bits=64,
+        positive=True,
+        default_text="not given",
     )
-    mode: Mode = field(
+    mode: Mode = attribute(
+        "How an output element of the forward reads the input: linear on 1 "
+        "spatial axis, bilinear, bicubic and lanczos on 2, trilinear on 3, the others on "
+        "any.",
         default="nearest",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Mode),
-                description="How an output element of the forward reads the input: linear on 1 "
-                "spatial axis, bilinear, bicubic and lanczos on 2, trilinear on 3, the others on "
-                "any.",
-            )
-        ),
     )
-    align_corners: bool | None = field(
+    align_corners: bool | None = attribute(
+        "Whether the corner elements of both tensors correspond; with linear, "
+        "bilinear, trilinear and bicubic.",
         default=None,
-        metadata=attribute(
-            Flag(
-                optional=True,
-                default_text="false; the modes without it take no value",
-                description="Whether the corner elements of both tensors correspond; with linear, "
-                "bilinear, trilinear and bicubic.",
-            )
-        ),
+        default_text="false; the modes without it take no value",
     )
-    recompute_scale_factor: bool | None = field(
+    recompute_scale_factor: bool | None = attribute(
+        "Whether coordinates come from the two sizes even where scale_factor is given.",
         default=None,
-        metadata=attribute(
-            Flag(
-                optional=True,
-                default_text="false",
-                description="Whether coordinates come from the two sizes even where scale_factor "
-                "is given.",
-            )
-        ),
+        default_text="false",
     )
-    antialias: bool = field(
+    antialias: bool = attribute(
+        "Whether the filter is stretched where an axis shrinks; with bilinear, "
+        "bicubic and lanczos, which needs it.",
         default=False,
-        metadata=attribute(
-            Flag(
-                description="Whether the filter is stretched where an axis shrinks; with bilinear, "
-                "bicubic and lanczos, which needs it.",
-            )
-        ),
     )
 
     def _check_together(self) -> None:
@@ -135,7 +104,7 @@ class _TorchInterpolate(Operator):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class TorchUpsampleBackward(_TorchInterpolate):
     """Gradient of TorchInterpolate: takes grad_output to grad_input.
 
@@ -144,39 +113,34 @@ class TorchUpsampleBackward(_TorchInterpolate):
     Without size and scale_factor any two shapes will do, as if size had been given.
     """
 
-    name: ClassVar[str] = "torch_upsample_backward"
-    source: ClassVar[str] = (
+    name = "torch_upsample_backward"
+    source = (
         "PyTorch aten::upsample_*_backward, "
         "https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html"
     )
-    gradient: ClassVar[bool] = True
-    counterpart: ClassVar[str] = "torch_interpolate"
+    gradient = True
+    counterpart = "torch_interpolate"
 
-    follow: Follow = field(
+    follow: Follow = attribute(
+        "Which table is transposed: backward_op is what PyTorch's own backward "
+        "computes, forward_adjoint the adjoint of what its forward computes.",
         default="backward_op",
-        metadata=attribute(
-            Choice(
-                allowed=get_args(Follow),
-                description="Which table is transposed: backward_op is what PyTorch's own backward "
-                "computes, forward_adjoint the adjoint of what its forward computes.",
-            )
-        ),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@operator_class
 class TorchInterpolate(_TorchInterpolate):
     """Resamples the spatial axes to size, or to trunc(input * scale_factor) each."""
 
-    name: ClassVar[str] = "torch_interpolate"
-    source: ClassVar[str] = (
+    name = "torch_interpolate"
+    source = (
         "PyTorch torch.nn.functional.interpolate, "
         "https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html"
     )
-    gradient: ClassVar[bool] = False
-    counterpart: ClassVar[str] = "torch_upsample_backward"
-    output_required: ClassVar[bool] = False
-    fixed: ClassVar[tuple[tuple[str, str], ...]] = (("follow", "forward_adjoint"),)
+    gradient = False
+    counterpart = "torch_upsample_backward"
+    output_required = False
+    fixed = (("follow", "forward_adjoint"),)
 
     def for_output(self, output_shape: Sequence[int]) -> TorchInterpolate:
         """Return it with size, where nothing else tells the output's."""

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from gradwire import v1
-from gradwire._wire.arguments import LEAST_CHUNK_BYTES
+from gradwire._wire.requests import LEAST_CHUNK_BYTES
 from gradwire_server.engine import (
     EvaluationRequest,
     Execution,

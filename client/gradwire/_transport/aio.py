@@ -1,0 +1,349 @@
+"""The face of asyncio: unary calls by grpc.aio, all else by the blocking transport in threads.
+
+A stream takes two threads, each of which competes with the event loop for the interpreter, and
+starting one takes about as long as a turn of the loop may. So another thread starts them, and
+streams beyond a bound wait in order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from gradwire._core.batch import PendingItem
+from gradwire._core.options import Options
+from gradwire._transport.batch import QUICK_S, BatchEngine, Outcomes
+from gradwire._transport.channels import ClientChannels, ServiceChannel, channel_pool, open_channel
+from gradwire._transport.unary import OnTrailers, Runtime, UnaryCalls
+from gradwire.errors import CallCancelledError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+MAX_STREAMS = 64
+
+open_aio_channel = partial(open_channel, api=grpc.aio)
+
+
+class AsyncClientChannels:
+    """The connections of a client of asyncio in one process.
+
+    loop      the event loop they belong to
+    unary     for calls of one message each way
+    blocking  those of streams
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.blocking = ClientChannels(options, waits=False)
+        self.budget = self.blocking.budget
+        self.unary = channel_pool(
+            options,
+            close_one=self._start_closing,
+            replicas=self.blocking.replicas,
+            api=grpc.aio,
+        )
+        self.calls = UnaryCalls(options, lambda: self.blocking, lambda: self._closed, Runtime())
+        self._closed = False
+        self._closing: set[asyncio.Future[None]] = set()
+        self._free = asyncio.Semaphore(MAX_STREAMS)
+        self._turn = asyncio.Lock()
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="gradwire-starter")
+
+    async def known(self) -> None:
+        """Wait for the first list of replicas, or its failure."""
+        replicas = self.blocking.replicas
+        if replicas is not None and not replicas.addresses:
+            await asyncio.to_thread(replicas.wait)
+
+    @asynccontextmanager
+    async def admitted(
+        self, count: int, *, timeout_s: float | None, too_late: Callable[[], Exception]
+    ) -> AsyncGenerator[None]:
+        """Wait until so many streams may be open, which they are until the block ends.
+
+        Raises too_late() after timeout_s, CallCancelledError where the client is closed.
+        """
+        taken = 0
+        try:
+            try:
+                async with asyncio.timeout(timeout_s), self._turn:
+                    while taken < min(count, MAX_STREAMS):
+                        await self._free.acquire()
+                        taken += 1
+            except TimeoutError as error:
+                raise too_late() from error
+            if self._closed:
+                raise CallCancelledError("the client was closed")
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()
+
+    def start(self, action: Callable[[], object]) -> None:
+        """Have the starting thread do something that does not wait."""
+        if self._closed:
+            raise CallCancelledError("the client was closed")
+        self._starter.submit(action)
+
+    async def close(self) -> None:
+        """Close the channels and cancel their calls."""
+        self._closed = True
+        for each in self.unary.close():
+            await each.channel.close()
+        await asyncio.to_thread(self.blocking.close)
+        # Submitted work is still done.
+        self._starter.shutdown(wait=False)
+
+    def _start_closing(self, channel: ServiceChannel) -> None:
+        def start() -> None:
+            closing = asyncio.ensure_future(channel.channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+        self.in_loop(start)
+
+    def in_loop(self, action: Callable[[], object]) -> None:
+        """Call a function in the loop's thread, from another thread."""
+        with contextlib.suppress(RuntimeError):
+            # A closed loop has no waiters.
+            self.loop.call_soon_threadsafe(action)
+
+
+class LoopEvent(threading.Event):
+    """An event that tasks of an event loop wait for, and any thread sets."""
+
+    def __init__(self, channels: AsyncClientChannels) -> None:
+        super().__init__()
+        self._channels = channels
+        self.in_loop = asyncio.Event()
+
+    def set(self) -> None:
+        """Set it, for the loop a moment later."""
+        super().set()
+        self._channels.in_loop(self.in_loop.set)
+
+
+class AsyncRuntime(Runtime):
+    """What waits in the coroutines of calls: here it suspends the task.
+
+    channels  returns those of the client
+    """
+
+    def __init__(self, channels: Callable[[], AsyncClientChannels]) -> None:
+        self._channels = channels
+
+    def event(self) -> LoopEvent:
+        """Make an event for wait()."""
+        return LoopEvent(self._channels())
+
+    def start(self, action: Callable[[], object]) -> None:
+        """Have another thread do it soon."""
+        self._channels().start(action)
+
+    async def send(
+        self, method: Any, request: bytes, on_trailers: OnTrailers, **options: Any
+    ) -> bytes | None:
+        """Call a method of grpc.aio."""
+        call = method(request, **options)
+        reply: bytes | None = await call
+        if on_trailers is not None:
+            on_trailers(await call.trailing_metadata())
+        return reply
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause."""
+        await asyncio.sleep(seconds)
+
+    async def wait(self, event: LoopEvent, timeout_s: float | None) -> bool:
+        """Wait for an event; return whether it has come."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await event.in_loop.wait()
+        return False
+
+    async def elsewhere(self, function: Callable[[], T]) -> T:
+        """Call a function in another thread."""
+        return await asyncio.to_thread(function)
+
+
+class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
+    """Asynchronous iterator over the results of `AsyncClient.evaluate_many`.
+
+    As Results, awaited: `async for`, or anext() to go on behind an item that failed. Close it with
+    aclose(), or use it in an async with statement, to cancel the rest.
+
+    index  place of the item whose result or error came last; -1 before the first
+    """
+
+    def __init__(
+        self,
+        items: Iterable[object] | AsyncIterable[object],
+        channels: AsyncClientChannels,
+        *,
+        ordered: bool,
+        max_in_flight: int,
+        timeout_s: float | None,
+    ) -> None:
+        super().__init__(ordered=ordered)
+        self._work = _Work(
+            items,
+            channels,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
+
+    async def __anext__(self) -> T_co:
+        pending = await self._work.outcome()
+        if pending is None:
+            await self._work.finish()
+            raise StopAsyncIteration
+        return self._deliver(pending)
+
+    async def aclose(self) -> None:
+        """Take no more items and cancel the rest; anext() raises StopAsyncIteration.
+
+        A generator that makes the items is the caller's to close.
+        """
+        self._work.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        work: _Work | None = getattr(self, "_work", None)
+        if work is not None:
+            work.abandon()
+
+
+class _Work:
+    """The task that takes items, and the thread that runs the engine."""
+
+    def __init__(
+        self,
+        items: Iterable[object] | AsyncIterable[object],
+        channels: AsyncClientChannels,
+        *,
+        timeout_s: float | None,
+        **arguments: Any,
+    ) -> None:
+        self._items = items if isinstance(items, AsyncIterable) else iter(items)
+        self._channels = channels
+        blocking = channels.blocking
+        self._batch = batch = blocking.batch(timeout_s=timeout_s, **arguments)
+        self._engine = BatchEngine(
+            batch, blocking, channels.calls, timeout_s=timeout_s, notify=self._notify
+        )
+        self._taking: asyncio.Task[None] | None = None
+        self._notified = False
+        # Wake the task that takes items, and the caller.
+        self._room = asyncio.Event()
+        self._news = asyncio.Event()
+
+    async def outcome(self) -> PendingItem | None:
+        """Wait for the next outcome; None when there is none any more."""
+        batch, engine = self._batch, self._engine
+        if self._taking is None and not (batch.over or engine.stopped):
+            self._channels.start(engine.start)
+            self._taking = asyncio.ensure_future(self._take())
+            self._taking.add_done_callback(lambda _: self._news.set())
+        while True:
+            self._news.clear()
+            pending = engine.outcome()
+            if pending is not None or batch.over:
+                if batch.wants:
+                    self._room.set()
+                return pending
+            taking = self._taking
+            if (
+                taking
+                and taking.done()
+                and not taking.cancelled()
+                and (error := taking.exception())
+            ):
+                self.close()
+                raise error
+            await self._news.wait()
+
+    def _check_taking(self) -> None:
+        """Raise what has ended the taking of items and is no outcome, such as KeyboardInterrupt."""
+        taking = self._taking
+        if taking is not None and taking.done() and not taking.cancelled():
+            error = taking.exception()
+            if error is not None:
+                self.close()
+                raise error
+
+    async def finish(self) -> None:
+        """End the stream after the last answer."""
+        await asyncio.to_thread(self._engine.finish)
+        self.close()
+
+    def close(self) -> None:
+        """Cancel task and stream."""
+        self._engine.close()
+        if self._taking is not None:
+            self._taking.cancel()
+        self._news.set()
+
+    def abandon(self) -> None:
+        """Close without awaiting, from any thread."""
+        if self._taking is not None:
+            self._channels.in_loop(self.close)
+
+    async def _take(self) -> None:
+        batch = self._batch
+        until = time.monotonic() + QUICK_S
+        try:
+            async for item in _each(self._items):
+                self._engine.add(item)
+                if time.monotonic() > until:
+                    # Items made without awaiting anything must not block the loop.
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + QUICK_S
+                while not batch.wants:
+                    self._room.clear()
+                    await self._room.wait()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            # It is raised behind the items before it; or else the end has come already.
+            batch.end(error)
+        else:
+            batch.end()
+
+    def _notify(self) -> None:
+        """Wake the caller, once for all outcomes that are there when it wakes."""
+        if not self._notified:
+            self._notified = True
+            self._channels.in_loop(self._wake)
+
+    def _wake(self) -> None:
+        self._notified = False
+        self._news.set()
+
+
+async def _each(items: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
