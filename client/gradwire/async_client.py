@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 import grpc
@@ -198,12 +197,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:

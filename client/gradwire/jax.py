@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import ops
-from gradwire._core.bridges import CLIENTS, Evaluator, as_text, check_shapes, linear, told
+from gradwire._core.bridges import CLIENTS, Evaluator, as_text, check_shapes, linear, operator_for
 from gradwire._wire.requests import Item
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
@@ -136,7 +136,7 @@ def _apply(call: _JaxCall, x: Array) -> Array:
 
 def _run(call: _JaxCall, rank: int, x: Array) -> NDArray[Any]:
     """Evaluate an array, or under vmap all those along the axes before its own."""
-    evaluator, operator = CLIENTS.by_number(call.client), told(call.operator, call.shape)
+    evaluator, operator = CLIENTS.by_number(call.client), operator_for(call.operator, call.shape)
     array, batch = np.asarray(x), x.shape[: x.ndim - rank]
     if not batch:
         return evaluator.evaluate(operator, array, output_shape=call.shape)

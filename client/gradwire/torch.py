@@ -25,7 +25,7 @@ from gradwire._core.bridges import (
     check_shapes,
     from_text,
     linear,
-    told,
+    operator_for,
 )
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
@@ -171,7 +171,7 @@ def _run(x: Tensor, operator: str, adjoint: str, output_shape: list[int], client
         source = pinned.copy_(source)
     result = _allocated(output_shape, source.dtype, pin_memory=on_cuda)
     evaluator, out = CLIENTS.by_number(client), to_array(result)
-    asked = told(operator, tuple(output_shape))
+    asked = operator_for(operator, tuple(output_shape))
     evaluator.evaluate(asked, source, output_shape=output_shape, out=out)
     return result.to(x.device)
 

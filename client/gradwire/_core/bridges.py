@@ -106,7 +106,7 @@ def linear(text: str) -> str:
 
 
 @lru_cache(1024)
-def told(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
+def operator_for(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
     """Return the operator of a text, with the output's shape where it needs one.
 
     A gradient needs no sizes, its forward may: the shape that is asked for has them.

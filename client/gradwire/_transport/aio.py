@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -221,12 +220,7 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -265,7 +259,6 @@ class _Work:
         if self._taking is None and not (batch.over or engine.stopped):
             self._channels.start(engine.start)
             self._taking = asyncio.ensure_future(self._take())
-            self._taking.add_done_callback(lambda _: self._news.set())
         while True:
             self._news.clear()
             pending = engine.outcome()
@@ -273,25 +266,7 @@ class _Work:
                 if batch.wants:
                     self._room.set()
                 return pending
-            taking = self._taking
-            if (
-                taking
-                and taking.done()
-                and not taking.cancelled()
-                and (error := taking.exception())
-            ):
-                self.close()
-                raise error
             await self._news.wait()
-
-    def _check_taking(self) -> None:
-        """Raise what has ended the taking of items and is no outcome, such as KeyboardInterrupt."""
-        taking = self._taking
-        if taking is not None and taking.done() and not taking.cancelled():
-            error = taking.exception()
-            if error is not None:
-                self.close()
-                raise error
 
     async def finish(self) -> None:
         """End the stream after the last answer."""
@@ -323,11 +298,12 @@ class _Work:
                 while not batch.wants:
                     self._room.clear()
                     await self._room.wait()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             # It is raised behind the items before it; or else the end has come already.
             batch.end(error)
         else:
             batch.end()
+        self._news.set()
 
     def _notify(self) -> None:
         """Wake the caller, once for all outcomes that are there when it wakes."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 import grpc
@@ -362,12 +361,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

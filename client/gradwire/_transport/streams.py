@@ -144,7 +144,7 @@ class StreamTry:
         self.hang_up()
         self._sender.stop()
         failure = self._sender.error or self.error
-        broken = _is_broken(failure)
+        broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
         self._pool.give_back(self._taken, failed=broken and not self._cancelled)
         self._end(None if self._transfer.complete and broken else failure)
 
@@ -232,10 +232,6 @@ class _Sender:
         self._position = stop
         self.largest = max(self.largest, stop - start)
         return message
-
-
-def _is_broken(error: BaseException | None) -> bool:
-    return isinstance(error, GradwireError) and is_retryable(error, streamed=True)
 
 
 class SplitTry:

@@ -86,7 +86,9 @@ def is_timeout(value: object) -> bool:
 class Progress:
     """Calls on_progress(sent_bytes, received_bytes), at most 10 times a second, never decreasing.
 
-    on_progress  None for no calls
+    is_wanted  whether there is a callback
+
+    on_progress  the callback; None for none
     """
 
     def __init__(
@@ -95,33 +97,26 @@ class Progress:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.is_wanted = on_progress is not None
         self._on_progress = on_progress
         self._clock = clock
         self._reported = (0, 0)
         self._next_at = clock()
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether there is a callback."""
-        return self._on_progress is not None
-
     def report(self, sent_bytes: int, received_bytes: int) -> None:
         """Report the progress, unless nothing is new or the last report is too recent."""
-        if self._on_progress is None or self._clock() < self._next_at:
+        if not self.is_wanted or self._clock() < self._next_at:
             return
         reached = max(sent_bytes, self._reported[0]), max(received_bytes, self._reported[1])
         if reached != self._reported:
-            self._call(reached)
+            self._reported = reached
+            self.finish(*reached)
+            self._next_at = self._clock() + PROGRESS_INTERVAL_S
 
     def finish(self, sent_bytes: int, received_bytes: int) -> None:
         """Report the end."""
-        self._call((sent_bytes, received_bytes))
-
-    def _call(self, reached: tuple[int, int]) -> None:
-        self._reported = reached
         if self._on_progress is not None:
-            self._on_progress(*reached)
-        self._next_at = self._clock() + PROGRESS_INTERVAL_S
+            self._on_progress(sent_bytes, received_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +216,8 @@ def prepare(
     Without out the result's axes nest as the input's, which can be streamed at any size.
     """
     template, source = find_template(operator, array, output_shape=output_shape, out=out)
-    return ArrayRequest(template, source, out, new_request_id())
+    # No secret, so it may be guessed.
+    return ArrayRequest(template, source, out, f"{random.getrandbits(128):032x}")
 
 
 # Templates of evaluations seen before, since equal ones are common; safe for threads.
@@ -252,11 +248,6 @@ def find_template(
             _TEMPLATES.clear()
         _TEMPLATES[key] = template
     return template, source
-
-
-def new_request_id() -> str:
-    """Return a new request_id; it is no secret, so it may be guessed."""
-    return f"{random.getrandbits(128):032x}"
 
 
 def _described_output(
@@ -331,16 +322,15 @@ class RequestTemplate:
         return max(self.input_bytes, output_bytes)
 
     @cached_property
-    def _dtype(self) -> np.dtype[Any]:
-        return tensors.DTYPES[self.input.data_type]
-
-    @cached_property
-    def _row_major(self) -> bool:
-        return not self.input.strides and sys.byteorder == "little"
+    def _in_wire_order(self) -> np.dtype[Any] | None:
+        """Type of contiguous inputs that are in wire order; None where none is."""
+        row_major = not self.input.strides and sys.byteorder == "little"
+        return tensors.DTYPES[self.input.data_type] if row_major else None
 
     def data(self, source: NDArray[Any]) -> memoryview:
         """Return the bytes of an input, by reference if they are in wire order."""
-        if self._row_major and source.flags.c_contiguous and source.dtype == self._dtype:
+        wire = self._in_wire_order
+        if wire is not None and source.dtype == wire and source.flags.c_contiguous:
             return source.reshape(-1).view(np.uint8).data
         return tensors.WireView(source, self.input).read(0, self.input_bytes)
 

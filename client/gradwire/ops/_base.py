@@ -297,7 +297,7 @@ def rule_of(field: Field[object]) -> Attribute:
     return rule
 
 
-def told(field: Field[Any], value: Any) -> Any:
+def shortened(field: Field[Any], value: Any) -> Any:
     """Return an attribute's value for people: floats with the digits that tell them apart.
 
     A float32 comes as the float64 that is nearest to its shortest decimal: 0.1, not what it is.
@@ -389,7 +389,7 @@ class Operator:
 
     def __repr__(self) -> str:
         given = [
-            f"{field.name}={told(field, value)!r}"
+            f"{field.name}={shortened(field, value)!r}"
             for field in dataclasses.fields(self)
             if not is_default(field, value := getattr(self, field.name))
         ]
@@ -416,7 +416,7 @@ class Operator:
     def shown(self) -> dict[str, Any]:
         """Return the attributes for people: floats with no more digits than tell them apart."""
         fields = dataclasses.fields(self)
-        return {field.name: told(field, getattr(self, field.name)) for field in fields}
+        return {field.name: shortened(field, getattr(self, field.name)) for field in fields}
 
     def linear(self) -> Operator:
         """Return the operator without what it adds whatever its input is: 0 goes to 0."""
