@@ -116,7 +116,7 @@ def _inexact(image: Array, operator: ops.JaxResize) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _JaxCall:
-    """What a compiled graph knows of an evaluation; texts and number as _bridges has them."""
+    """What a compiled graph knows of an evaluation; texts and number as _core.bridges has them."""
 
     operator: str
     adjoint: str

@@ -45,7 +45,7 @@ AREAS = {
     ),
     "framing and codec": (
         f"{_CLIENT}/_wire/framing.py",
-        f"{_CLIENT}/_wire/arrays.py",
+        f"{_CLIENT}/tensors.py",
         f"{_SERVER}/encoding.py",
         f"{_SERVER}/headers.py",
         f"{_SERVER}/wire.py",
@@ -66,7 +66,7 @@ AREAS = {
         f"{_SERVER}/ranges.py",
         f"{_SERVER}/streams.py",
     ),
-    "split": (f"{_CLIENT}/_core/split.py", f"{_CLIENT}/_transport/streams.py"),
+    "split": (f"{_CLIENT}/_core/evaluation.py", f"{_CLIENT}/_transport/streams.py"),
     "authorization": (
         f"{_CLIENT}/_core/options.py",
         f"{_CLIENT}/_wire/files.py",
