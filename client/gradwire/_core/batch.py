@@ -170,20 +170,20 @@ class ItemBatch:
         if not self._ended:
             # The caller must learn that there may have been more items.
             self.end(copy.copy(error))
-        self._in_flight |= {pending.name: pending for *_, pending in self._later}
-        self._in_flight |= {pending.name: pending for pending in self.alone}
-        self._later.clear()
-        self.alone.clear()
-        self.give_up(error)
+        with self.lock:
+            self._in_flight |= {pending.name: pending for *_, pending in self._later}
+            self._in_flight |= {pending.name: pending for pending in self.alone}
+            self._later.clear()
+            self.alone.clear()
+            self.give_up(error)
 
     def close(self) -> None:
         """Take no more items, and forget those that are open."""
         self._ended = True
         self._open = 0
-        self._queue.clear()
-        self._in_flight.clear()
-        self._later.clear()
-        self.alone.clear()
+        with self.lock:
+            for held in (self._queue, self._in_flight, self._later, self.alone):
+                held.clear()
 
     def begin(self) -> list[bytes]:
         """Return the first requests of a new stream: all that are in flight. Needs the lock."""

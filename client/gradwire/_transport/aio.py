@@ -282,8 +282,9 @@ class _Work:
 
     def abandon(self) -> None:
         """Close without awaiting, from any thread."""
+        self._engine.close()
         if self._taking is not None:
-            self._channels.in_loop(self.close)
+            self._channels.in_loop(self._taking.cancel)
 
     async def _take(self) -> None:
         batch = self._batch

@@ -81,7 +81,7 @@ class BatchEngine:
         self._work = threading.Event()
         self._ended = threading.Event()
         self.stopped = False
-        channels.running.add(self)
+        channels.register(self)
 
     def check_process(self) -> None:
         """Raise RuntimeError in a process other than the creating one."""
@@ -128,7 +128,8 @@ class BatchEngine:
                     if not (self._batch.busy or self._ended.is_set()):
                         self._work.wait()
         except BaseException as error:  # noqa: BLE001 - outcome() raises it
-            self._fault = error
+            if not self._ended.is_set():
+                self._fault = error
         self._hang_up()
         self._notify()
 
@@ -139,8 +140,10 @@ class BatchEngine:
         if batch.in_flight == 1 and self._stream is not None and not self._stream.is_active:
             # A server ends streams that are idle for long.
             self._hang_up()
-        if batch.in_flight:
-            self._receive() if self._stream is not None else self.connect()
+        if batch.in_flight and self._stream is None:
+            self.connect()
+        elif batch.in_flight:
+            self._receive()
         elif batch.alone:
             self._call(batch.alone.popleft())
         elif batch.due_in_s is not None:
@@ -155,10 +158,13 @@ class BatchEngine:
             stream = self._stream = BatchStream(self._channels, batch.begin())
         try:
             stream.start()
+            self._watch = _StallTimer(stream.cancel, batch.timeout_s)
         except GradwireError as error:
             self._recover(error)
-        else:
-            self._watch = _StallTimer(stream.cancel, batch.timeout_s)
+        except BaseException:
+            # Such as that no thread can be started.
+            self._hang_up()
+            raise
 
     def stop(self) -> None:
         """Make an end, since the client is closed: outcome() then gives errors for what is open."""
@@ -189,6 +195,8 @@ class BatchEngine:
         """Take the next message."""
         stream, watch = self._stream, self._watch
         if stream is None or watch is None:
+            # Another thread has closed it.
+            self._hang_up()
             return
         watch.begin()
         try:

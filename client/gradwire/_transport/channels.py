@@ -349,7 +349,6 @@ class ClientChannels:
     bearer           token to send, if any
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     replicas         where the target is a list of them; None otherwise
-    running          what close() stops
 
     waits  whether to wait here for the first list
     """
@@ -369,7 +368,9 @@ class ClientChannels:
             self.shares = pool(options.target)
         self.budget = RetryBudget()
         self.max_chunk_bytes: int | None = None
-        self.running: WeakSet[Stoppable] = WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._running: WeakSet[Stoppable] = WeakSet()
         self._options = options
         if waits and self.replicas is not None:
             self.replicas.wait()
@@ -389,9 +390,20 @@ class ClientChannels:
         """Begin an evaluate_many(); the arguments are those of ItemBatch."""
         return ItemBatch(**arguments, options=self._options, budget=self.budget)
 
+    def register(self, each: Stoppable) -> None:
+        """Have close() stop it."""
+        with self._lock:
+            self._running.add(each)
+            closed = self._closed
+        if closed:
+            each.stop()
+
     def close(self) -> None:
         """Close the channels and cancel their calls."""
-        for each in tuple(self.running):
+        with self._lock:
+            self._closed = True
+            running = tuple(self._running)
+        for each in running:
             each.stop()
         # Closing waits until the peer has read outgoing data, so threads do it.
         pools = self.unary, self.streams, self.shares

@@ -404,7 +404,7 @@ class StreamRun:
     async def run(self) -> None:
         """Repeat tries until there is a result; raise the error where there is none."""
         evaluation = self._evaluation
-        self._channels.running.add(self)
+        self._channels.register(self)
         while (error := await self._try()) is not None:
             if self._stopped.is_set():
                 raise error
