@@ -25,12 +25,10 @@ __all__ = [
     "DTYPES",
     "MAX_RANK",
     "WireView",
-    "as_array",
     "check_out",
     "check_sizes",
     "data_type_of",
     "describe",
-    "element_count",
     "empty_result",
     "result_descriptor",
     "share_memory",
@@ -145,22 +143,6 @@ class WireView:
             done += part.size
 
 
-def as_array(values: object) -> NDArray[Any]:
-    """View values as an array that the wire can carry: of a known type, with 1 to 8 axes.
-
-    values  a NumPy array or memmap, a list of floats, or any object with `__array__`,
-            `__array_interface__` or DLPack, such as the tensors of torch, JAX and CuPy. torch
-            tensors are detached; what lies on a device is copied to the host, all else is viewed
-
-    Raises TypeError, which names the fix, where there is no way; InvalidRequestError where type,
-    number of axes or a size is not one the wire carries.
-    """
-    array = to_array(values)
-    data_type_of(array.dtype)
-    check_sizes("input", array.shape)
-    return array
-
-
 def data_type_of(dtype: DTypeLike) -> v1.DataType.ValueType:
     """Return the wire's name of an element type, in either byte order."""
     known = DATA_TYPES.get(np.dtype(dtype).newbyteorder("="))
@@ -209,11 +191,6 @@ def wire_axes(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
     strides = strides_of(descriptor)
     carried = [a for a, size in enumerate(descriptor.sizes) if size != 1 and strides[a] > 0]
     return tuple(sorted(carried, key=lambda axis: -strides[axis]))
-
-
-def element_count(descriptor: v1.TensorDescriptor) -> int:
-    """Return the number of logical elements, broadcast ones included."""
-    return math.prod(descriptor.sizes)
 
 
 def wire_bytes(descriptor: v1.TensorDescriptor) -> int:
@@ -337,7 +314,9 @@ _OVERLAP_WORK: Any = 100_000
 def to_array(values: object) -> NDArray[Any]:
     """View values as a NumPy array, whatever its type and shape.
 
-    values  as gradwire.tensors.as_array takes them
+    values  a NumPy array or memmap, a list of floats, or any object with `__array__`,
+            `__array_interface__` or DLPack, such as the tensors of torch, JAX and CuPy. torch
+            tensors are detached; what lies on a device is copied to the host, all else is viewed
 
     Raises TypeError, which names the fix, for values that cannot be converted.
     """

@@ -108,7 +108,7 @@ def test_any_type_and_layout_gives_the_bits_of_evaluate(client: Client, dtype: s
         result = bridge.evaluate(operator, given, shape, client=client)
         assert result.dtype == given.dtype
         expected = client.evaluate(operator, given, output_shape=shape)
-        assert tensors.as_array(result).tobytes() == expected.tobytes()
+        assert tensors.to_array(result).tobytes() == expected.tobytes()
 
 
 def test_the_gradient_may_be_the_one_of_pytorch_itself(client: Client) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire.tensors import as_array, describe
+from gradwire.tensors import describe, to_array
 
 VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 CUDA, CUDA_HOST = 2, 3
@@ -70,7 +70,7 @@ HOST_EXPORTERS = {
 
 @pytest.mark.parametrize("exporter", HOST_EXPORTERS.values(), ids=list(HOST_EXPORTERS))
 def test_memory_of_the_host_is_viewed(exporter: Any) -> None:
-    array = as_array(exporter)
+    array = to_array(exporter)
     assert type(array) is np.ndarray
     assert np.shares_memory(array, VALUES)
     assert array.reshape(-1).tolist() == VALUES.reshape(-1).tolist()
@@ -85,19 +85,19 @@ DEVICE_EXPORTERS = {
 
 @pytest.mark.parametrize("exporter", DEVICE_EXPORTERS.values(), ids=list(DEVICE_EXPORTERS))
 def test_memory_of_a_device_is_copied_as_its_library_documents(exporter: Any) -> None:
-    assert as_array(exporter).tolist() == VALUES.tolist()
+    assert to_array(exporter).tolist() == VALUES.tolist()
 
 
 @pytest.mark.skipif(np.__version__.startswith("2.0"), reason="NumPy 2.0 asks no device for a copy")
 def test_memory_of_a_device_is_copied_by_dlpack() -> None:
-    assert as_array(ByDlpack(device=(CUDA, 0), copies=True)).tolist() == VALUES.tolist()
+    assert to_array(ByDlpack(device=(CUDA, 0), copies=True)).tolist() == VALUES.tolist()
 
 
 def test_memory_without_a_way_to_the_host_is_refused_with_the_fix() -> None:
     with pytest.raises(
         TypeError, match=r"test_arrays\.ByDlpack .* pass a NumPy array or a tensor on"
     ):
-        as_array(ByDlpack(device=(CUDA, 0)))
+        to_array(ByDlpack(device=(CUDA, 0)))
 
 
 def test_a_fault_of_the_library_is_told_with_the_fix() -> None:
@@ -105,7 +105,7 @@ def test_a_fault_of_the_library_is_told_with_the_fix() -> None:
         raise RuntimeError("lost device")
 
     with pytest.raises(TypeError, match="lost device; pass a NumPy array") as caught:
-        as_array(DeviceArray(cpu=fail))
+        to_array(DeviceArray(cpu=fail))
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -114,26 +114,26 @@ def test_lack_of_memory_stays_what_it_is() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        as_array(DeviceArray(cpu=fail))
+        to_array(DeviceArray(cpu=fail))
 
 
 def test_a_gradient_is_detached_from_its_graph() -> None:
     tensor = SimpleNamespace(requires_grad=True, detach=lambda: VALUES)
-    assert as_array(tensor) is VALUES
+    assert to_array(tensor) is VALUES
 
 
 def test_a_masked_array_is_refused_with_the_fix() -> None:
     with pytest.raises(TypeError, match=r"pass array\.filled"):
-        as_array(np.ma.masked_invalid([1.0, np.nan]))
+        to_array(np.ma.masked_invalid([1.0, np.nan]))
 
 
 def test_lists_of_unequal_lengths_are_refused() -> None:
     with pytest.raises(TypeError, match="cannot read a list as an array"):
-        as_array([[1.0, 2.0], [3.0]])
+        to_array([[1.0, 2.0], [3.0]])
 
 
 def test_a_typed_array_of_python_is_taken() -> None:
-    assert as_array(typed_array("d", [1, 2])).tolist() == [1.0, 2.0]
+    assert to_array(typed_array("d", [1, 2])).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16"])
@@ -141,7 +141,7 @@ def test_torch_tensors_of_every_type_and_layout_are_viewed(name: str) -> None:
     torch = pytest.importorskip("torch", exc_type=ImportError)
     tensor = torch.arange(24, dtype=getattr(torch, name)).reshape(2, 3, 4).requires_grad_()
     for shown in (tensor, tensor.permute(2, 0, 1), tensor[:, ::2], tensor[:1].expand(5, 3, 4)):
-        array = as_array(shown)
+        array = to_array(shown)
         assert array.dtype == np.dtype(getattr(ml_dtypes, name, name))
         assert array.strides == tuple(array.itemsize * stride for stride in shown.stride())
         assert array.astype(float).tolist() == shown.double().tolist()
@@ -151,24 +151,24 @@ def test_torch_tensors_of_every_type_and_layout_are_viewed(name: str) -> None:
 def test_torch_tensors_without_memory_are_refused_with_the_fix() -> None:
     torch = pytest.importorskip("torch", exc_type=ImportError)
     with pytest.raises(TypeError, match=r"torch\.Tensor as an array.*pass a NumPy array"):
-        as_array(torch.zeros(3, device="meta"))
+        to_array(torch.zeros(3, device="meta"))
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "bfloat16"])
 def test_jax_arrays_of_every_type_are_taken(name: str) -> None:
     jnp = pytest.importorskip("jax.numpy", exc_type=ImportError)
-    array = as_array(jnp.ones((2, 3), getattr(jnp, name)))
+    array = to_array(jnp.ones((2, 3), getattr(jnp, name)))
     assert array.dtype == np.dtype(getattr(ml_dtypes, name, name))
     assert array.astype(float).tolist() == [[1.0] * 3] * 2
 
 
 def test_a_broadcast_torch_gradient_travels_as_one_element() -> None:
     torch = pytest.importorskip("torch", exc_type=ImportError)
-    assert list(describe(as_array(torch.ones(()).expand(4, 5))).strides) == [0, 0]
+    assert list(describe(to_array(torch.ones(()).expand(4, 5))).strides) == [0, 0]
 
 
 def test_arrays_are_read_while_another_thread_imports_masked_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
-    assert as_array([[1.0, 2.0]]).shape == (1, 2)
+    assert to_array([[1.0, 2.0]]).shape == (1, 2)

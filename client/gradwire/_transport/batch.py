@@ -184,7 +184,7 @@ class BatchEngine:
         self._ended.set()
         self._work.set()
         if self._run is not None:
-            self._run.cancel()
+            self._run.stop()
         self._hang_up()
 
     def _send(self, request: bytes) -> None:
@@ -234,7 +234,7 @@ class BatchEngine:
         if evaluation.streams:
             self._run = StreamRun(evaluation, self._channels, Runtime())
             if self._ended.is_set():
-                self._run.cancel()
+                self._run.stop()
             now(self._run.run())
         return evaluation.result()
 

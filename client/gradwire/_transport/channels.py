@@ -332,10 +332,10 @@ def _start_closing(channel: ServiceChannel) -> threading.Thread:
 
 
 class Stoppable(Protocol):
-    """Something that goes on after a failed call unless it is stopped."""
+    """Something that makes calls until it is stopped."""
 
     def stop(self) -> None:
-        """Make no other try."""
+        """Make no other call."""
         ...
 
 

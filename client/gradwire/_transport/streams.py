@@ -62,8 +62,7 @@ class StreamTry:
         self._request_id = request_id
         self._timeout_s = timeout_s
         self._metadata = metadata
-        self._cancelled = self._refused = False
-        self.opened = False
+        self._cancelled = self.opened = False
         self._sender = _Sender(
             transfer, chunk_bytes=chunk_bytes, limit=channels.max_chunk_bytes if eager else None
         )
@@ -75,10 +74,7 @@ class StreamTry:
         """Begin the try, once, in any thread; a cancelled one ends at once."""
         try:
             self._begin()
-        except UnavailableError as error:
-            self._end(error)
-        except Exception as error:  # noqa: BLE001 - outcome() raises it
-            self._refused = True
+        except Exception as error:  # noqa: BLE001 - outcome() has it
             self._end(error)
 
     def _begin(self) -> None:
@@ -124,13 +120,8 @@ class StreamTry:
         return () if self._call is None else self._call.trailing_metadata() or ()
 
     def outcome(self) -> GradwireError | None:
-        """Return the error of a failed try, None after success.
-
-        Raises errors other than GradwireError, and the error of a try that could not begin.
-        """
-        if self.error is None or (isinstance(self.error, GradwireError) and not self._refused):
-            return self.error
-        raise self.error
+        """Return the error of a failed try, None after success; raise any but a GradwireError."""
+        return _returned(self.error)
 
     def _receive(self, messages: Iterable[bytes]) -> None:
         try:
@@ -234,6 +225,13 @@ class _Sender:
         return message
 
 
+def _returned(error: BaseException | None) -> GradwireError | None:
+    """Return an error of the service, which a retry may mend; raise any other one."""
+    if error is None or isinstance(error, GradwireError):
+        return error
+    raise error
+
+
 class SplitTry:
     """The streams of one shared evaluation, from the first open to the end of the last.
 
@@ -288,10 +286,8 @@ class SplitTry:
         return self._trailers
 
     def outcome(self) -> GradwireError | None:
-        """Return the error of failed streams, if any; raise errors other than GradwireError."""
-        if self._error is None or isinstance(self._error, GradwireError):
-            return self._error
-        raise self._error
+        """Return the error of failed streams, if any; raise any but a GradwireError."""
+        return _returned(self._error)
 
     def _run(self) -> None:
         started: list[threading.Thread] = []
@@ -310,6 +306,8 @@ class SplitTry:
             self._fail(error)
         for thread in started:
             thread.join()
+        if self._stopping.is_set() and self._error is None:
+            self._error = CallCancelledError("the evaluation was cancelled")
         self.ended.set()
 
     def _work(self) -> None:
@@ -392,7 +390,7 @@ class SplitTry:
 
 
 class StreamRun:
-    """An evaluation by streams, tried until there is a result, or cancel()."""
+    """An evaluation by streams, tried until there is a result, or stop()."""
 
     def __init__(self, evaluation: Evaluation, channels: ClientChannels, runtime: Runtime) -> None:
         self._evaluation = evaluation
@@ -413,10 +411,6 @@ class StreamRun:
                 raise error
 
     def stop(self) -> None:
-        """Make no other try."""
-        self._stopped.set()
-
-    def cancel(self) -> None:
         """Cancel the present try, and make no other; in any thread."""
         self._stopped.set()
         if self._stream is not None:

@@ -239,7 +239,7 @@ def find_template(
     # 0.0 and -0.0 are equal, but encode differently.
     if template is not None and (template.op is checked or repr(template.op) == repr(checked)):
         return template, np.asarray(array)
-    source = tensors.as_array(array)
+    source = tensors.to_array(array)
     described = tensors.describe(source)
     output = _described_output(source, described, output_shape=output_shape, out=out)
     template = RequestTemplate(checked, ops.to_message(checked), described, output)
