@@ -183,58 +183,52 @@ class UnaryCalls:
         on_trailers  called with the trailing metadata of a reply
         """
         name = "" if method.startswith("/") else method
+        pool, taken, failed = self._channels().unary, None, False
+        reply: bytes | GradwireError | None
         with call_span(name, target=self._target, bearer=self._options.bearer) as span:
-            reply = await self._try(
-                method,
-                request,
-                on_trailers,
-                request_id,
-                timeout=timeout_s,
-                metadata=span.metadata,
-            )
+            try:
+                taken, channel = pool.take()
+                reply = await self._runtime.send(
+                    _callable(channel, method),
+                    request,
+                    on_trailers,
+                    timeout=timeout_s,
+                    metadata=span.metadata,
+                )
+            except UnavailableError as error:
+                # The pool knows no server.
+                reply = error
+            except grpc.RpcError as error:
+                reply = from_rpc_error(error, request_id=request_id)
+                failed = is_retryable(reply, streamed=False)
+            except (ValueError, grpc.aio.UsageError) as error:
+                # The channel is closed.
+                reply = CallCancelledError(str(error), request_id=request_id)
+            except asyncio.CancelledError:
+                if not self._is_cancelled_by_closing():
+                    raise
+                reply = CallCancelledError("the client was closed", request_id=request_id)
+            finally:
+                if taken is not None:
+                    pool.give_back(taken, failed=failed)
+            if reply is None:
+                # A foreign server that says OK without a message.
+                why = "the server answered OK without a message"
+                reply = ServerError(why, request_id=request_id)
             span.note(reply)
         return reply
 
-    async def _try(
-        self,
-        name: str,
-        request: bytes,
-        on_trailers: OnTrailers,
-        request_id: str | None,
-        **options: Any,
-    ) -> bytes | GradwireError:
-        pool, taken, failed = self._channels().unary, None, False
-        try:
-            taken, channel = pool.take()
-            method = channel.evaluate if name == "Evaluate" else _method(channel.channel, name)
-            reply = await self._runtime.send(method, request, on_trailers, **options)
-        except UnavailableError as error:
-            # The pool knows no server.
-            return error
-        except grpc.RpcError as error:
-            failure = from_rpc_error(error, request_id=request_id)
-            failed = is_retryable(failure, streamed=False)
-            return failure
-        except (ValueError, grpc.aio.UsageError) as error:
-            # The channel is closed.
-            return CallCancelledError(str(error), request_id=request_id)
-        except asyncio.CancelledError:
-            # grpc cancels waiting tasks when their channel is closed, as if they were meant.
-            task = asyncio.current_task()
-            if not self._closed() or task is None or task.cancelling():
-                raise
-            return CallCancelledError("the client was closed", request_id=request_id)
-        finally:
-            if taken is not None:
-                pool.give_back(taken, failed=failed)
-        if reply is None:
-            # A foreign server that says OK without a message.
-            return ServerError("the server answered OK without a message", request_id=request_id)
-        return reply
+    def _is_cancelled_by_closing(self) -> bool:
+        """Whether grpc has cancelled a waiting task, as if it were meant: it does so in closing."""
+        task = asyncio.current_task()
+        return self._closed() and task is not None and not task.cancelling()
 
 
-def _method(channel: Any, name: str) -> Any:
-    return channel.unary_unary(name if name.startswith("/") else f"{SERVICE_PATH}{name}")
+def _callable(channel: Any, method: str) -> Any:
+    if method == "Evaluate":
+        return channel.evaluate
+    path = method if method.startswith("/") else f"{SERVICE_PATH}{method}"
+    return channel.channel.unary_unary(path)
 
 
 SERVING: Final = "SERVING"
