@@ -56,11 +56,7 @@ def _health(
         try:
             return read_status(check(check_request(service), timeout=timeout_s))
         except grpc.RpcError as error:
-            if _is_unknown_service(error):
-                return "SERVICE_UNKNOWN"
             failure = from_rpc_error(error)
+        if failure.status == "NOT_FOUND":
+            return "SERVICE_UNKNOWN"
         raise failure
-
-
-def _is_unknown_service(error: grpc.RpcError) -> bool:
-    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND

@@ -95,7 +95,7 @@ def test_a_compiled_function_has_the_bits_of_one_that_is_not(
 def test_pytorch_finds_nothing_wrong_with_the_operation(client: Client, x: Any) -> None:
     linear = ops.Interpolate(mode="linear", data_format="NCX", sizes=(3, 9))
     texts = bridge.as_text(linear), bridge.as_text(ops.adjoint(linear))
-    arguments = (x, *texts, [1, 2, 3, 9], bridge.CLIENTS.number(client))
+    arguments = (x, *texts, [1, 2, 3, 9], bridge.CLIENTS.number(client, Client))
     torch.library.opcheck(torch.ops.gradwire.evaluate.default, arguments)
 
 

@@ -125,7 +125,7 @@ def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
     known = ("127.0.0.1:1", "[::1]:2", "dns:///name:3")
     heard: list[Sequence[str]] = []
     replicas = Replicas(listed.target)
-    replicas.tell(heard.append)
+    replicas.subscribe(heard.append)
     replicas.look()
     assert replicas.addresses == known
     listed.addresses = []
@@ -286,13 +286,13 @@ def test_the_list_is_asked_for_when_it_is_old_and_soon_after_a_failure() -> None
         replicas.wait()
         assert asked == [100.0]
         for seconds, ask, most in (
-            (0.1, replicas.hurry, 1),
-            (1.0, replicas.freshen, 1),
-            (1.0, replicas.hurry, 2),
-            (FRESH_S, replicas.freshen, 3),
+            (0.1, replicas.refresh_soon, 1),
+            (1.0, replicas.refresh, 1),
+            (1.0, replicas.refresh_soon, 2),
+            (FRESH_S, replicas.refresh, 3),
         ):
             now += seconds
             ask()
-            wait_until(lambda: not replicas.looking)
+            wait_until(lambda: not replicas.refreshing)
             assert len(asked) == most
         server.shutdown()

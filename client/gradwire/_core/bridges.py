@@ -51,20 +51,16 @@ class Clients:
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
-    def number(
-        self, client: Evaluator | None, make_default: Callable[[], Evaluator] | None = None
-    ) -> int:
+    def number(self, client: Evaluator | None, make_default: Callable[[], Evaluator]) -> int:
         """Return the client's number; None means the default client of this process.
 
         make_default  makes the default client when it is first used
         """
         with self._lock:
             if client is None:
-                if self._default is None and make_default is not None:
+                if self._default is None:
                     self._default = make_default()
                 client = self._default
-            if client is None:
-                raise AssertionError("a default client was not made")
             number = self._numbers.get(client)
             if number is None:
                 number = self._numbers[client] = next(self._next)

@@ -183,7 +183,7 @@ class Pool(Generic[T]):
         ]
         self._retired: list[PooledChannel[T]] = []
         if replicas is not None:
-            replicas.tell(self.renew)
+            replicas.subscribe(self.renew)
 
     def take(self) -> tuple[PooledChannel[T], T]:
         """Return a connection for a call, to be given back.
@@ -191,7 +191,7 @@ class Pool(Generic[T]):
         Raises CallCancelledError after close(), UnavailableError without a known target.
         """
         if self._replicas is not None:
-            self._replicas.freshen()
+            self._replicas.refresh()
         with self._lock:
             if self._closed:
                 raise CallCancelledError("the client was closed")
@@ -219,7 +219,7 @@ class Pool(Generic[T]):
         if done:
             self._close_all([entry])
         if failed and self._replicas is not None:
-            self._replicas.hurry()
+            self._replicas.refresh_soon()
 
     def renew(self, targets: Sequence[str]) -> None:
         """Replace the targets.

@@ -28,7 +28,7 @@ Listener = Callable[[Sequence[str]], object]
 
 # How old a list may be when a call uses it; and after a call has failed.
 FRESH_S = 2.0
-_HURRY_S = 0.25
+_SOON_S = 0.25
 # Seconds that one question may take.
 _PATIENCE_S = 2.0
 _MOST_BYTES = 1 << 20
@@ -99,8 +99,8 @@ def _target(value: object) -> str:
 class Replicas:
     """The replicas behind one target, in one process. Any number of threads may use it.
 
-    addresses  the last ones known
-    looking    whether a thread is asking
+    addresses   the last ones known
+    refreshing  whether a thread is asking
     """
 
     def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,19 +108,19 @@ class Replicas:
         self._clock = clock
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
-        self.looking = False
+        self.refreshing = False
         self._looked_at = -FRESH_S
         self._failure = UnavailableError(f"no replicas are known from {target} yet")
         self._looked = threading.Event()
         self.addresses: tuple[str, ...] = ()
 
-    def tell(self, listener: Listener) -> None:
+    def subscribe(self, listener: Listener) -> None:
         """Call a listener with the addresses, in another thread, whenever they have changed."""
         self._listeners.append(listener)
 
     def wait(self) -> None:
         """Wait until the first question is answered, or failed."""
-        self.freshen()
+        self.refresh()
         self._looked.wait()
 
     @property
@@ -130,19 +130,19 @@ class Replicas:
         failure.unreachable = True
         return failure
 
-    def freshen(self, *, age_s: float = FRESH_S) -> None:
+    def refresh(self, *, age_s: float = FRESH_S) -> None:
         """Ask again, in a thread, where the last answer is that old."""
-        if self.looking or self._clock() - self._looked_at < age_s:
+        if self.refreshing or self._clock() - self._looked_at < age_s:
             return
         with self._lock:
-            if self.looking:
+            if self.refreshing:
                 return
-            self.looking = True
+            self.refreshing = True
         threading.Thread(target=self.look, name="gradwire-replicas", daemon=True).start()
 
-    def hurry(self) -> None:
+    def refresh_soon(self) -> None:
         """Ask again soon: a call has failed."""
-        self.freshen(age_s=_HURRY_S)
+        self.refresh(age_s=_SOON_S)
 
     def look(self) -> None:
         """Ask now, in this thread."""
@@ -157,5 +157,5 @@ class Replicas:
                     listener(addresses)
         finally:
             self._looked_at = self._clock()
-            self.looking = False
+            self.refreshing = False
             self._looked.set()

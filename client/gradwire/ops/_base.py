@@ -106,9 +106,7 @@ class Choice(Attribute):
         synonyms = dict(self.synonyms)
         value = synonyms.get(value, value)
         if value not in self.allowed:
-            hint = did_you_mean(
-                value, {**synonyms, **dict(zip(self.allowed, self.allowed, strict=True))}
-            )
+            hint = did_you_mean(value, {**synonyms, **{each: each for each in self.allowed}})
             raise InvalidRequestError.of(path, f"is {value!r}; {self.wanted}{hint}")
         # An equal plain string: a subclass, such as an enum's member, would not survive pickling.
         return self.allowed[self.allowed.index(value)]
@@ -316,7 +314,7 @@ def is_default(field: Field[Any], value: object) -> bool:
 def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestError:
     """Make the error for an attribute that an operator does not have."""
     names = tuple(known)
-    hint = did_you_mean(name, dict(zip(names, names, strict=True)))
+    hint = did_you_mean(name, {each: each for each in names})
     return InvalidRequestError.of(
         f"{path}.{name}",
         f"is not an attribute; {path.rpartition('.')[2]} has {', '.join(names)}{hint}",
