@@ -18,6 +18,8 @@ SERVICE = "/gradwire.v1.GradientService"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 HEALTH = "/grpc.health.v1.Health/Check"
 UNKNOWN = f"{SERVICE}/Unheard"
+# Answers only callers who have registered memory.
+SHARED = f"{SERVICE}/EvaluateShared"
 
 _many = v1.EvaluateManyRequest(evaluation=published_request())
 # Messages of a call of each method; those that a scope opens, by its name.

@@ -221,6 +221,22 @@ GOLDEN: dict[str, tuple[Message, str]] = {
         "0a 01 6e | 12 01 74 | 18 01 | 22 01 64 | 2a 01 61 | 2a 01 62 | 32 01 65",
     ),
     "GetServerInfoRequest": (v1.GetServerInfoRequest(), ""),
+    "SharedRange": (
+        v1.SharedRange(handle="h", offset=64, length=4),
+        "0a 01 68 | 10 40 | 18 04",
+    ),
+    "EvaluateSharedRequest": (
+        v1.EvaluateSharedRequest(
+            evaluation=v1.EvaluateRequest(request_id="r"),
+            input=v1.SharedRange(handle="h"),
+            output=v1.SharedRange(length=4),
+        ),
+        "0a 03 0a 01 72 | 12 03 0a 01 68 | 1a 02 18 04",
+    ),
+    "EvaluateSharedResponse": (
+        v1.EvaluateSharedResponse(request_id="r", output=v1.TensorDescriptor(sizes=[2])),
+        "0a 01 72 | 12 03 12 01 02",
+    ),
     "GetServerInfoResponse": (
         v1.GetServerInfoResponse(
             version="v",
@@ -229,8 +245,9 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             backend_reason="r",
             operators=["x", "y"],
             limits=v1.Limits(max_rank=8),
+            shared_memory_socket="s",
         ),
-        "0a 01 76 | 12 01 6e | 1a 01 62 | 22 01 72 | 2a 01 78 | 2a 01 79 | 32 02 08 08",
+        "0a 01 76 | 12 01 6e | 1a 01 62 | 22 01 72 | 2a 01 78 | 2a 01 79 | 32 02 08 08 | 3a 01 73",
     ),
     "Limits": (
         v1.Limits(

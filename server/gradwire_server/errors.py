@@ -17,6 +17,7 @@ EvaluationError
 ├── DrainingError               the server is shutting down
 ├── UnauthenticatedError        a token is missing, or not taken
 ├── MissingScopeError           the caller's token lacks a scope
+├── UnknownSegmentError         shared memory is not registered here
 └── DigestMismatchError         the evaluation to resume is another one
 """
 
@@ -123,6 +124,10 @@ class UnauthenticatedError(EvaluationError):
 
 class MissingScopeError(EvaluationError):
     """The caller's token lacks a scope."""
+
+
+class UnknownSegmentError(EvaluationError):
+    """The shared memory named is not registered with this worker."""
 
 
 def beyond(came: str, limit: str, allowed: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from gradwire_server.rpc import codec, handlers
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
+from gradwire_server.rpc.segments import SegmentListener, Segments
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.warm_up import check_backend, warm_up_calls
 from gradwire_server.scheduling import malloc
@@ -83,7 +85,8 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         options = handlers.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        self._handlers = Handlers(self.service)
+        self._segments = _segment_listener(self.service)
+        self._handlers = Handlers(self.service, segments=self._segments)
         active = self.service.active
         add_handlers(server, self._handlers, self._health, self._authorizer, active)
         return server
@@ -110,6 +113,10 @@ class Server:
             )
         else:
             self.port = self._server.add_insecure_port(settings.address)
+        if settings.local_socket:
+            self._server.add_insecure_port(f"unix:{settings.local_socket}")
+        if self._segments is not None:
+            self._segments.start()
         self.instruments.start(self.service, address=self.bound)
         self._health.tell(serving=False)
         self._device.listeners_shut.clear()
@@ -218,6 +225,8 @@ class Server:
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await self._server.stop(None)
         await stopped
+        if self._segments is not None:
+            await self._segments.stop()
         if self._trimming is not None:
             self._trimming.cancel()
             await asyncio.wait({self._trimming})
@@ -276,6 +285,16 @@ def choose_backend(settings: Settings) -> tuple[Backend, str]:
         cache_dir=settings.compile_cache,
         cuda_memory_bytes=settings.cuda_memory_bytes,
     )
+
+
+def _segment_listener(service: ServiceContext) -> SegmentListener | None:
+    """Return the listener for shared memory; None if the server takes none."""
+    settings = service.settings
+    if not (settings.socket_path and settings.shared_memory and hasattr(os, "memfd_create")):
+        return None
+    segments = Segments(service.admission)
+    path = f"{settings.socket_path}.memory"
+    return SegmentListener(path, segments, users=settings.users_sharing_memory)
 
 
 def _service_context(

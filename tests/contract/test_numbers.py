@@ -49,6 +49,7 @@ ENUMS = {
         "DEVICE_LOST",
         "UNAUTHENTICATED",
         "PERMISSION_DENIED",
+        "UNKNOWN_SEGMENT",
     ],
     **{name: values for table in TABLES.values() for name, values in table.enums.items()},
 }
@@ -84,6 +85,7 @@ def test_the_methods_have_their_paths_types_and_directions() -> None:
         ("Evaluate", "EvaluateRequest", False, "EvaluateResponse", False),
         ("EvaluateStream", "EvaluateStreamRequest", True, "EvaluateStreamResponse", True),
         ("EvaluateMany", "EvaluateManyRequest", True, "EvaluateManyResponse", True),
+        ("EvaluateShared", "EvaluateSharedRequest", False, "EvaluateSharedResponse", False),
         ("ListOperators", "ListOperatorsRequest", False, "ListOperatorsResponse", False),
         ("GetServerInfo", "GetServerInfoRequest", False, "GetServerInfoResponse", False),
     ]

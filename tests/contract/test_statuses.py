@@ -52,6 +52,7 @@ TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
     "DEVICE_LOST": ("UNAVAILABLE", UnavailableError, ConnectionError),
     "UNAUTHENTICATED": ("UNAUTHENTICATED", AuthenticationError, GradwireError),
     "PERMISSION_DENIED": ("PERMISSION_DENIED", PermissionDeniedError, GradwireError),
+    "UNKNOWN_SEGMENT": ("UNAVAILABLE", UnavailableError, ConnectionError),
 }
 
 METADATA = {"limit": "max_elements", "request_id": "r-1"}

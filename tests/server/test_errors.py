@@ -32,6 +32,7 @@ SAMPLES: list[errors.EvaluationError] = [
     errors.DeviceLostError("lost", retry_after_s=0.25),
     errors.UnauthenticatedError("none"),
     errors.MissingScopeError("not this"),
+    errors.UnknownSegmentError("gone"),
     errors.StalledError("still"),
     errors.DrainingError("going"),
     errors.DigestMismatchError("other"),
@@ -70,6 +71,7 @@ STATUSES = {
     "DEVICE_LOST": StatusCode.UNAVAILABLE,
     "UNAUTHENTICATED": StatusCode.UNAUTHENTICATED,
     "PERMISSION_DENIED": StatusCode.PERMISSION_DENIED,
+    "UNKNOWN_SEGMENT": StatusCode.UNAVAILABLE,
     "INTERNAL": StatusCode.INTERNAL,
 }
 

@@ -24,6 +24,9 @@ NAMES = [field.name for field in fields(Settings)]
 # For each setting a value that is not its default, as text.
 OTHERS: dict[str, tuple[str, object]] = {
     "address": ("127.0.0.2:7", "127.0.0.2:7"),
+    "local_socket": ("socket", "socket"),
+    "shared_memory": ("false", False),
+    "shared_memory_users": ("1000,1001", "1000,1001"),
     "insecure": ("true", True),
     "warm_up": ("false", False),
     "compile_cache": ("cache", "cache"),

@@ -57,6 +57,7 @@ BY_REASON: dict[str, type[GradwireError]] = {
     "DEVICE_LOST": UnavailableError,
     "UNAUTHENTICATED": AuthenticationError,
     "PERMISSION_DENIED": PermissionDeniedError,
+    "UNKNOWN_SEGMENT": UnavailableError,
 }
 
 # Other codes become ServerError. RESOURCE_EXHAUSTED without a reason of this service is grpc's own

@@ -64,6 +64,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The server wants a token: none came, or one that it does not take. UNAUTHENTICATED."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 19
     """The caller may not do this: its token lacks the scope, or it calls from another machine. PERMISSION_DENIED."""
+    ERROR_REASON_UNKNOWN_SEGMENT: _ErrorReason.ValueType  # 20
+    """The shared memory named is not registered with this worker, or no longer. UNAVAILABLE; register it again, or
+    send the bytes.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names the cause of an error for programs; it is the `reason` of the `google.rpc.ErrorInfo` that every
@@ -112,4 +116,8 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 18
 """The server wants a token: none came, or one that it does not take. UNAUTHENTICATED."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 19
 """The caller may not do this: its token lacks the scope, or it calls from another machine. PERMISSION_DENIED."""
+ERROR_REASON_UNKNOWN_SEGMENT: ErrorReason.ValueType  # 20
+"""The shared memory named is not registered with this worker, or no longer. UNAVAILABLE; register it again, or
+send the bytes.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -128,6 +128,100 @@ class EvaluateResponse(_message.Message):
 Global___EvaluateResponse: _TypeAlias = EvaluateResponse  # noqa: Y015
 
 @_typing.final
+class SharedRange(_message.Message):
+    """Names a range of registered shared memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    handle: _builtins.str
+    """Handle that the server gave for the memory: 32 hexadecimal digits."""
+    offset: _builtins.int
+    """First byte, counted from the start of the memory; a multiple of 64."""
+    length: _builtins.int
+    """Bytes: exactly as many as the tensor's descriptor promises."""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "length", b"length", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedRange: _TypeAlias = SharedRange  # noqa: Y015
+
+@_typing.final
+class EvaluateSharedRequest(_message.Message):
+    """Asks for one evaluation in shared memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluateRequest:
+        """What to evaluate. Required; without data."""
+
+    @_builtins.property
+    def input(self) -> Global___SharedRange:
+        """Where the input's elements are, in wire order. Required. They must not change before the answer."""
+
+    @_builtins.property
+    def output(self) -> Global___SharedRange:
+        """Where the result's elements go, in wire order. Required; must not overlap the input."""
+
+    def __init__(
+        self,
+        *,
+        evaluation: Global___EvaluateRequest | None = ...,
+        input: Global___SharedRange | None = ...,
+        output: Global___SharedRange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "input", b"input", "output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "input", b"input", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateSharedRequest: _TypeAlias = EvaluateSharedRequest  # noqa: Y015
+
+@_typing.final
+class EvaluateSharedResponse(_message.Message):
+    """Answers one evaluation in shared memory: the result is in its range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's name."""
+    @_builtins.property
+    def output(self) -> _tensor_pb2.TensorDescriptor:
+        """The result's descriptor, as asked for or inferred."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        output: _tensor_pb2.TensorDescriptor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateSharedResponse: _TypeAlias = EvaluateSharedResponse  # noqa: Y015
+
+@_typing.final
 class Chunk(_message.Message):
     """Carries consecutive bytes of a tensor in wire order."""
 

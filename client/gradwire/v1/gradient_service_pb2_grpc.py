@@ -65,6 +65,11 @@ class GradientServiceStub(object):
                 request_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyRequest.SerializeToString,
                 response_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyResponse.FromString,
                 _registered_method=True)
+        self.EvaluateShared = channel.unary_unary(
+                '/gradwire.v1.GradientService/EvaluateShared',
+                request_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateSharedRequest.SerializeToString,
+                response_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateSharedResponse.FromString,
+                _registered_method=True)
         self.ListOperators = channel.unary_unary(
                 '/gradwire.v1.GradientService/ListOperators',
                 request_serializer=gradwire_dot_v1_dot_server__info__pb2.ListOperatorsRequest.SerializeToString,
@@ -167,6 +172,21 @@ class GradientServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EvaluateShared(self, request, context):
+        """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
+
+        Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
+        socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+        memory and writes the result to another. After any status but OK the output range holds anything.
+
+        The possible errors include those of Evaluate, without USE_STREAM, and:
+        * `UNAVAILABLE`: with reason UNKNOWN_SEGMENT, a handle is not one of this worker, or no longer; register the memory
+        again, or send the bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListOperators(self, request, context):
         """Lists the operators of this server with their attributes, ranks and types.
 
@@ -204,6 +224,11 @@ def add_GradientServiceServicer_to_server(servicer, server):
                     servicer.EvaluateMany,
                     request_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyRequest.FromString,
                     response_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyResponse.SerializeToString,
+            ),
+            'EvaluateShared': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvaluateShared,
+                    request_deserializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateSharedRequest.FromString,
+                    response_serializer=gradwire_dot_v1_dot_gradient__service__pb2.EvaluateSharedResponse.SerializeToString,
             ),
             'ListOperators': grpc.unary_unary_rpc_method_handler(
                     servicer.ListOperators,
@@ -312,6 +337,33 @@ class GradientService(object):
             '/gradwire.v1.GradientService/EvaluateMany',
             gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyRequest.SerializeToString,
             gradwire_dot_v1_dot_gradient__service__pb2.EvaluateManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvaluateShared(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradwire.v1.GradientService/EvaluateShared',
+            gradwire_dot_v1_dot_gradient__service__pb2.EvaluateSharedRequest.SerializeToString,
+            gradwire_dot_v1_dot_gradient__service__pb2.EvaluateSharedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -109,6 +109,17 @@ class GradientServiceStub:
     * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
     """
+    EvaluateShared: _grpc.UnaryUnaryMultiCallable[_gradient_service_pb2.EvaluateSharedRequest, _gradient_service_pb2.EvaluateSharedResponse]
+    """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
+
+    Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
+    socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+    memory and writes the result to another. After any status but OK the output range holds anything.
+
+    The possible errors include those of Evaluate, without USE_STREAM, and:
+    * `UNAVAILABLE`: with reason UNKNOWN_SEGMENT, a handle is not one of this worker, or no longer; register the memory
+      again, or send the bytes.
+    """
     ListOperators: _grpc.UnaryUnaryMultiCallable[_server_info_pb2.ListOperatorsRequest, _server_info_pb2.ListOperatorsResponse]
     """Lists the operators of this server with their attributes, ranks and types.
 
@@ -201,6 +212,17 @@ class GradientServiceAsyncStub(GradientServiceStub):
     * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
     * `UNAVAILABLE`: the server is starting or shutting down.
     * `INTERNAL`: a fault of the server.
+    """
+    EvaluateShared: _aio.UnaryUnaryMultiCallable[_gradient_service_pb2.EvaluateSharedRequest, _gradient_service_pb2.EvaluateSharedResponse]  # type: ignore[assignment]
+    """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
+
+    Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
+    socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+    memory and writes the result to another. After any status but OK the output range holds anything.
+
+    The possible errors include those of Evaluate, without USE_STREAM, and:
+    * `UNAVAILABLE`: with reason UNKNOWN_SEGMENT, a handle is not one of this worker, or no longer; register the memory
+      again, or send the bytes.
     """
     ListOperators: _aio.UnaryUnaryMultiCallable[_server_info_pb2.ListOperatorsRequest, _server_info_pb2.ListOperatorsResponse]  # type: ignore[assignment]
     """Lists the operators of this server with their attributes, ranks and types.
@@ -309,6 +331,23 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
         * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
         * `UNAVAILABLE`: the server is starting or shutting down.
         * `INTERNAL`: a fault of the server.
+        """
+
+    @_abc_1.abstractmethod
+    def EvaluateShared(
+        self,
+        request: _gradient_service_pb2.EvaluateSharedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gradient_service_pb2.EvaluateSharedResponse, _abc.Awaitable[_gradient_service_pb2.EvaluateSharedResponse]]:
+        """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
+
+        Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
+        socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+        memory and writes the result to another. After any status but OK the output range holds anything.
+
+        The possible errors include those of Evaluate, without USE_STREAM, and:
+        * `UNAVAILABLE`: with reason UNKNOWN_SEGMENT, a handle is not one of this worker, or no longer; register the memory
+          again, or send the bytes.
         """
 
     @_abc_1.abstractmethod

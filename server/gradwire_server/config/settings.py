@@ -105,6 +105,18 @@ class Settings:
     address: str = _setting(
         "127.0.0.1:50051", "HOST:PORT or unix:PATH to listen on; port 0 selects a free port."
     )
+    local_socket: str = _setting(
+        "", "Path of a unix socket to listen on as well, for clients on this machine."
+    )
+    shared_memory: bool = _setting(
+        default=True,
+        text="Evaluate tensors in the shared memory of clients on a unix socket; Linux only.",
+    )
+    shared_memory_users: str = _setting(
+        "",
+        "Ids of users whose processes may share memory, separated by commas, beside the server's "
+        "own user.",
+    )
     insecure: bool = _setting(
         default=False, text="Serve without TLS on an address that is not loopback."
     )
@@ -258,11 +270,17 @@ class Settings:
                 f"--backend is cuda and --address {self.address}: a worker that loses its GPU is "
                 "replaced, which a unix socket does not allow; give HOST:PORT"
             )
-        if self.workers > 1 and self.address.startswith("unix:"):
-            raise ValueError(
-                f"--workers is {self.workers} and --address {self.address}: a unix socket takes "
-                "one worker; give HOST:PORT, or --workers 1"
+        if self.workers > 1 and (self.local_socket or self.address.startswith("unix:")):
+            came = (
+                f"--local-socket {self.local_socket}"
+                if self.local_socket
+                else (f"--address {self.address}")
             )
+            raise ValueError(
+                f"--workers is {self.workers} and {came}: a unix socket takes one worker; give "
+                "HOST:PORT alone, or --workers 1"
+            )
+        _ = self.users_sharing_memory
         _ = self.scopes_of_strangers
         self._check_devices()
         self._check_exposure()
@@ -317,6 +335,24 @@ class Settings:
             return read_scopes(self.anonymous_scopes)
         except ValueError as error:
             raise ValueError(f"--anonymous-scopes is {self.anonymous_scopes}: {error}") from error
+
+    @property
+    def socket_path(self) -> str:
+        """Path of the unix socket the server listens on; empty if there is none."""
+        if self.address.startswith("unix:"):
+            return self.address.removeprefix("unix:").removeprefix("//")
+        return self.local_socket
+
+    @property
+    def users_sharing_memory(self) -> frozenset[int]:
+        """The ids of shared_memory_users. Raises ValueError for what is no number."""
+        ids = [one.strip() for one in self.shared_memory_users.split(",") if one.strip()]
+        if not all(one.isascii() and one.isdecimal() for one in ids):
+            raise ValueError(
+                f"--shared-memory-users is {self.shared_memory_users}; numbers separated by "
+                "commas are needed"
+            )
+        return frozenset(map(int, ids))
 
     @property
     def limits(self) -> Limits:

@@ -16,7 +16,10 @@ from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.interceptors import AuthorizingHandler
+from gradwire_server.rpc.message_budget import MessageBudget
+from gradwire_server.rpc.segments import SegmentListener
 from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.shared import SharedService
 from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.unary import NAME, GradientService
 from gradwire_server.security.authorization import Authorizer
@@ -32,21 +35,26 @@ class Handlers(grpc.GenericRpcHandler):
     the request themselves.
     """
 
-    def __init__(self, service: ServiceContext) -> None:
+    def __init__(self, service: ServiceContext, *, segments: SegmentListener | None = None) -> None:
+        self._segments = segments
         self.serve(service)
 
     def serve(self, service: ServiceContext) -> None:
         """Serve all later calls with another service context."""
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        plain = GradientService(service)
+        budget, segments = MessageBudget(service.admission, service.settings), self._segments
+        plain = GradientService(service, budget, segments_path=segments.path if segments else "")
+        shared = SharedService(service, budget, segments.segments if segments else None)
         self._evaluate = plain.evaluate
         evaluate_stream: Any = partial(EvaluationStream.serve, service)
         evaluate_many: Any = partial(ManyStream.serve, service)
+        evaluate_shared: Any = shared.evaluate_shared
         list_operators: Any = plain.list_operators
         get_server_info: Any = plain.get_server_info
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             f"/{NAME}/EvaluateStream": stream(evaluate_stream, *codec.EVALUATE_STREAM),
             f"/{NAME}/EvaluateMany": stream(evaluate_many),
+            f"/{NAME}/EvaluateShared": unary(evaluate_shared),
             f"/{NAME}/ListOperators": unary(list_operators, *codec.LIST_OPERATORS),
             f"/{NAME}/GetServerInfo": unary(get_server_info, *codec.GET_SERVER_INFO),
         }

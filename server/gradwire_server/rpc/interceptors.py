@@ -27,7 +27,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # A method in neither of them has the scope INSPECT.
 _FREE = "/grpc.health.v1.Health/"
-_EVALUATE = ("Evaluate", "EvaluateStream", "EvaluateMany", "ListOperators")
+_EVALUATE = ("Evaluate", "EvaluateStream", "EvaluateMany", "EvaluateShared", "ListOperators")
 SCOPES = {f"/{NAME}/{method}": Scope.EVALUATE for method in _EVALUATE}
 # A caller that is still writing may lose the status, so streams end with the error in a message.
 _STREAMS: dict[str, type[ServedStream]] = {

@@ -30,12 +30,18 @@ NAME = "gradwire.v1.GradientService"
 
 
 class GradientService:
-    """The unary RPCs of gradwire.v1.GradientService."""
+    """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared.
 
-    def __init__(self, service: ServiceContext) -> None:
+    segments_path  of the socket that takes shared memory; empty if none does
+    """
+
+    def __init__(
+        self, service: ServiceContext, budget: MessageBudget, *, segments_path: str = ""
+    ) -> None:
         self._service = service
+        self._segments_path = segments_path
         self._requests = codec.RequestReader()
-        self._budget = MessageBudget(service.admission, service.settings)
+        self._budget = budget
         self._workbench = Workbench(service.backend)
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
@@ -141,8 +147,13 @@ class GradientService:
         self, _requests: object, context: Context
     ) -> v1.GetServerInfoResponse:
         """Return version, backend and limits."""
-        service = self._service
-        info = partial(server_info, service.settings, service.backend.name, service.backend_reason)
+        def info() -> v1.GetServerInfoResponse:
+            service = self._service
+            told = server_info(service.settings, service.backend.name, service.backend_reason)
+            if context.peer().startswith("unix:"):
+                told.shared_memory_socket = self._segments_path
+            return told
+
         return await self._tell("GetServerInfo", context, info)
 
     async def _tell(self, method: str, context: Context, reply: Callable[[], Reply]) -> Reply:

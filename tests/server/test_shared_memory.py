@@ -1,0 +1,370 @@
+"""EvaluateShared: tensors in memory that a client on this machine shares."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gated import gated, wait_for
+from gradwire import Client, v1
+from gradwire.ops import DmlResampleGrad, to_message
+from raw_calls import PATIENCE_S, float32
+from refusals import refusal_of
+from serving import ServerThread, serving
+from shared_segments import (
+    F_SEAL_WRITE,
+    PAGE,
+    SEALS,
+    Registrar,
+    memory_file,
+)
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
+
+LINEAR = DmlResampleGrad(interpolation_mode="linear")
+SOURCE, RESULT = (2, 3, 40, 60), (2, 3, 20, 30)
+GRADIENT = np.random.default_rng(0).normal(size=SOURCE).astype(np.float32)
+
+
+class SharingClient:
+    """A client by the generated stub, with one input and one output segment."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address)
+        self.stub = v1.GradientServiceStub(self.channel)
+        info = self.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
+        self.path = info.shared_memory_socket
+        self.registrar = Registrar(self.path)
+        self.input = self.registrar.segment(GRADIENT.nbytes)
+        self.output = self.registrar.segment(GRADIENT.nbytes)
+        self.input.memory[: GRADIENT.nbytes] = GRADIENT.reshape(-1).view(np.uint8)
+
+    def request(self) -> v1.EvaluateSharedRequest:
+        """Ask for the gradient of the input segment in the output segment."""
+        evaluation = v1.EvaluateRequest(
+            operator=to_message(LINEAR), input=float32(*SOURCE), output=float32(*RESULT)
+        )
+        return v1.EvaluateSharedRequest(
+            evaluation=evaluation,
+            input=v1.SharedRange(handle=self.input.handle, length=GRADIENT.nbytes),
+            output=v1.SharedRange(handle=self.output.handle, length=GRADIENT.nbytes // 4),
+        )
+
+    def call(self, request: v1.EvaluateSharedRequest) -> v1.EvaluateSharedResponse:
+        """Call, with a time limit."""
+        return self.stub.EvaluateShared(request, timeout=PATIENCE_S)
+
+    @property
+    def result(self) -> NDArray[np.float32]:
+        """The result in the output segment."""
+        return self.output.memory[: GRADIENT.nbytes // 4].view(np.float32).reshape(RESULT)
+
+    def close(self) -> None:
+        """Close both connections."""
+        self.registrar.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def folder() -> Generator[Path]:
+    # Paths of unix sockets have at most 107 bytes; pytest's are long.
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def server(folder: Path) -> Generator[ServerThread]:
+    with serving(address=f"unix:{folder}/socket", max_memory_bytes=64 << 20) as one:
+        yield one
+
+
+@pytest.fixture
+def client(server: ServerThread) -> Generator[SharingClient]:
+    one = SharingClient(server.address)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def expected(server: ServerThread) -> NDArray[np.float32]:
+    with Client(server.address) as plain:
+        result: NDArray[np.float32] = plain.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
+        return result
+
+
+def refused(client: SharingClient, request: v1.EvaluateSharedRequest) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.call(request)
+    refusal = refusal_of(caught.value)
+    return refusal.info.reason, refusal.message
+
+
+def wait_until_free(server: ServerThread) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while server.server.service.admission.memory_bytes and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.server.service.admission.memory_bytes == 0
+
+
+def test_the_result_has_the_bits_of_evaluate(
+    client: SharingClient, expected: NDArray[np.float32]
+) -> None:
+    reply = client.call(client.request())
+    assert reply.output == float32(*RESULT)
+    assert client.result.tobytes() == expected.tobytes()
+
+
+def test_ranges_lie_anywhere_and_in_one_segment(
+    client: SharingClient, expected: NDArray[np.float32]
+) -> None:
+    both = client.registrar.segment(2 * GRADIENT.nbytes)
+    both.memory[PAGE : PAGE + GRADIENT.nbytes] = client.input.memory[: GRADIENT.nbytes]
+    request = client.request()
+    request.input.handle = request.output.handle = both.handle
+    request.input.offset, request.output.offset = PAGE, PAGE + GRADIENT.nbytes + 64
+    client.call(request)
+    first = request.output.offset
+    assert both.memory[first : first + expected.nbytes].tobytes() == expected.tobytes()
+
+
+def test_a_hundred_calls_with_other_ranges_are_prepared_once(
+    server: ServerThread, client: SharingClient
+) -> None:
+    preparer = server.server.service.preparer
+    hits, misses = preparer.lookups
+    for index in range(100):
+        request = client.request()
+        request.evaluation.request_id = f"call {index}"
+        segment = client.registrar.segment(GRADIENT.nbytes)
+        request.output.handle = segment.handle
+        client.call(request)
+        client.registrar.forget(segment)
+    assert preparer.lookups == (hits + 99, misses + 1)
+
+
+def test_a_server_on_a_tcp_port_too_offers_it_to_callers_of_its_socket_alone(folder: Path) -> None:
+    with serving(local_socket=f"{folder}/local") as server:
+        with grpc.insecure_channel(server.address) as channel:
+            info = v1.GradientServiceStub(channel).GetServerInfo(v1.GetServerInfoRequest())
+            assert info.shared_memory_socket == ""
+        client = SharingClient(f"unix:{folder}/local")
+        client.call(client.request())
+        client.close()
+
+
+def test_without_shared_memory_no_socket_is_there(folder: Path) -> None:
+    with serving(address=f"unix:{folder}/socket", shared_memory=False) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = v1.GradientServiceStub(channel)
+            assert stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory_socket == ""
+        assert [one.name for one in folder.iterdir()] == ["socket"]
+
+
+def test_a_connection_that_closes_frees_its_memory(
+    server: ServerThread, client: SharingClient
+) -> None:
+    assert server.server.service.admission.memory_bytes >= 2 * GRADIENT.nbytes
+    client.registrar.close()
+    wait_until_free(server)
+    reason, message = refused(client, client.request())
+    assert reason == "UNKNOWN_SEGMENT"
+    assert "input.handle" in message
+
+
+def test_a_handle_that_is_forgotten_is_unknown(client: SharingClient) -> None:
+    client.registrar.forget(client.output)
+    assert client.registrar.segment(PAGE).handle  # the server has read what came before
+    reason, message = refused(client, client.request())
+    assert reason == "UNKNOWN_SEGMENT"
+    assert "output.handle" in message
+
+
+WRONG: dict[str, Callable[[v1.EvaluateSharedRequest], None]] = {
+    "input.length": lambda one: _set(one.input, length=4),
+    "output.length": lambda one: _set(one.output, length=GRADIENT.nbytes),
+    "input.offset": lambda one: _set(one.input, offset=32),
+    "output.offset": lambda one: _set(one.output, offset=-64),
+    "evaluation.data": lambda one: _set(one.evaluation, data=b"1234"),
+    "input.handle": lambda one: _set(one.input, handle="x" * 32),
+}
+
+
+def _set(message: Any, **fields: Any) -> None:
+    for name, value in fields.items():
+        setattr(message, name, value)
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_range_is_refused_by_name(
+    client: SharingClient, expected: NDArray[np.float32], field: str
+) -> None:
+    request = client.request()
+    WRONG[field](request)
+    reason, message = refused(client, request)
+    assert reason in {"INVALID_FIELD", "INVALID_DATA", "UNKNOWN_SEGMENT"}
+    assert message.startswith(field)
+    client.call(client.request())
+    assert client.result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("offset", [PAGE, 1 << 40, 2**63 - 64])
+def test_a_range_beyond_the_memory_is_refused(client: SharingClient, offset: int) -> None:
+    request = client.request()
+    request.input.offset = offset
+    _, message = refused(client, request)
+    assert message.startswith("input.offset")
+
+
+def test_a_result_over_its_input_is_refused(client: SharingClient) -> None:
+    request = client.request()
+    request.output.handle, request.output.offset = client.input.handle, 64
+    assert "overlap" in refused(client, request)[1]
+
+
+def test_an_unknown_field_is_refused(client: SharingClient) -> None:
+    request = client.request()
+    request.input.MergeFromString(b"\x28\x01")
+    assert refused(client, request)[0] == "UNKNOWN_FIELD"
+
+
+def _pipe_end(_folder: Path) -> int:
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+def _file(folder: Path) -> int:
+    path = folder / "file"
+    path.write_bytes(bytes(PAGE))
+    return os.open(path, os.O_RDWR)
+
+
+FILES: dict[str, Callable[[Path], int]] = {
+    "unsealed": lambda _: memory_file(PAGE, seals=0),
+    "sealed in part": lambda _: memory_file(PAGE, seals=SEALS & ~2),
+    "not to be written": lambda _: memory_file(PAGE, seals=SEALS | F_SEAL_WRITE),
+    "a pipe": _pipe_end,
+    "a file": _file,
+    "a folder": lambda folder: os.open(folder, os.O_RDONLY),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_other_files_are_refused(
+    client: SharingClient, server: ServerThread, folder: Path, name: str
+) -> None:
+    before = server.server.service.admission.memory_bytes
+    file = FILES[name](folder)
+    answer = client.registrar.register(file, PAGE)
+    os.close(file)
+    assert answer[:1] == b"E"
+    assert b"segment: the file" in answer
+    assert server.server.service.admission.memory_bytes == before
+    client.call(client.request())
+
+
+def test_huge_pages_are_refused(client: SharingClient) -> None:
+    try:
+        file = memory_file(2 << 20, flags=os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"no huge pages here: {error}")
+    answer = client.registrar.register(file, 2 << 20)
+    os.close(file)
+    assert b"ordinary pages" in answer
+
+
+@pytest.mark.parametrize("length", [0, PAGE - 1, 2 * PAGE, 2**64 - 1])
+def test_a_lie_about_the_length_is_refused(client: SharingClient, length: int) -> None:
+    file = memory_file(PAGE)
+    answer = client.registrar.register(file, length)
+    os.close(file)
+    assert b"the file has 4096 bytes" in answer
+
+
+def test_memory_beyond_half_of_the_budget_is_refused(
+    client: SharingClient, server: ServerThread
+) -> None:
+    half = server.server.service.admission.max_memory_bytes // 2
+    file = memory_file(half)
+    answer = client.registrar.register(file, half)
+    os.close(file)
+    assert b"max_memory_bytes" in answer.lower()
+    client.call(client.request())
+
+
+def test_other_packets_are_refused(client: SharingClient) -> None:
+    for packet in (b"R", b"?", b"R" + bytes(8), b"x" * 64):
+        assert client.registrar.send(packet)[:1] == b"E"
+    file = memory_file(PAGE)
+    length = struct.pack("<Q", PAGE)
+    files = [file] * 50
+    assert client.registrar.send(b"R" + length, *files)[:1] in {b"E", b"H"}
+    os.close(file)
+    client.call(client.request())
+
+
+def test_no_descriptor_stays_open(client: SharingClient) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count()
+    file = memory_file(PAGE)
+    for _ in range(100):
+        client.registrar.send(b"R" + struct.pack("<Q", PAGE), *[file] * 20)
+    os.close(file)
+    assert count() <= before + 2  # listdir's own
+
+
+def test_a_connection_has_so_many_segments_at_most(client: SharingClient) -> None:
+    file = memory_file(PAGE)
+    answers = [client.registrar.register(file, PAGE) for _ in range(1000)]
+    os.close(file)
+    taken = sum(one[:1] == b"H" for one in answers)
+    assert 200 < taken < 300
+    assert b"at most" in answers[-1]
+    client.call(client.request())
+
+
+def test_another_connection_cannot_forget_ones_memory(
+    client: SharingClient, expected: NDArray[np.float32]
+) -> None:
+    other = Registrar(client.path)
+    other.forget(client.input)
+    assert other.segment(PAGE).handle
+    client.call(client.request())
+    assert client.result.tobytes() == expected.tobytes()
+    other.close()
+
+
+def test_memory_whose_connection_closes_amid_a_call_stays_until_the_call_ends(
+    folder: Path,
+) -> None:
+    with gated(address=f"unix:{folder}/socket") as (server, gate):
+        client = SharingClient(server.address)
+        request = client.request()
+        request.evaluation.input.CopyFrom(float32(512, 512))
+        request.evaluation.output.CopyFrom(float32(2, 2))
+        large = client.registrar.segment(4 * 512 * 512)
+        large.memory.view(np.float32)[:] = 1.0
+        request.input.handle, request.input.length = large.handle, large.memory.nbytes
+        request.output.length = 16
+        future = client.stub.EvaluateShared.future(request, timeout=PATIENCE_S)
+        wait_for(server, computing=1, waiting=0)
+        client.registrar.close()
+        assert refused(client, request)[0] == "UNKNOWN_SEGMENT"
+        assert server.server.service.admission.memory_bytes >= large.memory.nbytes
+        gate.set()
+        future.result(timeout=PATIENCE_S)
+        assert client.output.memory[:16].view(np.float32).tolist() == [256.0 * 256] * 4
+        wait_until_free(server)
+        client.close()
