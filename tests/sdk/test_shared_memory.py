@@ -1,0 +1,116 @@
+"""Segments of a client: registered with a real server, pooled, found again, dropped."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, segment_bytes
+from raw_calls import wait_until
+from serving import ServerThread, serving
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
+
+
+@pytest.fixture
+def server() -> Generator[ServerThread]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(address=f"unix:{folder}/socket", max_memory_bytes=64 << 20) as one,
+    ):
+        yield one
+
+
+@pytest.fixture
+def pool(server: ServerThread) -> Generator[SegmentPool]:
+    one = SegmentPool(f"{server.address.removeprefix('unix:')}.memory")
+    yield one
+    one.close()
+
+
+def held(server: ServerThread) -> int:
+    return server.server.service.admission.memory_bytes
+
+
+@given(nbytes=st.integers(1, 1 << 40))
+def test_segments_are_whole_pages_and_at_most_an_eighth_longer(nbytes: int) -> None:
+    size = segment_bytes(nbytes)
+    assert size % 4096 == 0
+    assert nbytes <= size <= max(4096, nbytes + nbytes // 8 + 4096)
+
+
+def test_a_segment_is_used_again_once_no_array_lies_in_it(pool: SegmentPool) -> None:
+    segment = pool.take(100_000)
+    array = pool.array(segment, (100, 250), np.float32)
+    view = array[10:20, ::3]
+    del array
+    gc.collect()
+    assert pool.take(100_000) is not segment
+    del view
+    gc.collect()
+    assert pool.take(100_000) is segment
+
+
+def test_an_array_of_empty_is_found_by_its_address(pool: SegmentPool) -> None:
+    array = pool.empty((10, 20), "f8")
+    assert array.shape == (10, 20)
+    found = pool.find(array.ctypes.data, array.nbytes)
+    assert found is not None
+    assert pool.find(array.ctypes.data + 8, 8) is None
+    assert pool.find(array.ctypes.data, 1 << 20) is None
+    address = array.ctypes.data
+    del array
+    gc.collect()
+    assert pool.find(address, 8) is None
+
+
+def test_what_is_dropped_frees_the_servers_memory(server: ServerThread, pool: SegmentPool) -> None:
+    segment = pool.take(1 << 20)
+    assert held(server) == 1 << 20
+    pool.drop(segment)
+    wait_until(lambda: held(server) == 0)
+
+
+def test_unused_segments_make_room_for_another_size(
+    server: ServerThread, pool: SegmentPool
+) -> None:
+    pool.keep(pool.take(20 << 20))
+    pool.take(30 << 20)
+    wait_until(lambda: held(server) == 30 << 20)
+    with pytest.raises(SegmentRefusedError, match="bytes of memory"):
+        pool.take(30 << 20)
+
+
+def test_a_closed_pool_leaves_nothing(server: ServerThread, pool: SegmentPool) -> None:
+    array = pool.empty((1 << 20,), np.uint8)
+    pool.close()
+    wait_until(lambda: held(server) == 0)
+    array[:] = 1
+    with pytest.raises(SegmentRefusedError):
+        pool.take(1)
+
+
+def test_no_server_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SegmentRefusedError, match="nothing"):
+        SegmentPool(str(tmp_path / "nothing"))
+
+
+def test_a_forked_process_takes_nothing_back(server: ServerThread, pool: SegmentPool) -> None:
+    array = pool.empty((1000,), np.uint8)
+    pool._lock.acquire()  # noqa: SLF001 - as another thread may hold it
+    child = os.fork()
+    if not child:
+        del array
+        os._exit(0)
+    pool._lock.release()  # noqa: SLF001
+    assert os.waitpid(child, 0)[1] == 0
+    assert held(server) == 4096
+    array[:] = 2
