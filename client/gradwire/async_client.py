@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Literal, Self, overload
 
 import grpc
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
 from gradwire._core.options import (
@@ -58,6 +59,7 @@ class AsyncClient:
         token: str | None = None,
         token_file: str | None = None,
         connect_timeout_s: float | None = None,
+        shared_memory: bool = True,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -72,6 +74,7 @@ class AsyncClient:
             token=token,
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
+            shared_memory=shared_memory,
         )
         self._per_process = PerProcess(lambda: AsyncClientChannels(self._options))
         self._runtime = AsyncRuntime(self._channels)
@@ -155,6 +158,11 @@ class AsyncClient:
             max_in_flight=max_in_flight,
             timeout_s=timeout_s,
         )
+
+    async def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return a new array that evaluate() need not copy, as Client.empty does."""
+        await self._ready()
+        return await self._unary.empty(shape, dtype)
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""

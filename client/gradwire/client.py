@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, Literal, Self, overload
 
 import grpc
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
 from gradwire._core.options import (
@@ -63,6 +64,9 @@ class Client:
                             which also bound one attempt to connect; None for as long as retry says,
                             and 20 s for an attempt. wait_ready() waits as long as it is told to
 
+    shared_memory           whether large tensors go through memory shared with the server, if its
+                            address is a unix socket and it offers that (Linux); docs/local.md
+
     A server that vanishes without a word, as when its machine does, is noticed within 40 s by the
     calls in flight, which are tried again on a new connection.
 
@@ -84,6 +88,7 @@ class Client:
         token: str | None = None,
         token_file: str | None = None,
         connect_timeout_s: float | None = None,
+        shared_memory: bool = True,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -98,6 +103,7 @@ class Client:
             token=token,
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
+            shared_memory=shared_memory,
         )
         self._channels = PerProcess(lambda: ClientChannels(self._options))
         self._unary = UnaryCalls(
@@ -205,6 +211,14 @@ class Client:
             max_in_flight=max_in_flight,
             timeout_s=timeout_s,
         )
+
+    def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return a new array that evaluate() need not copy; its elements hold anything.
+
+        It lies in memory shared with the server where shared_memory has an effect; otherwise it is
+        an ordinary array.
+        """
+        return now(self._unary.empty(shape, dtype))
 
     def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""

@@ -96,6 +96,13 @@ class WireView:
         gathered = self._gather(first, last).view(np.uint8)
         return gathered[skipped : skipped + stop - start].data
 
+    def copy_to(self, memory: NDArray[np.uint8]) -> None:
+        """Copy all bytes to contiguous memory, as long as they are."""
+        if self._bytes is not None:
+            memory[...] = self._bytes
+        else:
+            memory.view(self._wire).reshape(self._elements.shape)[...] = self._elements
+
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Store bytes offset..offset+len(data)-1; the range may split elements."""
         given = np.frombuffer(data, np.uint8)
@@ -237,11 +244,17 @@ def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.T
     return _descriptor(source.data_type, sizes, order, [])
 
 
-def empty_result(descriptor: v1.TensorDescriptor) -> NDArray[Any]:
-    """Allocate an array of a descriptor's type and sizes whose axes nest as it says."""
-    strides = strides_of(descriptor)
+def empty_result(
+    descriptor: v1.TensorDescriptor, memory: NDArray[np.uint8] | None = None
+) -> NDArray[Any]:
+    """Return an array of a descriptor's type and sizes whose axes nest as it says.
+
+    memory  contiguous bytes, as many as it has; None to allocate them
+    """
+    strides, dtype = strides_of(descriptor), DTYPES[descriptor.data_type]
     order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-    packed = np.empty([descriptor.sizes[axis] for axis in order], DTYPES[descriptor.data_type])
+    sizes = [descriptor.sizes[axis] for axis in order]
+    packed = np.empty(sizes, dtype) if memory is None else memory.view(dtype).reshape(sizes)
     return packed.transpose(np.argsort(order, kind="stable"))
 
 

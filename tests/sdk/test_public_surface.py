@@ -100,6 +100,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert sorted(_public(Client)) == [
         "__init__",
         "close",
+        "empty",
         "evaluate",
         "evaluate_many",
         "operators",
@@ -177,4 +178,5 @@ def test_a_client_is_made_with_these_arguments() -> None:
         "token",
         "token_file",
         "connect_timeout_s",
+        "shared_memory",
     ]

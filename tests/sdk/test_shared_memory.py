@@ -49,8 +49,8 @@ def test_segments_are_whole_pages_and_at_most_an_eighth_longer(nbytes: int) -> N
 
 def test_a_segment_is_used_again_once_no_array_lies_in_it(pool: SegmentPool) -> None:
     segment = pool.take(100_000)
-    array = pool.array(segment, (100, 250), np.float32)
-    view = array[10:20, ::3]
+    array = pool.memory(segment, 100_000).view(np.float32)
+    view = array[10:20:3]
     del array
     gc.collect()
     assert pool.take(100_000) is not segment
@@ -59,17 +59,15 @@ def test_a_segment_is_used_again_once_no_array_lies_in_it(pool: SegmentPool) -> 
     assert pool.take(100_000) is segment
 
 
-def test_an_array_of_empty_is_found_by_its_address(pool: SegmentPool) -> None:
-    array = pool.empty((10, 20), "f8")
-    assert array.shape == (10, 20)
-    found = pool.find(array.ctypes.data, array.nbytes)
+def test_an_array_of_empty_is_found_with_its_aligned_parts(pool: SegmentPool) -> None:
+    array = pool.empty((10, 16), "f8")
+    assert array.shape == (10, 16)
+    found, part = pool.find(array), pool.find(array[3:5])
     assert found is not None
-    assert pool.find(array.ctypes.data + 8, 8) is None
-    assert pool.find(array.ctypes.data, 1 << 20) is None
-    address = array.ctypes.data
-    del array
-    gc.collect()
-    assert pool.find(address, 8) is None
+    assert part is not None
+    assert (part.handle, part.offset, part.length) == (found.handle, 3 * 128, 256)
+    assert pool.find(array.reshape(-1)[1:3]) is None
+    assert pool.find(np.empty((10, 16))) is None
 
 
 def test_what_is_dropped_frees_the_servers_memory(server: ServerThread, pool: SegmentPool) -> None:
@@ -101,16 +99,3 @@ def test_a_closed_pool_leaves_nothing(server: ServerThread, pool: SegmentPool) -
 def test_no_server_is_told(tmp_path: Path) -> None:
     with pytest.raises(SegmentRefusedError, match="nothing"):
         SegmentPool(str(tmp_path / "nothing"))
-
-
-def test_a_forked_process_takes_nothing_back(server: ServerThread, pool: SegmentPool) -> None:
-    array = pool.empty((1000,), np.uint8)
-    pool._lock.acquire()  # noqa: SLF001 - as another thread may hold it
-    child = os.fork()
-    if not child:
-        del array
-        os._exit(0)
-    pool._lock.release()  # noqa: SLF001
-    assert os.waitpid(child, 0)[1] == 0
-    assert held(server) == 4096
-    array[:] = 2

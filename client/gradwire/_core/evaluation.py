@@ -133,6 +133,15 @@ class Evaluation:
         """Decode the response to Evaluate."""
         self._result = self._request.unary_result(response)
 
+    def begin_shared(self) -> ArrayRequest:
+        """Count a try of EvaluateShared; return its request."""
+        self._begin_try()
+        return self._request
+
+    def end_shared(self, result: NDArray[Any]) -> None:
+        """Take the result of EvaluateShared."""
+        self._result, self.streams = result, False
+
     def begin_stream(self) -> float | None:
         """Count a try of EvaluateStream; return the seconds until its deadline, if any."""
         left_s = self._begin_try()

@@ -144,6 +144,7 @@ class Options:
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     connect_timeout_s: float | None = None
+    shared_memory: bool = True
     bearer: BearerToken | None = field(init=False, repr=False)
     tries: Callable[[RetryBudget], Tries] = field(init=False, repr=False, compare=False)
 

@@ -45,7 +45,7 @@ class AsyncClientChannels:
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
         self.blocking = ClientChannels(options, waits=False)
-        self.budget = self.blocking.budget
+        self.budget, self.shared_memory = self.blocking.budget, self.blocking.shared_memory
         self.unary = channel_pool(
             options,
             close_one=self._start_closing,

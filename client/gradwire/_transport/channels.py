@@ -31,6 +31,7 @@ from gradwire._core.options import (
 )
 from gradwire._core.retries import RetryBudget
 from gradwire._transport.replicas import Replicas
+from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
 from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, hung_up
 from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError, UnavailableError
@@ -349,6 +350,7 @@ class ClientChannels:
     bearer           token to send, if any
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     replicas         where the target is a list of them; None otherwise
+    shared_memory    with a server on this machine
 
     waits  whether to wait here for the first list
     """
@@ -367,6 +369,7 @@ class ClientChannels:
         if self.replicas is None and self.streams.targets != len(options.target):
             self.shares = pool(options.target)
         self.budget = RetryBudget()
+        self.shared_memory = SharedMemory(options)
         self.max_chunk_bytes: int | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -405,6 +408,7 @@ class ClientChannels:
             running = tuple(self._running)
         for each in running:
             each.stop()
+        self.shared_memory.close()
         # Closing waits until the peer has read outgoing data, so threads do it.
         pools = self.unary, self.streams, self.shares
         threads = [_start_closing(each) for each in {one for pool in pools for one in pool.close()}]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import socket
 import struct
+import sys
 import threading
 import weakref
 from collections import deque
@@ -23,9 +25,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gradwire import tensors, v1
+from gradwire._core.options import Options
+from gradwire._wire.framing import parsed
+from gradwire._wire.requests import ArrayRequest
+
+_log = logging.getLogger("gradwire")
+
 # linux/fcntl.h; Python names them from 3.13 on.
 _F_ADD_SEALS: Final = 1033
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_ALIGNMENT: Final = 64
 _LENGTH: Final = struct.Struct("<Q")
 _ANSWER_BYTES: Final = 1 << 12
 _ANSWER_S: Final = 10.0
@@ -65,7 +75,7 @@ class SegmentPool:
         self._unused: list[Segment] = []
         # Appended to without the lock: a garbage collection may run while it is held.
         self._returned: deque[Segment] = deque()
-        # By the first address of its memory; of arrays that empty() returned.
+        # Those that arrays lie in, by the address of their memory.
         self._arrays: dict[int, Segment] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWER_S)
@@ -96,25 +106,27 @@ class SegmentPool:
                 self._forget(self._unused.pop())
             return self._register(size)
 
-    def array(self, segment: Segment, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array in a segment, which comes back to the pool with the last view of it."""
+    def memory(self, segment: Segment, nbytes: int) -> NDArray[np.uint8]:
+        """Return the first bytes of a segment, which comes back with the last view of them."""
         root = np.frombuffer(segment.mapping, np.uint8)
-        weakref.finalize(root, self._give_back, segment, root.ctypes.data).atexit = False
-        count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        return root[:count].view(dtype).reshape(shape)
+        address = root.ctypes.data
+        weakref.finalize(root, self._give_back, segment, address).atexit = False
+        self._arrays[address] = segment
+        return root[:nbytes]
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array in a segment of its own, which find() knows."""
-        segment = self.take(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
-        array = self.array(segment, shape, dtype)
-        with self._lock:
-            self._arrays[array.ctypes.data] = segment
-        return array
+        """Return an array in a segment of its own."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        return self.memory(self.take(nbytes), nbytes).view(dtype).reshape(shape)
 
-    def find(self, address: int, nbytes: int) -> Segment | None:
-        """Return the segment of an array of empty() that starts at an address."""
-        segment = self._arrays.get(address)
-        return segment if segment is not None and nbytes <= segment.nbytes else None
+    def find(self, array: NDArray[Any]) -> v1.SharedRange | None:
+        """Return where a contiguous array lies, if it does in memory() of this pool."""
+        first = array.ctypes.data
+        for address, segment in self._arrays.copy().items():
+            offset = first - address
+            if 0 <= offset <= segment.nbytes - array.nbytes and not offset % _ALIGNMENT:
+                return v1.SharedRange(handle=segment.handle, offset=offset, length=array.nbytes)
+        return None
 
     def drop(self, segment: Segment) -> None:
         """Forget a segment, whose memory lasts as long as arrays in it."""
@@ -162,3 +174,107 @@ def segment_bytes(nbytes: int) -> int:
     """Return the size of a segment for so many bytes: whole pages, at most an eighth more."""
     step = max(mmap.PAGESIZE, (1 << max(0, nbytes - 1).bit_length()) // (2 * _STEPS))
     return max(1, -(-nbytes // step)) * step
+
+
+class SharedTry:
+    """One try of EvaluateShared, with an output segment of its own.
+
+    message  the encoded request
+
+    Raises SegmentRefusedError if there is no segment.
+    """
+
+    def __init__(self, pool: SegmentPool, request: ArrayRequest, output_bytes: int) -> None:
+        self._pool = pool
+        self._request = request
+        self._output_bytes = output_bytes
+        self._input: Segment | None = None
+        view = tensors.WireView(request.source, request.input)
+        in_place = view.in_place(0, view.nbytes)
+        source = None if in_place is None else pool.find(in_place)
+        if source is None:
+            self._input = pool.take(view.nbytes)
+            memory = np.frombuffer(self._input.mapping, np.uint8)[: view.nbytes]
+            view.copy_to(memory)
+            source = v1.SharedRange(handle=self._input.handle, length=view.nbytes)
+        self._output = pool.take(output_bytes)
+        self.message = v1.EvaluateSharedRequest(
+            evaluation=v1.EvaluateRequest(
+                request_id=request.request_id,
+                operator=request.operator,
+                input=request.input,
+                output=request.output,
+            ),
+            input=source,
+            output=v1.SharedRange(handle=self._output.handle, length=output_bytes),
+        ).SerializeToString()
+
+    def result(self, reply: bytes) -> NDArray[Any]:
+        """Return the result, in its segment or copied to the caller's array."""
+        output = parsed(v1.EvaluateSharedResponse, reply).output
+        self._request.template.check_result(output)
+        self._free_input()
+        memory, out = self._pool.memory(self._output, self._output_bytes), self._request.out
+        if out is None:
+            return tensors.empty_result(output, memory)
+        tensors.WireView(out, output).write(0, memory.data)
+        return out
+
+    def abandon(self) -> None:
+        """Drop the output segment, since the server may still write to it."""
+        self._pool.drop(self._output)
+        self._free_input()
+
+    def _free_input(self) -> None:
+        if self._input is not None:
+            self._pool.keep(self._input)
+
+
+class SharedMemory:
+    """What a client knows of shared memory with its server.
+
+    wanted  whether the client shares memory if the server does
+    path    of the server's socket for it; empty if it has none, None before it was asked
+    """
+
+    def __init__(self, options: Options) -> None:
+        on_socket = len(options.target) == 1 and options.target[0].startswith("unix:")
+        can = hasattr(os, "memfd_create") and sys.byteorder == "little"
+        self.wanted = options.shared_memory and on_socket and can
+        self.path: str | None = None
+        self._lock = threading.Lock()
+        self._pool: SegmentPool | None = None
+
+    def pool(self) -> SegmentPool | None:
+        """Return the segments; None if there are none, or the server's socket has gone."""
+        with self._lock:
+            if self._pool is None and self.path:
+                try:
+                    self._pool = SegmentPool(self.path)
+                except SegmentRefusedError as error:
+                    _log.debug("no shared memory: %s", error)
+            return self._pool
+
+    def begin(self, request: ArrayRequest) -> SharedTry | None:
+        """Begin a try of an evaluation; None if it has to go by messages."""
+        pool, output_bytes = self.pool(), request.output_bytes
+        if pool is None or not output_bytes or not request.input_bytes:
+            return None
+        try:
+            return SharedTry(pool, request, output_bytes)
+        except (SegmentRefusedError, MemoryError) as error:
+            _log.debug("no shared memory: %s", error)
+            self.renew()
+            return None
+
+    def renew(self) -> None:
+        """Use no segment of before: their worker may be gone."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Close the connection for segments."""
+        self.wanted = False
+        self.renew()

@@ -7,14 +7,17 @@ never suspend, so that `now` runs such a coroutine to its end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import grpc
+import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import DTypeLike, NDArray
 
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation
@@ -28,6 +31,7 @@ from gradwire._core.reports import (
 )
 from gradwire._core.retries import LASTING_ATTEMPTS, RetryBudget, is_retryable
 from gradwire._transport.channels import SERVICE_PATH, Pool, from_rpc_error, next_pause_s
+from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, SharedMemory
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
 from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
@@ -38,10 +42,11 @@ OnTrailers = Callable[[Metadata], None] | None
 
 
 class UnaryChannels(Protocol):
-    """Channels for unary calls, and the client's retry budget."""
+    """Channels for unary calls, the client's retry budget and shared memory."""
 
     unary: Pool[Any]
     budget: RetryBudget
+    shared_memory: SharedMemory
 
 
 class Runtime:
@@ -109,7 +114,13 @@ class UnaryCalls:
         self._runtime = runtime
 
     async def evaluate(self, evaluation: Evaluation) -> None:
-        """Try Evaluate until there is a result, or the evaluation goes by streams."""
+        """Try Evaluate until there is a result, or the evaluation goes by streams.
+
+        Where memory is shared with the server, large evaluations need no streams.
+        """
+        if evaluation.streams:
+            await self._evaluate_shared(evaluation)
+            return
         while not evaluation.streams:
             reply = await self._ask(
                 "Evaluate",
@@ -122,6 +133,52 @@ class UnaryCalls:
                 evaluation.take(reply)
                 return
             await self._pause(reply, evaluation.recover)
+
+    async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array in shared memory, or an ordinary one where there is none."""
+        pool = await self._segments(self._options.timeout_s)
+        if pool is not None:
+            with contextlib.suppress(SegmentRefusedError):
+                return await self._runtime.elsewhere(partial(pool.empty, shape, dtype))
+        return np.empty(shape, dtype)
+
+    async def _segments(self, timeout_s: float) -> SegmentPool | None:
+        shared = self._channels().shared_memory
+        if not shared.wanted:
+            return None
+        if shared.path is None:
+            reply = await self._ask("GetServerInfo", b"", timeout_s=timeout_s)
+            if isinstance(reply, GradwireError):
+                return None
+            shared.path = parsed(v1.GetServerInfoResponse, reply).shared_memory_socket
+        return await self._runtime.elsewhere(shared.pool)
+
+    async def _evaluate_shared(self, evaluation: Evaluation) -> None:
+        """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
+        timeout_s = min(evaluation.left_s, self._options.timeout_s)
+        if await self._segments(timeout_s) is None:
+            return
+        shared = self._channels().shared_memory
+        attempt = await self._runtime.elsewhere(partial(shared.begin, evaluation.begin_shared()))
+        if attempt is None:
+            return
+        done = False
+        try:
+            reply = await self._ask(
+                "EvaluateShared",
+                attempt.message,
+                timeout_s=timeout_s,
+                request_id=evaluation.request_id,
+                on_trailers=evaluation.on_trailers,
+            )
+            if not isinstance(reply, GradwireError):
+                done = True
+                evaluation.end_shared(await self._runtime.elsewhere(partial(attempt.result, reply)))
+            elif isinstance(reply, UnavailableError):
+                shared.renew()
+        finally:
+            if not done:
+                attempt.abandon()
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Call ListOperators."""
