@@ -26,6 +26,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "scale": ("scale.split", "one evaluation by 1, 2 and 4 servers"),
     "scale-model": ("scale.model", "the model of docs/scaling-out.md, formula and simulation"),
     "scale-ray": ("scale.replicas", "a replica on Ray against a plain server; needs root"),
+    "shared": ("shared", "shared memory beside a stream and LocalClient, on one machine"),
     "peers": ("peers", "Triton, a bare grpc.aio server and PyTorch under the same load"),
 }
 

@@ -5,7 +5,7 @@
 small   (1, 3, 64, 64) up, (1, 3, 32, 32) down, at 1, 4 and 16 in flight; h2load is the client
 pinned  the same, each server on one core and the client on another
 large   25.7 MB up, 6.4 MB down, at 1 and 4 in flight; each with its own clients
-shared  the same on one host: gradwire's unix socket, Triton's system shared memory
+shared  the same on one host, in shared memory
 local   PyTorch's backward beside gradwire's server and LocalClient; two threads
 
 All but `local` are gradients of bilinear x2, NCHW, float32. Servers and clients share this
@@ -135,7 +135,7 @@ class Comparisons:
         on_socket = Server(socket, ours.pid)
         peers = [
             self._large("gradwire, loopback", "gradwire_client", "sdk"),
-            self._large("gradwire, unix socket", "gradwire_client", "sdk", server=on_socket),
+            self._large("gradwire, shared memory", "gradwire_client", "sdk", server=on_socket),
             *self._of_triton(("Triton, shared memory", "triton_client", "shared")),
         ]
         return compare(peers, in_flight=(1, 4), rounds=self._rounds, limit_s=self._limit_s)
@@ -143,8 +143,9 @@ class Comparisons:
     def local(self) -> Rows:
         """Compare with PyTorch in the client's process."""
         python = self._environments.models()
-        server = self._ours("--compute-threads", "2")
-        arguments = ("local", server.address, str(server.pid), str(self._rounds))
+        socket = f"unix:{self._folder}/local"
+        server = self._ours("--compute-threads", "2", "--local-socket", socket[len("unix:") :])
+        arguments = ("local", socket, str(server.pid), str(self._rounds))
         rows: Rows = json.loads(_output(python, *arguments))
         return rows
 
@@ -246,14 +247,14 @@ def _print_calls(rows: Rows) -> None:
 
 def _print_local(rows: Rows) -> None:
     print(
-        "| gradient | layout | type | PyTorch, ms | Client.evaluate, ms | LocalClient, ms "
-        "| Client.evaluate, ratio | LocalClient, ratio |"
+        "| gradient | layout | type | PyTorch, ms | shared memory, ms | client.empty, ms "
+        "| LocalClient, ms | shared memory, ratio | client.empty, ratio | LocalClient, ratio |"
     )
-    print("|" + "---|" * 8)
+    print("|" + "---|" * 10)
     for row in rows:
-        times = (row[f"{name}_ms"] for name in ("torch", "remote", "local"))
+        times = (row[f"{name}_ms"] for name in ("torch", "remote", "placed", "local"))
         figures = ["-" if value is None else f"{value:.1f}" for value in times]
-        figures += [_range(row[name]) for name in ("remote_ratio", "local_ratio")]
+        figures += [_range(row[name]) for name in ("remote_ratio", "placed_ratio", "local_ratio")]
         print("| " + " | ".join([row["mode"], row["layout"], row["dtype"], *figures]) + " |")
 
 

@@ -1,8 +1,9 @@
-"""PyTorch's local backward beside gradwire's server and LocalClient, in one process.
+"""PyTorch's local backward beside gradwire's server on a unix socket and LocalClient.
 
     python -m benchmarks.peers.local ADDRESS PID ROUNDS
 
-Runs in the models' environment, which has PyTorch. All three have two threads. Each round takes
+Runs in the models' environment, which has PyTorch. All have two threads. `remote` copies the tensor
+into shared memory, `placed` finds it there, in an array of client.empty(). Each round takes
 the contestants of each case in turn; a sample is the median of calls for a quarter of a second, and
 one taken while other processes kept more than a quarter of a core busy is left out. Writes JSON.
 """
@@ -60,7 +61,7 @@ class LocalCase:
         for name in self.contestants:
             found = [ms for (_, whose), ms in self.samples.items() if whose == name]
             row[f"{name}_ms"] = statistics.median(found) if found else None
-        for name in ("remote", "local"):
+        for name in ("remote", "placed", "local"):
             row[f"{name}_ratio"] = ratio(
                 (self.samples.get((one, "torch")), self.samples.get((one, name)))
                 for one in range(rounds)
@@ -81,6 +82,11 @@ def _cases(address: str) -> Iterable[LocalCase]:
             tensor = tensor.contiguous(memory_format=last)
         operator = ops.TorchUpsampleBackward(mode=mode)
         source = _array(tensor)
+        # In the order of the source's memory.
+        order = np.argsort(source.strides, kind="stable")[::-1]
+        nested = remote.empty([source.shape[axis] for axis in order], source.dtype)
+        placed = nested.transpose(np.argsort(order))
+        placed[...] = source
         case = LocalCase(
             mode,
             layout,
@@ -88,6 +94,7 @@ def _cases(address: str) -> Iterable[LocalCase]:
             {
                 "torch": _pytorch(mode, tensor, result_shape),
                 "remote": partial(remote.evaluate, operator, source, output_shape=result_shape),
+                "placed": partial(remote.evaluate, operator, placed, output_shape=result_shape),
                 "local": partial(local.evaluate, operator, source, output_shape=result_shape),
             },
         )
@@ -114,8 +121,9 @@ def _array(tensor: Any) -> Any:
 def _check(case: LocalCase) -> None:
     """Compare the results, which differ where PyTorch rounds in between."""
     torchs = case.contestants["torch"]().to(torch.float32).numpy()
-    remote, local = (np.asarray(case.contestants[name]()) for name in ("remote", "local"))
-    if remote.tobytes() != local.tobytes():
+    names = ("remote", "placed", "local")
+    remote, placed, local = (np.asarray(case.contestants[name]()) for name in names)
+    if not remote.tobytes() == placed.tobytes() == local.tobytes():
         raise RuntimeError(f"{case.mode}: remote and local results differ")
     tolerance = _TOLERANCE[case.dtype]
     np.testing.assert_allclose(remote.astype(np.float32), torchs, rtol=tolerance, atol=tolerance)
