@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
             LocalClient("numba_cpu", threads=THREADS) as local,
         ):
             for name, shape in SHAPES.items():
-                placed = shared.empty(shape)
-                calls = _calls(placed, stream=streamed, copied=shared, placed=shared, local=local)
+                ready = shared.empty(shape)
+                calls = _calls(ready, stream=streamed, copied=shared, placed=shared, local=local)
                 rows += _measured(name, calls, given.rounds)
     for row in rows:
         print(
@@ -65,16 +65,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _calls(
-    placed: NDArray[np.float32], **clients: Client | LocalClient
+    ready: NDArray[np.float32], **clients: Client | LocalClient
 ) -> dict[str, Callable[[], Any]]:
     """Return a call of each contestant on the same gradient."""
-    shape = placed.shape
+    shape = ready.shape
     source = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    placed[...] = source
+    ready[...] = source
     result = (*shape[:2], shape[2] // 2, shape[3] // 2)
     return {
         name: partial(
-            client.evaluate, OPERATOR, placed if name == "placed" else source, output_shape=result
+            client.evaluate, OPERATOR, ready if name == "placed" else source, output_shape=result
         )
         for name, client in clients.items()
     }
