@@ -50,7 +50,7 @@ class SegmentRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class PooledSegment:
     """Memory that the server has mapped.
 
     handle  the server's name for it
@@ -72,11 +72,11 @@ class SegmentPool:
     def __init__(self, path: str) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._unused: list[Segment] = []
+        self._unused: list[PooledSegment] = []
         # Appended to without the lock: a garbage collection may run while it is held.
-        self._returned: deque[Segment] = deque()
+        self._returned: deque[PooledSegment] = deque()
         # Those that arrays lie in, by the address of their memory.
-        self._arrays: dict[int, Segment] = {}
+        self._arrays: dict[int, PooledSegment] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWER_S)
         try:
@@ -85,7 +85,7 @@ class SegmentPool:
             self._socket.close()
             raise SegmentRefusedError(f"{path}: {error}") from error
 
-    def take(self, nbytes: int) -> Segment:
+    def take(self, nbytes: int) -> PooledSegment:
         """Return a segment of at least so many bytes; raise SegmentRefusedError without one."""
         size = segment_bytes(nbytes)
         with self._lock:
@@ -106,7 +106,7 @@ class SegmentPool:
                 self._forget(self._unused.pop())
             return self._register(size)
 
-    def memory(self, segment: Segment, nbytes: int) -> NDArray[np.uint8]:
+    def memory(self, segment: PooledSegment, nbytes: int) -> NDArray[np.uint8]:
         """Return the first bytes of a segment, which comes back with the last view of them."""
         root = np.frombuffer(segment.mapping, np.uint8)
         address = root.ctypes.data
@@ -128,12 +128,12 @@ class SegmentPool:
                 return v1.SharedRange(handle=segment.handle, offset=offset, length=array.nbytes)
         return None
 
-    def drop(self, segment: Segment) -> None:
+    def drop(self, segment: PooledSegment) -> None:
         """Forget a segment, whose memory lasts as long as arrays in it."""
         with self._lock:
             self._forget(segment)
 
-    def keep(self, segment: Segment) -> None:
+    def keep(self, segment: PooledSegment) -> None:
         """Take a segment back that no array lies in."""
         self._returned.append(segment)
 
@@ -141,13 +141,13 @@ class SegmentPool:
         """Close the connection; the server forgets all segments."""
         self._socket.close()
 
-    def _give_back(self, segment: Segment, address: int) -> None:
+    def _give_back(self, segment: PooledSegment, address: int) -> None:
         # A forked process has a copy of the pool, and no part in the connection.
         if os.getpid() == self._process:
             self._arrays.pop(address, None)
             self.keep(segment)
 
-    def _register(self, size: int) -> Segment:
+    def _register(self, size: int) -> PooledSegment:
         try:
             file = os.memfd_create("gradwire", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
@@ -163,9 +163,9 @@ class SegmentPool:
             raise SegmentRefusedError(str(error)) from error
         if answer[:1] != b"H":
             raise SegmentRefusedError(answer[1:].decode(errors="replace") or "hung up")
-        return Segment(answer[1:].decode(), mapping, size)
+        return PooledSegment(answer[1:].decode(), mapping, size)
 
-    def _forget(self, segment: Segment) -> None:
+    def _forget(self, segment: PooledSegment) -> None:
         with contextlib.suppress(OSError):
             self._socket.send(b"F" + segment.handle.encode())
 
@@ -188,7 +188,7 @@ class SharedTry:
         self._pool = pool
         self._request = request
         self._output_bytes = output_bytes
-        self._input: Segment | None = None
+        self._input: PooledSegment | None = None
         view = tensors.WireView(request.source, request.input)
         in_place = view.in_place(0, view.nbytes)
         source = None if in_place is None else pool.find(in_place)
