@@ -245,9 +245,9 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             backend_reason="r",
             operators=["x", "y"],
             limits=v1.Limits(max_rank=8),
-            shared_memory_socket="s",
+            shared_memory=True,
         ),
-        "0a 01 76 | 12 01 6e | 1a 01 62 | 22 01 72 | 2a 01 78 | 2a 01 79 | 32 02 08 08 | 3a 01 73",
+        "0a 01 76 | 12 01 6e | 1a 01 62 | 22 01 72 | 2a 01 78 | 2a 01 79 | 32 02 08 08 | 38 01",
     ),
     "Limits": (
         v1.Limits(

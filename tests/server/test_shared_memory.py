@@ -43,7 +43,8 @@ class SharingClient:
         self.channel = grpc.insecure_channel(address)
         self.stub = v1.GradientServiceStub(self.channel)
         info = self.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
-        self.path = info.shared_memory_socket
+        assert info.shared_memory
+        self.path = f"{address.removeprefix('unix:')}.memory"
         self.registrar = Registrar(self.path)
         self.input = self.registrar.segment(GRADIENT.nbytes)
         self.output = self.registrar.segment(GRADIENT.nbytes)
@@ -156,7 +157,7 @@ def test_a_server_on_a_tcp_port_too_offers_it_to_callers_of_its_socket_alone(fol
     with serving(local_socket=f"{folder}/local") as server:
         with grpc.insecure_channel(server.address) as channel:
             info = v1.GradientServiceStub(channel).GetServerInfo(v1.GetServerInfoRequest())
-            assert info.shared_memory_socket == ""
+            assert not info.shared_memory
         client = SharingClient(f"unix:{folder}/local")
         client.call(client.request())
         client.close()
@@ -166,7 +167,7 @@ def test_without_shared_memory_no_socket_is_there(folder: Path) -> None:
     with serving(address=f"unix:{folder}/socket", shared_memory=False) as server:
         with grpc.insecure_channel(server.address) as channel:
             stub = v1.GradientServiceStub(channel)
-            assert stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory_socket == ""
+            assert not stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
         assert [one.name for one in folder.iterdir()] == ["socket"]
 
 

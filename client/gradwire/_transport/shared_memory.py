@@ -231,26 +231,29 @@ class SharedTry:
 
 
 class SharedMemory:
-    """What a client knows of shared memory with its server.
-
-    wanted  whether the client shares memory if the server does
-    path    of the server's socket for it; empty if it has none, None before it was asked
-    """
+    """What a client shares with its server, if its target is one unix socket."""
 
     def __init__(self, options: Options) -> None:
-        on_socket = len(options.target) == 1 and options.target[0].startswith("unix:")
+        target = options.target[0] if len(options.target) == 1 else ""
+        wanted = options.shared_memory and target.startswith("unix:")
+        # A server in a container may know the same socket by another path.
+        path = target.removeprefix("unix:").removeprefix("//")
         can = hasattr(os, "memfd_create") and sys.byteorder == "little"
-        self.wanted = options.shared_memory and on_socket and can
-        self.path: str | None = None
+        self._path = f"{path}.memory" if wanted and can else ""
         self._lock = threading.Lock()
         self._pool: SegmentPool | None = None
 
+    @property
+    def possible(self) -> bool:
+        """Whether the server may take segments."""
+        return bool(self._path)
+
     def pool(self) -> SegmentPool | None:
-        """Return the segments; None if there are none, or the server's socket has gone."""
+        """Return the segments; None if the server takes none."""
         with self._lock:
-            if self._pool is None and self.path:
+            if self._pool is None and self._path:
                 try:
-                    self._pool = SegmentPool(self.path)
+                    self._pool = SegmentPool(self._path)
                 except SegmentRefusedError as error:
                     _log.debug("no shared memory: %s", error)
             return self._pool
@@ -276,5 +279,5 @@ class SharedMemory:
 
     def close(self) -> None:
         """Close the connection for segments."""
-        self.wanted = False
+        self._path = ""
         self.renew()

@@ -31,7 +31,7 @@ from gradwire._core.reports import (
 )
 from gradwire._core.retries import LASTING_ATTEMPTS, RetryBudget, is_retryable
 from gradwire._transport.channels import SERVICE_PATH, Pool, from_rpc_error, next_pause_s
-from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, SharedMemory
+from gradwire._transport.shared_memory import SegmentRefusedError, SharedMemory
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
 from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
@@ -136,29 +136,19 @@ class UnaryCalls:
 
     async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array in shared memory, or an ordinary one where there is none."""
-        pool = await self._segments(self._options.timeout_s)
+        shared = self._channels().shared_memory
+        pool = await self._runtime.elsewhere(shared.pool) if shared.possible else None
         if pool is not None:
             with contextlib.suppress(SegmentRefusedError):
                 return await self._runtime.elsewhere(partial(pool.empty, shape, dtype))
         return np.empty(shape, dtype)
 
-    async def _segments(self, timeout_s: float) -> SegmentPool | None:
-        shared = self._channels().shared_memory
-        if not shared.wanted:
-            return None
-        if shared.path is None:
-            reply = await self._ask("GetServerInfo", b"", timeout_s=timeout_s)
-            if isinstance(reply, GradwireError):
-                return None
-            shared.path = parsed(v1.GetServerInfoResponse, reply).shared_memory_socket
-        return await self._runtime.elsewhere(shared.pool)
-
     async def _evaluate_shared(self, evaluation: Evaluation) -> None:
         """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
-        timeout_s = min(evaluation.left_s, self._options.timeout_s)
-        if await self._segments(timeout_s) is None:
-            return
         shared = self._channels().shared_memory
+        if not shared.possible or await self._runtime.elsewhere(shared.pool) is None:
+            return
+        timeout_s = min(evaluation.left_s, self._options.timeout_s)
         attempt = await self._runtime.elsewhere(partial(shared.begin, evaluation.begin_shared()))
         if attempt is None:
             return

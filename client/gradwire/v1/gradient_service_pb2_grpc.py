@@ -175,8 +175,8 @@ class GradientServiceServicer(object):
     def EvaluateShared(self, request, context):
         """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
 
-        Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
-        socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+        Offered where `GetServerInfoResponse.shared_memory` is true. A client passes sealed memory files through another socket
+        and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
         memory and writes the result to another. After any status but OK the output range holds anything.
 
         The possible errors include those of Evaluate, without USE_STREAM, and:

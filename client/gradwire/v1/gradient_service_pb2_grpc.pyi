@@ -112,8 +112,8 @@ class GradientServiceStub:
     EvaluateShared: _grpc.UnaryUnaryMultiCallable[_gradient_service_pb2.EvaluateSharedRequest, _gradient_service_pb2.EvaluateSharedResponse]
     """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
 
-    Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
-    socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+    Offered where `GetServerInfoResponse.shared_memory` is true. A client passes sealed memory files through another socket
+    and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
     memory and writes the result to another. After any status but OK the output range holds anything.
 
     The possible errors include those of Evaluate, without USE_STREAM, and:
@@ -216,8 +216,8 @@ class GradientServiceAsyncStub(GradientServiceStub):
     EvaluateShared: _aio.UnaryUnaryMultiCallable[_gradient_service_pb2.EvaluateSharedRequest, _gradient_service_pb2.EvaluateSharedResponse]  # type: ignore[assignment]
     """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
 
-    Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
-    socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+    Offered where `GetServerInfoResponse.shared_memory` is true. A client passes sealed memory files through another socket
+    and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
     memory and writes the result to another. After any status but OK the output range holds anything.
 
     The possible errors include those of Evaluate, without USE_STREAM, and:
@@ -341,8 +341,8 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_gradient_service_pb2.EvaluateSharedResponse, _abc.Awaitable[_gradient_service_pb2.EvaluateSharedResponse]]:
         """Evaluates one operator on one tensor of any size in memory that client and server share, on one machine.
 
-        Offered where `GetServerInfoResponse.shared_memory_socket` is set. A client passes sealed memory files through that
-        socket and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
+        Offered where `GetServerInfoResponse.shared_memory` is true. A client passes sealed memory files through another socket
+        and gets a handle for each; docs/local.md describes it. The server reads the input from a range of such
         memory and writes the result to another. After any status but OK the output range holds anything.
 
         The possible errors include those of Evaluate, without USE_STREAM, and:

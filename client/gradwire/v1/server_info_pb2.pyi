@@ -196,7 +196,7 @@ class GetServerInfoResponse(_message.Message):
     BACKEND_REASON_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
-    SHARED_MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
+    SHARED_MEMORY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server."""
     numerics_version: _builtins.str
@@ -205,9 +205,9 @@ class GetServerInfoResponse(_message.Message):
     """Name of the backend that computes."""
     backend_reason: _builtins.str
     """Why this backend was chosen."""
-    shared_memory_socket: _builtins.str
-    """Path of the unix socket that takes memory for EvaluateShared. Empty where the server does not offer it, or the
-    caller is not on a unix socket.
+    shared_memory: _builtins.bool
+    """Whether EvaluateShared is offered to this caller, who is on a unix socket: the socket beside it, with ".memory"
+    appended to its path, takes the memory.
     """
     @_builtins.property
     def operators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -226,11 +226,11 @@ class GetServerInfoResponse(_message.Message):
         backend_reason: _builtins.str = ...,
         operators: _abc.Iterable[_builtins.str] | None = ...,
         limits: Global___Limits | None = ...,
-        shared_memory_socket: _builtins.str = ...,
+        shared_memory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "backend_reason", b"backend_reason", "limits", b"limits", "numerics_version", b"numerics_version", "operators", b"operators", "shared_memory_socket", b"shared_memory_socket", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "backend_reason", b"backend_reason", "limits", b"limits", "numerics_version", b"numerics_version", "operators", b"operators", "shared_memory", b"shared_memory", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,7 @@ class Handlers(grpc.GenericRpcHandler):
         """Serve all later calls with another service context."""
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         budget, segments = MessageBudget(service.admission, service.settings), self._segments
-        plain = GradientService(service, budget, segments_path=segments.path if segments else "")
+        plain = GradientService(service, budget, shares_memory=segments is not None)
         shared = SharedService(service, budget, segments.segments if segments else None)
         self._evaluate = plain.evaluate
         evaluate_stream: Any = partial(EvaluationStream.serve, service)

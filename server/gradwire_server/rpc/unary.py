@@ -32,14 +32,14 @@ NAME = "gradwire.v1.GradientService"
 class GradientService:
     """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared.
 
-    segments_path  of the socket that takes shared memory; empty if none does
+    shares_memory  whether callers on a unix socket may share memory
     """
 
     def __init__(
-        self, service: ServiceContext, budget: MessageBudget, *, segments_path: str = ""
+        self, service: ServiceContext, budget: MessageBudget, *, shares_memory: bool = False
     ) -> None:
         self._service = service
-        self._segments_path = segments_path
+        self._shares_memory = shares_memory
         self._requests = codec.RequestReader()
         self._budget = budget
         self._workbench = Workbench(service.backend)
@@ -150,8 +150,7 @@ class GradientService:
         def info() -> v1.GetServerInfoResponse:
             service = self._service
             told = server_info(service.settings, service.backend.name, service.backend_reason)
-            if context.peer().startswith("unix:"):
-                told.shared_memory_socket = self._segments_path
+            told.shared_memory = self._shares_memory and context.peer().startswith("unix:")
             return told
 
         return await self._tell("GetServerInfo", context, info)
