@@ -100,7 +100,7 @@ class Segments:
         if own >= _MOST_SEGMENTS:
             raise InvalidFieldError("segment", f"{own} are registered; at most {own} are taken")
         if self.nbytes + length > self._most_bytes:
-            raise self._admission.full(
+            raise self._admission.full_of_memory(
                 f"segments of all clients hold {self.nbytes} bytes of memory, "
                 f"{self._most_bytes} at most, and this one needs {length}",
                 missing=self.nbytes + length - self._most_bytes,

@@ -48,7 +48,7 @@ class SharedService:
         data, result = self._views(request, prepared)
         service = self._service
         steps = in_memory(prepared, result, data, service.backend)
-        claim = claim_of(prepared, call.context)
+        claim = claim_of(call.context, prepared.work, part=prepared.step_part)
         with service.admission.memory(prepared.memory_bytes), service.turns(claim, call) as do:
             while await do(partial(take_turn, steps)):
                 pass

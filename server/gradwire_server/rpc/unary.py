@@ -147,6 +147,7 @@ class GradientService:
         self, _requests: object, context: Context
     ) -> v1.GetServerInfoResponse:
         """Return version, backend and limits."""
+
         def info() -> v1.GetServerInfoResponse:
             service = self._service
             told = server_info(service.settings, service.backend.name, service.backend_reason)
