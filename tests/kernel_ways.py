@@ -82,7 +82,7 @@ def _ways(case: Case, formats: Formats) -> Iterator[Way]:
             method=int(record["method"]),
             staged=bool(record["staged"]),
             compute=str(compute),
-            plain=bool(record["width"]["plain"]),
+            plain=bool((plan.passes[-1].map.weight == 1).all()),
             tiled=bool(record["tiles"] > 1),
             axes=sum(int(record[axis]["moves"]) for axis in ("depth", "height", "width")),
             chunked=bool(record["chunk"] < longest),

@@ -16,7 +16,7 @@ from cudasim.compiler import why_not
 
 _KERNELS = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
 # Modules of kernels that take as long as each other, and compile without each other.
-_HALVES = (("nearest",), ("rows", "width", "scans"))
+_HALVES = (("nearest",), ("rows", "width"))
 _COMPILE_HALF = """
 import sys
 from importlib import import_module

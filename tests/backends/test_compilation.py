@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import platform
 import re
 import shutil
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gradwire_server.backends import cache_files
 from numba_here import compiled, needs_numba, run_program
 
 pytestmark = needs_numba
@@ -178,14 +181,6 @@ def test_without_a_folder_a_process_compiles_and_leaves_nothing(
     assert not list(packages.rglob("*.nb?"))
 
 
-def _damage(folder: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
-    """Damage all files of a kind."""
-    files = [path for path in _files(folder) if path.suffix == f".{kind}"]
-    assert files
-    for path in files:
-        path.write_bytes(damage(path.read_bytes()))
-
-
 def _cut(content: bytes, *, left: float) -> bytes:
     return content[: int(len(content) * left)]
 
@@ -197,28 +192,39 @@ def _flipped(content: bytes, *, place: float) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize(
     "damage",
     [
         pytest.param(partial(_cut, left=0), id="empty"),
         pytest.param(partial(_cut, left=0.5), id="cut"),
-        pytest.param(partial(_flipped, place=0.6), id="flipped"),
+        pytest.param(partial(_flipped, place=0), id="flipped at its start"),
+        pytest.param(partial(_flipped, place=0.6), id="flipped amid code"),
+        pytest.param(partial(_flipped, place=1), id="flipped in its digest"),
     ],
 )
-def test_damaged_files_are_replaced(
-    packages: Path, filled: Path, kind: str, damage: Callable[[bytes], bytes]
+def test_a_damaged_file_is_replaced(
+    packages: Path, filled: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    _damage(filled, kind, damage)
+    (path,) = _files(filled)
+    path.write_bytes(damage(path.read_bytes()))
     assert _load(packages, filled, logs="damaged: ") == "42 of 2 found: 0"
     assert _load(packages, filled) == "42 of 2 found: 2"
 
 
-def test_what_is_damaged_alone_is_compiled_again(packages: Path, filled: Path) -> None:
-    (path,) = (one for one in _files(filled) if one.suffix == ".nbc" and "blocks" in one.name)
-    path.write_bytes(_flipped(path.read_bytes(), place=0.5))
-    assert _load(packages, filled, logs="damaged: ") == "42 of 2 found: 1"
+def test_code_that_does_not_load_is_compiled_again(packages: Path, filled: Path) -> None:
+    (path,) = _files(filled)
+    entries = pickle.loads(cache_files.read(path) or b"")
+    cache_files.write(path, pickle.dumps(dict.fromkeys(entries, b"no pickle")))
+    assert _load(packages, filled, logs="kernels are compiled again") == "42 of 2 found: 0"
     assert _load(packages, filled) == "42 of 2 found: 2"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of x86-64")
+def test_code_of_another_processor_is_kept_and_not_used(packages: Path, filled: Path) -> None:
+    other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    assert _load(packages, filled, **other) == "42 of 2 found: 0"
+    for env in (other, {}):
+        assert _load(packages, filled, **env) == "42 of 2 found: 2"
 
 
 @pytest.mark.slow

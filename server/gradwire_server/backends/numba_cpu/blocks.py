@@ -48,7 +48,7 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
     axis, length = job.address + DEPTH_AT, (high - low) * job.channels
     for r in range(bottom, top if taps else bottom):
         to = stage + (r - bottom) * job.row_bytes
-        call(job.depth_sum, (axis, index, index + 1, size, at + r * row, step, length, to, 0))
+        call(job.depth_sum, (axis, index, index + 1, at + r * row, step, length, to, 0))
     return taps
 
 
@@ -66,7 +66,7 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
             size, step = job.input_size, job.row_step
             rows = x + outer * job.outer_step + left * size
         where = (rows, step, length, result, result_step)
-        call(job.height_sum, (axis, index, index + some, size, *where))
+        call(job.height_sum, (axis, index, index + some, *where))
         result += some * result_step
         first += some
         count -= some
@@ -107,7 +107,7 @@ def _sum_width(job, rows, step, count, j0, j1, result, result_step):
     axis, itemsize, pixel = job.address + WIDTH_AT, job.itemsize, job.channels * job.itemsize
     for i in range(count):
         row, to = rows + i * step, result + i * result_step
-        call(job.width_sum, (axis, j0, j1, itemsize, row, pixel, job.channels, to, pixel))
+        call(job.width_sum, (axis, j0, j1, row, pixel, job.channels, to, pixel))
 
 
 @part
@@ -137,7 +137,7 @@ def _put(job, scratch, rows, step, count, length, y, line):
     if job.output_narrow or not job.stream:
         if job.stream:
             to, to_step = scratch + job.converted_at, job.line_bytes
-        call(job.convert, (rows, step, count, length, size, to, to_step))
+        call(job.convert, (rows, step, count, length, to, to_step))
         rows, step = to, to_step
     if job.stream:
         call(job.stream, (rows, step, count, length * size, y, line))
@@ -268,6 +268,6 @@ def accumulate(jobs, x, y):
     for outer in range(job.outer):
         rows = x + outer * job.axis.inputs * row
         to = y + outer * outputs * row
-        call(job.sum_onto, (job.address, 0, carried, itemsize, rows, row, length, to, row))
+        call(job.sum_onto, (job.address, 0, carried, rows, row, length, to, row))
         to += carried * row
-        call(job.sum, (job.address, carried, outputs, itemsize, rows, row, length, to, row))
+        call(job.sum, (job.address, carried, outputs, rows, row, length, to, row))

@@ -1,33 +1,27 @@
-"""Compiles the kernels, or loads them from numba's cache.
+"""Compiles the kernels, or loads them from a file of machine code.
 
-numba's index covers the processor and the source file of a function, but not the functions inlined
-into it. So a digest of the package's sources and of numba's and llvmlite's versions names the
-cache's folder.
-
-numba loads machine code unchecked, and a flipped bit in it crashes the process or changes results.
-So each file ends with a digest; a damaged file counts as missing. The code in it is stored with its
-key, because processes that write one index concurrently may refer to each other's code.
+A digest of the package's sources and of numba's and llvmlite's versions names the file's folder,
+and numba's keys in it name the processor. numba loads machine code unchecked, and a flipped bit in
+it crashes the process or changes results: so the file ends with a digest, and a damaged file counts
+as missing. Processes replace the file as a whole.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
-import io
 import logging
+import pickle
 import re
-import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Generator
-from functools import partial
 from importlib import import_module, resources
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import llvmlite
 import numba
@@ -35,6 +29,7 @@ import numba
 from gradwire_server.backends import cache_files
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
+_FILE = "machine_code"
 # Compiler passes that find nothing to do in kernels written with vectors, and are slow.
 _PASSES_OFF = ("LOOP_VECTORIZE", "SLP_VECTORIZE")
 # The decorator of a function with its own entry in the cache.
@@ -74,42 +69,45 @@ def load(folder: str) -> Kernels:
     with _lock:
         if not _loaded:
             whole = Path(folder) if folder else cache_files.user_folder("kernels")
-            part = _writable(whole)
-            progress = _Progress()
-            with _numba_caching_in(part, progress):
-                _loaded.append(_import_or_recompile(part))
-            progress.note_end()
-            if part.parent == whole:
-                cache_files.forget_others(part)
+            file = whole / _version() / _FILE if whole else None
+            code = _MachineCode(_stored(file))
+            with _numba_caching_in(code):
+                _loaded.append(_import_or_recompile(code))
+            code.note_end()
+            if code.compiled:
+                _store(file, code)
+            if file is not None:
+                cache_files.forget_others(file.parent)
         return _loaded[0]
 
 
 @contextlib.contextmanager
-def _numba_caching_in(part: Path, progress: _Progress) -> Generator[None]:
+def _numba_caching_in(code: _MachineCode) -> Generator[None]:
     """Set up numba for the functions declared in the block; restore its settings afterwards."""
-    settings = dict.fromkeys(_PASSES_OFF, 0) | {"CACHE_DIR": str(part)}
-    before = {name: _config[name] for name in settings}
-    # numba has no other way to change how a function is cached.
-    files = _caching.IndexDataCacheFile
-    _config.update(settings)
-    _caching.IndexDataCacheFile = partial(_CheckedFiles, progress)
-    try:
-        yield
-    finally:
-        _config.update(before)
-        _caching.IndexDataCacheFile = files
+    # numba caches nothing without a folder that it can write to.
+    with tempfile.TemporaryDirectory(prefix="gradwire-kernels-") as folder:
+        settings = dict.fromkeys(_PASSES_OFF, 0) | {"CACHE_DIR": folder}
+        before = {name: _config[name] for name in settings}
+        # numba has no other way to change how a function is cached.
+        files = _caching.IndexDataCacheFile
+        _config.update(settings)
+        _caching.IndexDataCacheFile = code.of_function
+        try:
+            yield
+        finally:
+            _config.update(before)
+            _caching.IndexDataCacheFile = files
 
 
-def _import_or_recompile(part: Path) -> Kernels:
-    """Import the kernels; if that fails, empty the cache and try again."""
+def _import_or_recompile(code: _MachineCode) -> Kernels:
+    """Import the kernels; if that fails, forget the stored code and try again."""
     try:
         return _import()
-    except Exception:  # noqa: BLE001 - whatever loading a file raises
-        _log.warning(
-            "kernels are compiled again", exc_info=True, extra={"facts": {"in": str(part)}}
-        )
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True, exist_ok=True)
+    except Exception:  # whatever loading code raises
+        if not code.entries:
+            raise
+        _log.warning("kernels are compiled again", exc_info=True)
+        code.entries.clear()
         return _import()
 
 
@@ -117,32 +115,19 @@ def _import() -> Kernels:
     return Kernels(*(import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields))
 
 
-def _writable(folder: Path | None) -> Path:
-    """Return the folder of this version of the code, or a private copy if it is read-only."""
-    if folder is None:
-        _log.warning("kernels cannot be cached: there is no home folder")
-        return _private(None)
-    part = folder / _version()
+def _stored(file: Path | None) -> dict[object, bytes]:
+    content = None if file is None else cache_files.read(file)
+    return pickle.loads(content) if content else {}  # noqa: S301 - as numba's own cache
+
+
+def _store(file: Path | None, code: _MachineCode) -> None:
+    """Add code to that of the file, where other processors may have theirs."""
     try:
-        part.mkdir(parents=True, exist_ok=True)
-        # numba does not read folders that it cannot write to.
-        tempfile.TemporaryFile(dir=part).close()
+        if file is None:
+            raise OSError("there is no home folder")
+        cache_files.write(file, pickle.dumps(_stored(file) | code.entries))
     except OSError as error:
-        if not part.is_dir():
-            _log.warning("kernels cannot be cached: %s", error)
-        return _private(part)
-    return part
-
-
-def _private(part: Path | None) -> Path:
-    """Return a folder of this process, with the files of a read-only one."""
-    private = Path(tempfile.mkdtemp(prefix="gradwire-kernels-"))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
-    if part is not None and part.is_dir():
-        shutil.copytree(part, private, dirs_exist_ok=True)
-        for one in (private, *private.rglob("*")):
-            one.chmod(0o700)  # the copies are read-only too
-    return private
+        _log.warning("kernels cannot be cached: %s", error)
 
 
 def _sources() -> list[bytes]:
@@ -157,25 +142,43 @@ def _version() -> str:
     return digest.hexdigest()[:16]
 
 
-class _Progress:
-    """Log lines about a long compilation, which count functions."""
+class _MachineCode:
+    """The code of all functions, and log lines about its compilation, which count functions.
 
-    def __init__(self) -> None:
-        self._of = sum(len(_COMPILED.findall(source.decode())) for source in _sources())
+    entries   by name of the function and numba's key, which names signature, processor and closure
+    compiled  names of the functions that were compiled
+    """
+
+    def __init__(self, entries: dict[object, bytes]) -> None:
+        self.entries = entries
+        self.compiled: set[str] = set()
         self._done: set[str] = set()
-        self._compiled: set[str] = set()
+        self._of = sum(len(_COMPILED.findall(source.decode())) for source in _sources())
         self._next = 0.0
 
-    def note(self, function: str, *, compiled: bool) -> None:
-        """Note that a function is ready, for one signature at least."""
-        self._done.add(function)
-        if compiled:
-            self._compiled.add(function)
+    def of_function(self, *, filename_base: str, **_: object) -> _FunctionCode:
+        """Return the code of one function, in place of numba's files."""
+        return _FunctionCode(self, filename_base)
 
-    def note_start(self) -> None:
+    def load(self, function: str, key: object) -> object:
+        """Return code; None if there is none, so that numba compiles it."""
+        code = self.entries.get((function, key))
+        if code is None:
+            self._note_start()
+            return None
+        self._done.add(function)
+        return pickle.loads(code)  # noqa: S301 - as numba's own cache
+
+    def save(self, function: str, key: object, code: object) -> None:
+        """Take code that was compiled."""
+        self.entries[function, key] = _caching.dumps(code)
+        self._done.add(function)
+        self.compiled.add(function)
+
+    def _note_start(self) -> None:
         """Note that a function is going to be compiled."""
         now = time.monotonic()
-        if not self._compiled and not self._next:
+        if not self._next:
             _log.info("compiling kernels, first start only, about 30 s")
         elif now >= self._next:
             facts = {"done": len(self._done), "of": self._of}
@@ -186,53 +189,22 @@ class _Progress:
 
     def note_end(self) -> None:
         """Note that all functions are ready."""
-        compiled = len(self._compiled)
+        compiled = len(self.compiled)
         facts = {"compiled": compiled, "done": len(self._done), "of": self._of}
         level = logging.INFO if compiled else logging.DEBUG
         _log.log(level, "kernels are ready", extra={"facts": facts})
 
 
-class _CheckedFiles(_caching.IndexDataCacheFile):  # type: ignore[misc]  # numba is untyped
-    """The cache files of one function: an index, and code for each signature and closure."""
+class _FunctionCode(NamedTuple):
+    """The code of one function, with the methods of numba's IndexDataCacheFile."""
 
-    def __init__(self, progress: _Progress, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)  # pyright: ignore[reportUnknownMemberType]
-        self._files: Any = super()
-        self._progress = progress
+    code: _MachineCode
+    function: str
 
     def load(self, key: object) -> object:
-        """Return the code of a key; None if it is missing, so numba compiles it."""
-        stored, code = self._files.load(key) or (None, None)
-        if stored == key:
-            self._progress.note(self._index_path, compiled=False)
-            return code
-        self._progress.note_start()
-        return None
+        """Return the code of a key; None if it is missing."""
+        return self.code.load(self.function, key)
 
     def save(self, key: object, code: object) -> None:
-        """Store code if the disk has space; this process has it either way."""
-        try:
-            self._files.save(key, (key, code))
-        except OSError as error:
-            facts = {"file": self._index_path, "error": str(error)}
-            _log.warning("kernels cannot be cached", extra={"facts": facts})
-        self._progress.note(self._index_path, compiled=True)
-
-    @contextlib.contextmanager
-    def _open_for_write(self, filepath: str) -> Generator[BinaryIO]:
-        with self._files._open_for_write(filepath) as file:  # noqa: SLF001 - of this class
-            content = io.BytesIO()
-            yield content
-            file.write(content.getvalue() + cache_files.digest(content.getvalue()))
-
-    def _load_index(self) -> Any:
-        return self._files._load_index() if _is_whole(self._index_path) else {}  # noqa: SLF001
-
-    def _load_data(self, name: str) -> Any:
-        # A pickle ends before the digest, so numba does not read that.
-        path = self._data_path(name)
-        return self._files._load_data(name) if _is_whole(path) else None  # noqa: SLF001
-
-
-def _is_whole(path: str) -> bool:
-    return cache_files.read(Path(path)) is not None
+        """Take the code of a key."""
+        self.code.save(self.function, key, code)

@@ -1,10 +1,13 @@
 """Instructions on memory by address and on vectors, for compiled kernels.
 
 LLVM vectorizes plain loops if and as it sees fit. The kernels spell their vector code out instead:
-16-bit formats are converted in registers, and buffers need no overlap checks.
+16-bit formats are converted in registers, and buffers need no overlap checks. Arguments named
+`stored` are formats of elements in memory, `computed` formats of a compute type.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from llvmlite import ir
 from numba import types
@@ -15,12 +18,14 @@ from gradwire_server.backends.numba_cpu.vectors import (
     FEATURES,
     INT32,
     INT64,
-    VECTOR_BITS,
+    VECTOR_BYTES,
+    FormatType,
     VectorType,
     declared,
     emits,
     memory_type,
     narrowed,
+    part,
     pointer,
     shuffle,
     splat,
@@ -28,15 +33,38 @@ from gradwire_server.backends.numba_cpu.vectors import (
 )
 
 
-@intrinsic
-def lanes(_context, compute):
-    """Number of lanes of a vector of the compute type."""
-    count = VectorType(compute.dtype).lanes
+def _constant(value_of):
+    """Build an intrinsic that returns an integer fact about a format."""
 
-    def build(builder, _compute):
-        return INT64(count)
+    @intrinsic
+    def fact(_context, stored):
+        def build(builder, _stored):
+            return INT64(value_of(stored.format))
 
-    return emits(types.int64(compute), build)
+        return emits(types.int64(stored), build)
+
+    return fact
+
+
+lanes = _constant(lambda stored: stored.lanes)
+element_bytes = _constant(lambda stored: stored.size)
+
+
+def _format(format_of):
+    """Build an intrinsic that returns another format."""
+
+    @intrinsic
+    def other(_context, stored):
+        def build(builder, _stored):
+            return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+        return emits(FormatType(format_of(stored.format))(stored), build)
+
+    return other
+
+
+computed_of = _format(lambda stored: stored.computed)
+twice = _format(lambda stored: replace(stored, registers=2 * stored.registers))
 
 
 @intrinsic
@@ -66,14 +94,15 @@ def integer_at(_context, address):
 
 
 @intrinsic
-def number_at(_context, compute, address):
+def number_at(_context, computed, address):
     """The number of the compute type at an address."""
-    element = VectorType(compute.dtype).ir.element
+    kind = VectorType(computed.format).ir.element
 
-    def build(builder, _compute, address):
-        return _loaded(builder, address, element)
+    def build(builder, _computed, address):
+        return _loaded(builder, address, kind)
 
-    return emits(compute.dtype(compute, types.int64), build)
+    number = types.float32 if kind == ir.FloatType() else types.float64
+    return emits(number(computed, types.int64), build)
 
 
 @intrinsic
@@ -86,116 +115,131 @@ def put_number(_context, address, number):
     return emits(types.void(types.int64, number), build)
 
 
-@intrinsic
-def broadcast(_context, compute, address):
-    """The number at an address, in all lanes."""
-    vector = VectorType(compute.dtype)
+def _term(build_of):
+    """Build an intrinsic for a vector with its weight, or a vector of weights, at an address."""
 
-    def build(builder, _compute, address):
-        return _splat_at(builder, address, vector)
+    @intrinsic
+    def term(_context, weight, value):
+        def build(builder, weight, value):
+            return build_of(builder, weight, value)
 
-    return emits(vector(compute, types.int64), build)
+        return emits(value(types.int64, value), build)
 
-
-@intrinsic
-def product(_context, compute, weight, value):
-    """A vector times the number at address weight."""
-    vector = VectorType(compute.dtype)
-
-    def build(builder, _compute, weight, value):
-        return builder.fmul(_splat_at(builder, weight, vector), value)
-
-    return emits(vector(compute, types.int64, vector), build)
+    return term
 
 
-@intrinsic
-def unweighted(_context, compute, weight, value):
-    """The vector itself, in place of `product` where every weight is 1."""
+def _product(builder, weight, value):
+    number = builder.load(pointer(builder, weight, value.type.element))
+    return builder.fmul(splat(builder, number, value.type.count), value)
 
-    def build(builder, _compute, _weight, value):
-        return value
 
-    return emits(value(compute, types.int64, value), build)
+# The vector times the number at the address, or lane by lane times the vector there, or itself,
+# where every weight is 1.
+product = _term(_product)
+lanewise_product = _term(
+    lambda builder, weight, value: builder.fmul(_loaded(builder, weight, value.type), value)
+)
+unweighted = _term(lambda builder, weight, value: value)
 
 
 @intrinsic
-def zeros(_context, compute):
+def zeros(_context, computed):
     """+0 in all lanes."""
-    vector = VectorType(compute.dtype)
+    vector = VectorType(computed.format)
 
-    def build(builder, _compute):
+    def build(builder, _computed):
         return ir.Constant(vector.ir, None)
 
-    return emits(vector(compute), build)
+    return emits(vector(computed), build)
 
 
 @intrinsic
-def load(_context, memory, compute, address):
-    """A vector of elements of a format, converted to the compute type."""
-    vector = VectorType(compute.dtype)
+def load(_context, stored, address):
+    """A vector of the elements at an address, converted to the compute type."""
+    one = replace(stored.format, registers=1)
+    kind = memory_type(one)
 
-    def build(builder, _memory, _compute, address):
-        value = _loaded(builder, address, memory_type(memory, vector))
-        return widened(builder, memory, value, vector)
+    def build(builder, _stored, address):
+        # One load of all registers would read the last one first.
+        values = []
+        for place in range(stored.format.registers):
+            at = builder.add(address, INT64(place * one.lanes * one.size))
+            values.append(_loaded(builder, at, kind))
+        while len(values) > 1:
+            places = list(range(2 * values[0].type.count))
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [shuffle(builder, *pair, places) for pair in pairs]
+        return widened(builder, stored.format, values[0])
 
-    return emits(vector(memory, compute, types.int64), build)
+    return emits(VectorType(stored.format.computed)(stored, types.int64), build)
 
 
 @intrinsic
-def load_first(_context, memory, compute, address, count):
+def load_first(_context, stored, address, count):
     """As `load`, the first count lanes only; the others are 0 and their memory is not read."""
-    vector = VectorType(compute.dtype)
+    kind = memory_type(stored.format)
 
-    def build(builder, _memory, _compute, address, count):
-        kind = memory_type(memory, vector)
+    def build(builder, _stored, address, count):
         place = pointer(builder, address, kind)
         name = f"llvm.masked.load.{_suffix(kind)}.p0"
-        mask = _first(builder, count, vector.lanes)
+        mask = _first(builder, count, kind.count)
         function = declared(builder, name, kind, [place.type, INT32, mask.type, kind])
         value = builder.call(function, [place, INT32(1), mask, ir.Constant(kind, None)])
-        return widened(builder, memory, value, vector)
+        return widened(builder, stored.format, value)
 
-    return emits(vector(memory, compute, types.int64, types.int64), build)
+    vector = VectorType(stored.format.computed)
+    return emits(vector(stored, types.int64, types.int64), build)
 
 
 @intrinsic
-def prefetch(_context, address):
-    """Prefetch a cache line; the address need not be mapped."""
+def prefetch(_context, stored, address):
+    """Prefetch as many cache lines as a vector fills registers; they need not be mapped."""
 
-    def build(builder, address):
-        place = pointer(builder, address, ir.IntType(8))
-        kinds = [place.type, INT32, INT32, INT32]
+    def build(builder, _stored, address):
+        kinds = [ir.IntType(8).as_pointer(), INT32, INT32, INT32]
         function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), kinds)
-        # For reading, with the highest locality, of data.
-        builder.call(function, [place, INT32(0), INT32(3), INT32(1)])
+        for line in range(stored.format.registers):
+            place = builder.add(address, INT64(VECTOR_BYTES * line))
+            # For reading, with the highest locality, of data.
+            arguments = [pointer(builder, place, ir.IntType(8)), INT32(0), INT32(3), INT32(1)]
+            builder.call(function, arguments)
 
-    return emits(types.void(types.int64), build)
+    return emits(types.void(stored, types.int64), build)
 
 
 @intrinsic
-def store(_context, memory, address, vector):
+def store(_context, stored, address, vector):
     """Write a vector in a format, rounded to nearest even."""
 
-    def build(builder, _memory, address, value):
-        value = narrowed(builder, memory, value, vector)
+    def build(builder, _stored, address, value):
+        value = narrowed(builder, stored.format, value)
         builder.store(value, pointer(builder, address, value.type)).align = 1
 
-    return emits(types.void(memory, types.int64, vector), build)
+    return emits(types.void(stored, types.int64, vector), build)
 
 
 @intrinsic
-def store_first(_context, memory, address, vector, count):
+def store_first(_context, stored, address, vector, count):
     """As `store`, the first count lanes only; the memory of the others is not written."""
 
-    def build(builder, _memory, address, value, count):
-        value = narrowed(builder, memory, value, vector)
+    def build(builder, _stored, address, value, count):
+        value = narrowed(builder, stored.format, value)
         place = pointer(builder, address, value.type)
         name = f"llvm.masked.store.{_suffix(value.type)}.p0"
         mask = _first(builder, count, vector.lanes)
         kinds = [value.type, place.type, INT32, mask.type]
         builder.call(declared(builder, name, ir.VoidType(), kinds), [value, place, INT32(1), mask])
 
-    return emits(types.void(memory, types.int64, vector, types.int64), build)
+    return emits(types.void(stored, types.int64, vector, types.int64), build)
+
+
+@part
+def store_until(stored, address, vector, left):
+    """Write a vector, but at most so many lanes of it."""
+    if left >= lanes(stored):
+        store(stored, address, vector)
+    else:
+        store_first(stored, address, vector, left)
 
 
 @intrinsic
@@ -204,7 +248,7 @@ def put_streaming(_context, address, vector):
 
     def build(builder, address, vector):
         instruction = builder.store(vector, pointer(builder, address, vector.type))
-        instruction.align = 64
+        instruction.align = VECTOR_BYTES
         instruction.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
 
     return emits(types.void(types.int64, vector), build)
@@ -248,11 +292,6 @@ def _loaded(builder, address, kind):
     return value
 
 
-def _splat_at(builder, address, vector):
-    number = builder.load(pointer(builder, address, vector.ir.element))
-    return splat(builder, number, vector.lanes)
-
-
 def _first(builder, count, total):
     """Return the mask of the first count lanes."""
     words = ir.VectorType(INT32, total)
@@ -265,94 +304,62 @@ def _suffix(kind):
     return f"v{kind.count}{names.get(str(kind.element), str(kind.element))}"
 
 
-# Whether `pick` and `pick_of` can be compiled.
+# Whether `pick` can be compiled.
 CAN_PICK = "+avx512f" in FEATURES
 
 
 @intrinsic(prefer_literal=True)
-def every_second(_context, low, high, first):
-    """Lanes first, first + 2, first + 4 ... of two concatenated vectors; first is 0 or 1."""
-    count, begin = low.lanes, first.literal_value
+def every_second(_context, vector, first):
+    """Lanes first, first + 2, first + 4 ... of a vector; first is 0 or 1."""
+    half = VectorType(replace(vector.format, registers=vector.format.registers // 2))
+    places = list(range(first.literal_value, vector.lanes, 2))
 
-    def build(builder, low, high, _first):
-        return shuffle(builder, low, high, [2 * lane + begin for lane in range(count)])
+    def build(builder, vector, _first):
+        return shuffle(builder, vector, vector, places)
 
-    return emits(low(low, high, first), build)
+    return emits(half(vector, first), build)
 
 
-@intrinsic(prefer_literal=True)
-def interleave(_context, even, odd, half):
-    """First (half 0) or second (half 1) vector of even[0], odd[0], even[1], odd[1] ..."""
-    count = even.lanes
-    places = [
-        half.literal_value * count // 2 + lane // 2 + lane % 2 * count for lane in range(count)
-    ]
+@intrinsic
+def interleave(_context, even, odd):
+    """The vector even[0], odd[0], even[1], odd[1] ..."""
+    whole = VectorType(replace(even.format, registers=2 * even.format.registers))
+    places = [lane // 2 + lane % 2 * even.lanes for lane in range(whole.lanes)]
 
-    def build(builder, even, odd, _half):
+    def build(builder, even, odd):
         return shuffle(builder, even, odd, places)
 
-    return emits(even(even, odd, half), build)
+    return emits(whole(even, odd), build)
 
 
 @intrinsic
-def pick(_context, compute, at, index, wide):
-    """Elements at[index[lane]]; index is the address of integers as wide as the elements.
+def pick(_context, index, onward, vector):
+    """Lanes index[lane] + onward of a vector of two or four registers.
 
-    Indices are less than two vectors' lanes, or four vectors' if wide is not 0. Needs CAN_PICK.
+    index is the address of integers as wide as the lanes. Needs CAN_PICK.
     """
-    vector = VectorType(compute.dtype)
+    one = VectorType(replace(vector.format, registers=1))
+    suffix = "ps" if vector.format.size == 4 else "pd"
 
-    def build(builder, _compute, at, index, wide):
-        which = _loaded(builder, index, vector.words)
+    def build(builder, index, onward, value):
+        step = splat(builder, _narrowed(builder, onward, one), one.lanes)
+        which = builder.add(_loaded(builder, index, one.words), step)
+        name = f"llvm.x86.avx512.vpermi2var.{suffix}.512"
+        function = declared(builder, name, one.ir, [one.ir, one.words, one.ir])
+        # Of each pair of registers; indices count modulo their lanes.
+        picked = []
+        for first in range(0, vector.lanes, 2 * one.lanes):
+            low, high = (
+                shuffle(builder, value, value, list(range(begin, begin + one.lanes)))
+                for begin in (first, first + one.lanes)
+            )
+            picked.append(builder.call(function, [low, which, high]))
+        if len(picked) == 1:
+            return picked[0]
+        limit = ir.Constant(one.words, [2 * one.lanes] * one.lanes)
+        return builder.select(builder.icmp_signed("<", which, limit), *picked)
 
-        def two(first):
-            places = (INT64(place * VECTOR_BITS // 8) for place in (first, first + 1))
-            addresses = [builder.add(at, place) for place in places]
-            pair = [_loaded(builder, address, vector.ir) for address in addresses]
-            return _permuted(builder, vector, which, pair)
-
-        near, start = two(0), builder.block
-        with builder.if_then(builder.icmp_signed("!=", wide, INT64(0))):
-            both = _near_or_far(builder, vector, which, near, two(2))
-            end = builder.block
-        result = builder.phi(vector.ir)
-        result.add_incoming(near, start)
-        result.add_incoming(both, end)
-        return result
-
-    return emits(vector(compute, types.int64, types.int64, types.int64), build)
-
-
-@intrinsic
-def pick_of(_context, compute, index, onward, vectors):
-    """Lanes index[lane] + onward of two or four concatenated vectors; index as in `pick`."""
-    vector = VectorType(compute.dtype)
-
-    def build(builder, _compute, index, onward, given):
-        step = splat(builder, _narrowed(builder, onward, vector), vector.lanes)
-        which = builder.add(_loaded(builder, index, vector.words), step)
-        given = [builder.extract_value(given, place) for place in range(len(vectors))]
-        low = _permuted(builder, vector, which, given[:2])
-        if len(given) == 2:
-            return low
-        high = _permuted(builder, vector, which, given[2:])
-        return _near_or_far(builder, vector, which, low, high)
-
-    return emits(vector(compute, types.int64, types.int64, vectors), build)
-
-
-def _permuted(builder, vector, which, pair):
-    """Return lanes of two concatenated vectors; indices count modulo their lanes."""
-    name = "ps" if vector.element == types.float32 else "pd"
-    kinds = [vector.ir, vector.words, vector.ir]
-    function = declared(builder, f"llvm.x86.avx512.vpermi2var.{name}.512", vector.ir, kinds)
-    return builder.call(function, [pair[0], which, pair[1]])
-
-
-def _near_or_far(builder, vector, which, near, far):
-    """Return lanes of the first two vectors, or of the next two where the index is beyond."""
-    limit = ir.Constant(vector.words, [2 * vector.lanes] * vector.lanes)
-    return builder.select(builder.icmp_signed("<", which, limit), near, far)
+    return emits(one(types.int64, types.int64, vector), build)
 
 
 def _narrowed(builder, number, vector):
@@ -362,24 +369,23 @@ def _narrowed(builder, number, vector):
 
 
 @intrinsic
-def where_more(_context, compute, counts, k, one, other):
+def where_more(_context, counts, k, one, other):
     """Lanes of one where the integer at address counts is greater than k, else of other."""
-    vector = VectorType(compute.dtype)
 
-    def build(builder, _compute, counts, k, one, other):
-        least = splat(builder, _narrowed(builder, k, vector), vector.lanes)
-        more = builder.icmp_signed(">", _loaded(builder, counts, vector.words), least)
-        return builder.select(more, one, other)
+    def build(builder, counts, k, chosen, rest):
+        least = splat(builder, _narrowed(builder, k, one), one.lanes)
+        more = builder.icmp_signed(">", _loaded(builder, counts, one.words), least)
+        return builder.select(more, chosen, rest)
 
-    return emits(vector(compute, types.int64, types.int64, one, other), build)
+    return emits(one(types.int64, types.int64, one, other), build)
 
 
 @intrinsic
-def transpose(_context, compute, source, source_step, target, target_step):
+def transpose(_context, computed, source, source_step, target, target_step):
     """Transpose a square block with the side of a vector; steps are bytes from row to row."""
-    vector = VectorType(compute.dtype)
+    vector = VectorType(computed.format)
 
-    def build(builder, _compute, source, source_step, target, target_step):
+    def build(builder, _computed, source, source_step, target, target_step):
         def address(base, step, row):
             return builder.add(base, builder.mul(step, INT64(row)))
 
@@ -389,7 +395,7 @@ def transpose(_context, compute, source, source_step, target, target_step):
             place = pointer(builder, address(target, target_step, row), vector.ir)
             builder.store(value, place).align = 1
 
-    return emits(types.void(compute, *[types.int64] * 4), build)
+    return emits(types.void(computed, *[types.int64] * 4), build)
 
 
 def _transposed(builder, rows):

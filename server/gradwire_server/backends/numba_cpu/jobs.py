@@ -14,8 +14,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from gradwire_server.backends.numba_cpu import nearest, records, rows, width
 from gradwire_server.backends.numba_cpu.instructions import CAN_PICK
-from gradwire_server.backends.numba_cpu.tables import Groups, Steady, Table
+from gradwire_server.backends.numba_cpu.tables import Steady, Table
 from gradwire_server.plans import BandedMap, Pass
 
 Formats = tuple[np.dtype[Any], np.dtype[Any]]
@@ -68,56 +68,33 @@ class Form(NamedTuple):
     lengths: tuple[int, ...]
     maps: tuple[BandedMap | None, ...]
 
-    @property
-    def channels(self) -> int:
-        """Length of the last axis."""
-        return self.lengths[-1]
+    def repeats(self, shape: Sequence[int], repeated: Sequence[bool]) -> list[bool]:
+        """Return whether all indices of outer, depth and height each hold the same values.
 
-    @property
-    def inputs(self) -> int:
-        """Elements of the input."""
-        return math.prod(self.lengths)
+        repeated  likewise for each axis of the tensor; none if empty
+        """
+        return [
+            any(repeated[axis] and shape[axis] > 1 for axis in axes)
+            and all(repeated[axis] or shape[axis] == 1 for axis in axes)
+            for axes in self.axes[:3]
+            if repeated
+        ] or [False] * 3
 
-    def repeats(self, shape: Sequence[int], repeated: Sequence[bool]) -> RepeatedAxes:
-        """Return which of outer, depth and height repeat, given which axes of the tensor do."""
-        return RepeatedAxes(
-            *(
-                any(repeated[axis] and shape[axis] > 1 for axis in axes)
-                and all(repeated[axis] or shape[axis] == 1 for axis in axes)
-                for axes in self.axes[:3]
-            )
-        )
-
-    def read(self, repeats: RepeatedAxes) -> tuple[slice, ...]:
+    def read(self, repeats: Sequence[bool]) -> tuple[slice, ...]:
         """Return the index of the tensor without repetitions."""
         slices = [slice(None)] * self.axes[-1].stop
-        for axes, is_repeated in zip(self.axes, repeats, strict=False):
-            for axis in axes if is_repeated else ():
+        for axes in itertools.compress(self.axes, repeats):
+            for axis in axes:
                 slices[axis] = slice(1)
         return tuple(slices)
 
-    def steps(self, size: int, repeats: RepeatedAxes) -> dict[str, int]:
+    def steps(self, size: int, repeats: Sequence[bool]) -> dict[str, int]:
         """Return the input's strides and bytes without repetitions; size is that of an element."""
-        row = self.lengths[3] * self.channels * size
-        plane = row * (1 if repeats.height else self.lengths[2])
-        volume = plane * (1 if repeats.depth else self.lengths[1])
-        return {
-            "outer_step": 0 if repeats.outer else volume,
-            "depth_step": 0 if repeats.depth else plane,
-            "row_step": 0 if repeats.height else row,
-            "input_bytes": volume * (1 if repeats.outer else self.lengths[0]),
-        }
-
-
-class RepeatedAxes(NamedTuple):
-    """Whether all indices of outer, of depth and of height hold the same values."""
-
-    outer: bool
-    depth: bool
-    height: bool
-
-
-_NOTHING_REPEATS = RepeatedAxes(outer=False, depth=False, height=False)
+        values, stride = {}, math.prod(self.lengths[3:]) * size
+        for axis, name in ((2, "row_step"), (1, "depth_step"), (0, "outer_step")):
+            values[name] = 0 if repeats[axis] else stride
+            stride *= 1 if repeats[axis] else self.lengths[axis]
+        return values | {"input_bytes": stride}
 
 
 def _form_of(shape: Sequence[int], passes: Sequence[Pass]) -> Form | None:
@@ -193,8 +170,9 @@ def jobs_of(
     """
     form = _form_of(shape, passes)
     if form is not None:
-        repeats = form.repeats(shape, repeated) if repeated else _NOTHING_REPEATS
-        job = _job(form, formats, compute, tables, streamed_bytes, repeats)
+        axes = tuple(None if one is None else tables(one) for one in form.maps)
+        task = _Task(form, axes, formats, compute, streamed_bytes)
+        job = _job(task, form.repeats(shape, repeated))
         if job is not None:
             return [job]
     first, *rest = passes
@@ -223,49 +201,112 @@ def accumulation(
     return _record(records.ACCUMULATION, values)
 
 
-def _job(
-    form: Form,
-    formats: Formats,
-    compute: np.dtype[Any],
-    tables: Tables,
-    streamed_bytes: int,
-    repeats: RepeatedAxes,
-) -> CompiledPass | None:
-    """Return the job of a form; None if its buffers would be too large."""
-    axes = tuple(None if one is None else tables(one) for one in form.maps)
-    blocking = _blocking(form, axes, formats, compute, streamed_bytes)
-    if blocking is None:
+@dataclass(frozen=True)
+class _Task:
+    """What a job does.
+
+    axes            tables of depth, height and width; None without a pass
+    formats         types of input and result
+    streamed_bytes  as in `jobs_of`
+    """
+
+    form: Form
+    axes: tuple[Table | None, ...]
+    formats: Formats
+    compute: np.dtype[Any]
+    streamed_bytes: int
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The form's lengths in the result."""
+        outer, *moved, channels = self.form.lengths
+        pairs = zip(moved, self.axes, strict=True)
+        results = (length if table is None else table.outputs for length, table in pairs)
+        return (outer, *results, channels)
+
+    @property
+    def channels(self) -> int:
+        """Length of the last axis."""
+        return self.lengths[-1]
+
+    @property
+    def pixels(self) -> int:
+        """Length of the result's width."""
+        return self.lengths[3]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return math.prod(self.lengths[:3])
+
+    @property
+    def width(self) -> Table | None:
+        """The table of the width."""
+        return self.axes[2]
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of a vector that fills one register."""
+        return _VECTOR_BYTES // self.compute.itemsize
+
+    @property
+    def plain(self) -> list[bool]:
+        """Whether all weights of depth, height and width each are 1."""
+        return [table is None or table.is_plain for table in self.axes]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether results bypass the caches."""
+        row = self.pixels * self.channels * self.formats[1].itemsize
+        return row * self.rows >= self.streamed_bytes and row >= _LEAST_STREAMED
+
+
+class _Blocks(NamedTuple):
+    """How a task is cut into blocks, and by which method it is computed.
+
+    values   fields of records.JOB
+    units    number of blocks
+    scratch  bytes of all buffers
+    """
+
+    values: dict[str, Any]
+    units: int
+    scratch: int
+
+
+def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
+    """Return the job of a task; None if its buffers would be too large."""
+    blocks = _window_blocks(task) or _blocks(task)
+    if blocks is None:
         return None
-    method = blocking.values["method"]
+    form, formats, method = task.form, task.formats, blocks.values["method"]
     if method >= records.WINDOW_CHANNELS:
         # Its loops end by addresses, which need steps.
-        repeats = RepeatedAxes(repeats.outer, depth=False, height=False)
-    plain = tuple(table is None or table.is_plain for table in axes)
+        repeats = (repeats[0], False, False)
     values = {
-        "itemsize": compute.itemsize,
-        "channels": form.channels,
-        "input_narrow": formats[0] != compute,
-        "output_narrow": formats[1] != compute,
+        "itemsize": task.compute.itemsize,
+        "channels": task.channels,
+        "rows": task.rows,
+        "input_narrow": formats[0] != task.compute,
+        "output_narrow": formats[1] != task.compute,
         "input_size": formats[0].itemsize,
         "output_size": formats[1].itemsize,
         **form.steps(formats[0].itemsize, repeats),
-        **_axes(form, axes),
-        **_functions(plain, formats, compute, method=method, staged=axes[0] is not None),
-        **blocking.values,
-        **_steadiness(blocking.steady),
+        **_functions(task, method),
+        **blocks.values,
     }
-    if blocking.groups:
-        values["groups"] = blocking.groups.record
-    if blocking.streamed:
-        stream, stream_zeros = rows.STREAM_KERNELS
-        values |= {"stream": stream.address, "stream_zeros": stream_zeros.address}
+    for name, length, table in zip(
+        ("depth", "height", "width"), form.lengths[1:4], task.axes, strict=True
+    ):
+        values[name] = (0, length, length) if table is None else table.record
+    inputs, outputs = math.prod(form.lengths), math.prod(task.lengths)
     return CompiledPass(
         record=_record(records.JOB, values),
-        units=blocking.units,
-        scratch=blocking.scratch,
-        outputs=blocking.outputs,
-        work=form.inputs + blocking.outputs,
-        tables=tuple(table for table in axes if table is not None),
+        units=blocks.units,
+        scratch=blocks.scratch,
+        outputs=outputs,
+        work=inputs + outputs,
+        tables=tuple(table for table in task.axes if table is not None),
         read=form.read(repeats),
     )
 
@@ -286,198 +327,105 @@ def _record(kind: np.dtype[Any], values: dict[str, Any]) -> npt.NDArray[Any]:
     return record.view(kind)
 
 
-def _axes(form: Form, axes: Sequence[Table | None]) -> dict[str, Any]:
-    return {
-        name: (0, length, length) if table is None else table.record
-        for name, length, table in zip(
-            ("depth", "height", "width"), form.lengths[1:4], axes, strict=True
-        )
-    }
-
-
-@cache
-def _functions(
-    plain: tuple[bool, ...],
-    formats: Formats,
-    compute: np.dtype[Any],
-    *,
-    method: int,
-    staged: bool,
-) -> dict[str, int]:
-    """Return the addresses of each stage's functions; plain: by axis, whether weights are 1."""
-    arriving, arrived, computed, leaving = (
-        rows.ROW_KERNELS[one.name]
-        for one in (formats[0], compute if staged else formats[0], compute, formats[1])
-    )
-    stages = width.WIDTH_KERNELS[compute.name]
-    functions = {
-        "depth_sum": arriving.plain if plain[0] else arriving.weighted,
-        "height_sum": arrived.plain if plain[1] else arrived.weighted,
-        "width_sum": computed.plain if plain[2] else computed.weighted,
+def _functions(task: _Task, method: int) -> dict[str, int]:
+    """Return the addresses of each stage's functions."""
+    arriving, leaving = task.formats
+    staged = arriving if task.axes[0] is None else task.compute
+    formats = {"depth_sum": arriving, "height_sum": staged, "width_sum": task.compute}
+    stages = width.WIDTH_KERNELS[task.compute.name]
+    functions: dict[str, Any] = {
         "to_columns": stages.to_columns,
         "to_rows": stages.to_rows,
-        "convert": leaving.convert,
+        "convert": rows.ROW_KERNELS[leaving.name].convert,
     }
+    for (name, summed), is_plain in zip(formats.items(), task.plain, strict=True):
+        kernels = rows.ROW_KERNELS[summed.name]
+        functions[name] = kernels.plain if is_plain else kernels.weighted
     if method >= records.WINDOW_CHANNELS:
-        functions["width_stage"] = nearest.NEAREST_KERNELS[formats[0].name]
-    elif method >= records.COLUMNS:
-        by_method = (stages.columns, stages.halve, stages.double, stages.permute)
-        functions["width_stage"] = by_method[method - records.COLUMNS]
+        functions["width_stage"] = nearest.NEAREST_KERNELS[arriving.name]
+    else:
+        transposed = method == records.COLUMNS
+        functions["width_stage"] = stages.columns if transposed else stages.along_rows
+    if task.is_streamed:
+        functions["stream"], functions["stream_zeros"] = rows.STREAM_KERNELS
     return {name: int(function.address) for name, function in functions.items()}
 
 
-def _steadiness(steady: Steady | None) -> dict[str, Any]:
-    if steady is None:
-        return {}
-    phases = dict(zip(("even", "odd"), steady.phases, strict=False))
-    return {"steady_first": steady.first, "steady_stop": steady.stop, **phases}
-
-
-class _Blocking(NamedTuple):
-    """How a job is cut into blocks, and by which method it is computed.
-
-    values    fields of records.JOB
-    steady    results that HALVE or DOUBLE computes
-    groups    vectors of results that PERMUTE computes
-    units     number of blocks
-    scratch   bytes of all buffers
-    outputs   elements of the result
-    streamed  whether results bypass the caches
-    """
-
-    values: dict[str, int]
-    steady: Steady | None
-    groups: Groups | None
-    units: int
-    scratch: int
-    outputs: int
-    streamed: bool
-
-
-class _Sides(NamedTuple):
-    """Lengths of a result.
-
-    planes   planes of all outer indices
-    heights  rows of a plane
-    rows     rows of all planes
-    """
-
-    planes: int
-    heights: int
-    pixels: int
-    rows: int
-    outputs: int
-
-
-def _sides(form: Form, axes: Sequence[Table | None]) -> _Sides:
-    depths, heights, pixels = (
-        length if table is None else table.outputs
-        for length, table in zip(form.lengths[1:4], axes, strict=True)
-    )
-    planes = form.lengths[0] * depths
-    rows = planes * heights
-    return _Sides(planes, heights, pixels, rows, rows * pixels * form.channels)
-
-
-def _blocking(
-    form: Form,
-    axes: Sequence[Table | None],
-    formats: Formats,
-    compute: np.dtype[Any],
-    streamed_bytes: int,
-) -> _Blocking | None:
-    """Choose a method and blocks; None if buffers would be too large."""
-    sides = _sides(form, axes)
-    pixels = sides.pixels
-    row = pixels * form.channels * formats[1].itemsize
-    streamed = sides.outputs * formats[1].itemsize >= streamed_bytes and row >= _LEAST_STREAMED
-    if formats[0] == formats[1]:
-        found = _windows(form, axes, sides, formats[0], compute, streamed=streamed)
-        if found is not None:
-            return found
-    held_back = formats[1] != compute or streamed
-    depth, height, width = axes
-    itemsize, lanes = compute.itemsize, _VECTOR_BYTES // compute.itemsize
-    method, steady = _method(form, width, sides.rows)
+def _blocks(task: _Task) -> _Blocks | None:
+    """Choose a method of width.py, and blocks; None if buffers would be too large."""
+    depth, height, width = task.axes
+    itemsize, channels, lanes = task.compute.itemsize, task.channels, task.lanes
+    described = _method(task)
+    method = described["method"]
+    transposed = method == records.COLUMNS
     # Transposed blocks are square.
-    block_rows = lanes if depth is None or method == records.COLUMNS else _STAGED_ROWS
-    tile = _tile(form, pixels, method, itemsize)
+    block = lanes if depth is None or transposed else _STAGED_ROWS
+    tile = _tile(task, method)
     span = tile if width is None else width.widest_span(tile)
-    chunk = max(1, min(span, _CHUNK // form.channels)) if method == records.COLUMNS else span
-    window = (
-        0 if depth is None else block_rows if height is None else height.widest_span(block_rows)
+    chunk = max(1, min(span, _CHUNK // channels)) if transposed else span
+    window = 0 if depth is None else block if height is None else height.widest_span(block)
+    row_bytes, line_bytes = (
+        _odd_vectors((pixels * channels + records.PAD) * itemsize) for pixels in (chunk, tile)
     )
-    row_bytes = _odd_vectors((chunk * form.channels + records.PAD) * itemsize)
     if depth is not None and (chunk < span or window * row_bytes > _STAGE_BYTES):
         return None
-    per_plane = -(-sides.heights // block_rows)
-    blocks = -(-sides.rows // block_rows) if depth is None else per_plane * sides.planes
-    ahead = max(1, min(block_rows, _AHEAD_BYTES // row_bytes))
-    if method == records.NO_WIDTH and not held_back:
+    narrow = task.formats[1] != task.compute
+    ahead = max(1, min(block, _AHEAD_BYTES // row_bytes))
+    if method == records.NO_WIDTH and not narrow and not task.is_streamed:
         ahead = lanes  # no rows are buffered
-    held = lanes if method == records.COLUMNS else ahead
+    lines = (block if transposed else ahead) * line_bytes
+    sizes = {
+        "stage_at": window * row_bytes,
+        "sums_at": (lanes if transposed else ahead) * row_bytes,
+        "columns_at": (chunk * channels + records.PAD) * _VECTOR_BYTES * transposed,
+        "results_at": (tile * channels + records.PAD) * _VECTOR_BYTES * transposed,
+        "lines_at": lines,
+        "converted_at": lines if narrow and task.is_streamed else 0,
+    }
+    *places, scratch = itertools.accumulate(sizes.values(), initial=0)
+    per_plane, tiles = -(-task.lengths[2] // block), -(-task.pixels // tile)
+    blocks = -(-task.rows // block)
+    if depth is not None:
+        blocks = per_plane * math.prod(task.lengths[:2])
     values = {
-        "rows": sides.rows,
-        "staged": int(depth is not None),
-        "method": method,
-        "block": block_rows,
+        "staged": depth is not None,
+        "block": block,
         "ahead": ahead,
         "blocks": per_plane,
         "tile": tile,
-        "tiles": -(-pixels // tile),
+        "tiles": tiles,
         "chunk": chunk,
         "row_bytes": row_bytes,
-        "line_bytes": _odd_vectors((tile * form.channels + records.PAD) * itemsize),
+        "line_bytes": line_bytes,
     }
-    sizes = _buffers(form, values, window=window, held=held)
-    if streamed and formats[1] != compute:
-        sizes["converted_at"] = sizes["lines_at"]
-    *places, scratch = itertools.accumulate(sizes.values(), initial=0)
-    values |= dict(zip(sizes, places, strict=True))
-    groups = width.groups(form.channels) if width and method == records.PERMUTE else None
-    units = blocks * values["tiles"]
-    return _Blocking(values, steady, groups, units, scratch, sides.outputs, streamed)
+    places_of = dict(zip(sizes, places, strict=True))
+    return _Blocks(described | values | places_of, blocks * tiles, scratch)
 
 
-def _windows(
-    form: Form,
-    axes: Sequence[Table | None],
-    sides: _Sides,
-    memory: np.dtype[Any],
-    compute: np.dtype[Any],
-    *,
-    streamed: bool,
-) -> _Blocking | None:
+def _window_blocks(task: _Task) -> _Blocks | None:
     """Choose a method of nearest.py, and blocks; None if none applies."""
-    width, lanes = axes[2], _VECTOR_BYTES // compute.itemsize
-    if width is None or not all(table is None or table.is_plain for table in axes):
+    width, channels = task.width, task.channels
+    if width is None or task.formats[0] != task.formats[1] or not all(task.plain):
         return None
-    steady, groups = None, None
-    if form.channels >= _FEW_CHANNELS:
-        method = records.WINDOW_CHANNELS
-    elif form.channels == 1 and (steady := _pairs(width)):
-        method = records.WINDOW_HALVE
+    if channels >= _FEW_CHANNELS:
+        described: dict[str, Any] = {"method": records.WINDOW_CHANNELS}
+    elif channels == 1 and (steady := _pairs(width)):
+        described = {"method": records.WINDOW_HALVE, **steady.fields}
     else:
-        method = records.WINDOW_PERMUTE
-        groups = width.groups(form.channels) if CAN_PICK else None
-        if groups is None or groups.reach >= 4 * lanes:
+        groups = width.groups(channels) if CAN_PICK else None
+        if groups is None or groups.reach >= 4 * task.lanes:
             return None
-        groups = replace(groups, wide=groups.reach >= 2 * lanes)
-    tile = _tile(form, sides.pixels, method, compute.itemsize)
-    line = max(sides.pixels, width.inputs) * form.channels * compute.itemsize
-    together = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // line))
-    tiles = -(-sides.pixels // tile)
-    values = {
-        "rows": sides.rows,
-        "method": method,
-        "block": together,
-        "ahead": together,
-        "tile": tile,
-        "tiles": tiles,
-    }
-    units = -(-sides.rows // together) * tiles
-    scratch = (tile * form.channels + records.PAD) * memory.itemsize if streamed else 0
-    return _Blocking(values, steady, groups, units, scratch, sides.outputs, streamed)
+        described = {
+            "method": records.WINDOW_PERMUTE,
+            "groups": groups.record(wide=groups.reach >= 2 * task.lanes),
+        }
+    tile = _tile(task, described["method"])
+    line = max(task.pixels, width.inputs) * channels * task.compute.itemsize
+    block = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // line))
+    tiles = -(-task.pixels // tile)
+    scratch = (tile * channels + records.PAD) * task.formats[0].itemsize * task.is_streamed
+    values = {**described, "block": block, "tile": tile, "tiles": tiles}
+    return _Blocks(values, -(-task.rows // block) * tiles, scratch)
 
 
 def _pairs(width: Table) -> Steady | None:
@@ -487,55 +435,40 @@ def _pairs(width: Table) -> Steady | None:
     return steady if steady and whole and steady.phases[0].taps == _PAIR else None
 
 
-def _buffers(form: Form, values: dict[str, int], *, window: int, held: int) -> dict[str, int]:
-    """Return the bytes of each buffer, by the field of its offset."""
-    transposed = values["method"] == records.COLUMNS
-    columns, results = (
-        (values[length] * form.channels + records.PAD) * _VECTOR_BYTES if transposed else 0
-        for length in ("chunk", "tile")
-    )
-    return {
-        "stage_at": window * values["row_bytes"],
-        "sums_at": held * values["row_bytes"],
-        "columns_at": columns,
-        "results_at": results,
-        "lines_at": values["block" if transposed else "ahead"] * values["line_bytes"],
-        "converted_at": 0,
-    }
-
-
-def _method(form: Form, width: Table | None, rows: int) -> tuple[int, Steady | None]:
+def _method(task: _Task) -> dict[str, Any]:
+    """Choose a method of width.py; return the fields that describe it."""
+    width, channels = task.width, task.channels
     if width is None:
-        return records.NO_WIDTH, None
-    if form.channels >= _FEW_CHANNELS:
-        return records.CHANNELS, None
-    steady = _steady_method(width) if form.channels == 1 else None
+        return {"method": records.NO_WIDTH}
+    if channels >= _FEW_CHANNELS:
+        return {"method": records.CHANNELS}
+    steady = _steady_method(width) if channels == 1 else None
     if steady and width.outputs >= _SHORT_ROW:
         return steady
-    if CAN_PICK and width.groups(form.channels) is not None:
-        return records.PERMUTE, None
-    few = form.channels == 1 and rows < _FEW_ROWS
-    return steady or (records.HALVE if few else records.COLUMNS, None)
+    groups = width.groups(channels) if CAN_PICK else None
+    if groups is not None:
+        return {"method": records.PERMUTE, "groups": groups.record(wide=groups.wide)}
+    few = channels == 1 and task.rows < _FEW_ROWS
+    return steady or {"method": records.HALVE if few else records.COLUMNS}
 
 
-def _steady_method(width: Table) -> tuple[int, Steady] | None:
+def _steady_method(width: Table) -> dict[str, Any] | None:
     """Return HALVE or DOUBLE if most of the axis allows it."""
     for method, steady in ((records.HALVE, width.halving), (records.DOUBLE, width.doubling)):
         if steady and 2 * (steady.stop - steady.first) >= width.outputs:
-            return method, steady
+            return {"method": method, **steady.fields}
     return None
 
 
-def _tile(form: Form, pixels: int, method: int, itemsize: int) -> int:
+def _tile(task: _Task, method: int) -> int:
     """Return the pixels of a tile: all, or a multiple of those of whole vectors."""
     limit = _COLUMNS_BYTES if method == records.COLUMNS else _TILE_BYTES
     # The longer of a row's two sides counts.
-    width_map = form.maps[2]
-    share = 1.0 if width_map is None else min(1.0, pixels / width_map.inputs)
-    tile = int(limit / (form.channels * itemsize) * share)
+    longer = max(task.form.lengths[3], task.pixels)
+    tile = limit * task.pixels // (task.channels * task.compute.itemsize * longer)
     if method not in {records.CHANNELS, records.WINDOW_CHANNELS}:
         tile = max(1, tile // _TILE_STEP) * _TILE_STEP
-    return min(pixels, max(tile, 1))
+    return min(task.pixels, max(tile, 1))
 
 
 def _odd_vectors(size: int) -> int:

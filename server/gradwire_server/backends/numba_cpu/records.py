@@ -28,7 +28,6 @@ AXIS = np.dtype(
         ("start", "i8"),  # addresses of the table's arrays, the weights in the compute type
         ("offset", "i8"),
         ("weight", "i8"),
-        ("plain", "i8"),  # whether all weights are 1
         ("gaps", "i8"),  # whether some bands are empty
     ]
 )

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import carray, cfunc, types
 
 from gradwire_server.backends.numba_cpu.instructions import (
+    VECTOR_BYTES,
     clear,
+    computed_of,
     copy,
+    element_bytes,
     lanes,
     load,
     load_first,
@@ -25,107 +27,77 @@ from gradwire_server.backends.numba_cpu.instructions import (
     put_streaming,
     store,
     store_first,
+    twice,
     unweighted,
     zeros,
 )
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
 from gradwire_server.backends.numba_cpu.vectors import (
-    COMPUTE,
-    COMPUTE_TYPES,
-    STORAGE_TYPES,
+    COMPUTE_FORMATS,
+    STORAGE_FORMATS,
+    Format,
     part,
 )
 
 # Bytes ahead at which input is prefetched: rows are too short for the processor's own prefetching.
 _AHEAD = 1024
-# Only whole cache lines are streamed.
-_LINE = 64
+_BYTES = Format("float32")
 
 
-def _four_vectors(term: Any, *, onto: bool, again: bool) -> Any:
-    """Build the sum of four adjacent vectors, whose additions do not wait for each other."""
+@part
+def _load_whole(stored, at, left):
+    return load(stored, at)
+
+
+@part
+def _store_whole(computed, to, vector, left):
+    store(computed, to, vector)
+
+
+def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
+    """Build the sum of the vectors at one place of each row."""
 
     @part
-    def four_vectors(memory, compute, size, at, step, weights, taps, to):
-        one = lanes(compute) * size
-        itemsize = 64 // lanes(compute)
-        at_b, at_c, at_d = at + one, at + 2 * one, at + 3 * one
-        a = term(compute, weights, load(memory, compute, at))
-        b = term(compute, weights, load(memory, compute, at_b))
-        c = term(compute, weights, load(memory, compute, at_c))
-        d = term(compute, weights, load(memory, compute, at_d))
+    def sum_vectors(stored, at, step, weights, taps, to, left):
+        computed = computed_of(stored)
+        size = element_bytes(computed)
+        total = term(weights, load_one(stored, at, left))
         if onto:
-            a = load(COMPUTE, compute, to) + a
-            b = load(COMPUTE, compute, to + 64) + b
-            c = load(COMPUTE, compute, to + 128) + c
-            d = load(COMPUTE, compute, to + 192) + d
-        last = weights + (taps - 1) * itemsize if again else at + (taps - 1) * step
+            total = load_one(computed, to, left) + total
+        last = weights + (taps - 1) * size if again else at + (taps - 1) * step
         while (weights if again else at) != last:
             at += step
-            weights += itemsize
-            a = a + term(compute, weights, load(memory, compute, at))
-            b = b + term(compute, weights, load(memory, compute, at + one))
-            c = c + term(compute, weights, load(memory, compute, at + 2 * one))
-            d = d + term(compute, weights, load(memory, compute, at + 3 * one))
-        prefetch(at + _AHEAD)
-        prefetch(at + _AHEAD + 64)
-        prefetch(at + _AHEAD + 128)
-        prefetch(at + _AHEAD + 192)
-        store(COMPUTE, to, a)
-        store(COMPUTE, to + 64, b)
-        store(COMPUTE, to + 128, c)
-        store(COMPUTE, to + 192, d)
+            weights += size
+            total = total + term(weights, load_one(stored, at, left))
+        prefetch(stored, at + _AHEAD)
+        store_one(computed, to, total, left)
 
-    return four_vectors
-
-
-def _one_vector(term: Any, *, onto: bool, again: bool) -> Any:
-    """Build the sum of one vector, or of its first lanes."""
-
-    @part
-    def one_vector(memory, compute, at, step, weights, taps, to, left):
-        itemsize = 64 // lanes(compute)
-        if left >= lanes(compute):
-            a = term(compute, weights, load(memory, compute, at))
-            if onto:
-                a = load(COMPUTE, compute, to) + a
-            last = weights + (taps - 1) * itemsize if again else at + (taps - 1) * step
-            while (weights if again else at) != last:
-                at += step
-                weights += itemsize
-                a = a + term(compute, weights, load(memory, compute, at))
-            prefetch(at + _AHEAD)
-            store(COMPUTE, to, a)
-        else:
-            a = term(compute, weights, load_first(memory, compute, at, left))
-            if onto:
-                a = load_first(COMPUTE, compute, to, left) + a
-            last = weights + (taps - 1) * itemsize if again else at + (taps - 1) * step
-            while (weights if again else at) != last:
-                at += step
-                weights += itemsize
-                a = a + term(compute, weights, load_first(memory, compute, at, left))
-            store_first(COMPUTE, to, a, left)
-
-    return one_vector
+    return sum_vectors
 
 
 def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
-    four_vectors = _four_vectors(term, onto=onto, again=again)
-    one_vector = _one_vector(term, onto=onto, again=again)
+    whole = _sum_of_vectors(term, _load_whole, _store_whole, onto=onto, again=again)
+    some = _sum_of_vectors(term, load_first, store_first, onto=onto, again=again)
 
     @part
-    def sum_rows(memory, compute, size, at, step, weights, taps, length, to):
+    def sum_rows(stored, at, step, weights, taps, length, to):
         """to[i] = sum over k of weights[k] * at[k * step + i], k ascending, 0 <= i < length."""
-        width = lanes(compute)
-        for _ in range(length // (4 * width)):
-            four_vectors(memory, compute, size, at, step, weights, taps, to)
-            at += 4 * width * size
-            to += 256
-        for left in range(length % (4 * width), 0, -width):
-            one_vector(memory, compute, at, step, weights, taps, to, left)
-            at += width * size
-            to += 64
+        # Additions to several registers do not wait for each other.
+        wide = twice(twice(stored))
+        computed = computed_of(stored)
+        while length >= lanes(wide):
+            whole(wide, at, step, weights, taps, to, 0)
+            at += lanes(wide) * element_bytes(stored)
+            to += lanes(wide) * element_bytes(computed)
+            length -= lanes(wide)
+        while length > 0:
+            if length >= lanes(stored):
+                whole(stored, at, step, weights, taps, to, 0)
+            else:
+                some(stored, at, step, weights, taps, to, length)
+            at += lanes(stored) * element_bytes(stored)
+            to += VECTOR_BYTES
+            length -= lanes(stored)
 
     return sum_rows
 
@@ -136,16 +108,16 @@ def _sums(term: Any, *, onto: bool) -> Any:
     sum_again = sum_rows if onto else _sum_rows(term, onto=False, again=True)
 
     @part
-    def banded(memory, compute, axis, first, stop, size, rows, step, length, result, result_step):
-        itemsize = 64 // lanes(compute)
+    def banded(stored, axis, first, stop, rows, step, length, result, result_step):
+        itemsize = element_bytes(computed_of(stored))
         for index in range(first, stop):
             start, taps, weights = band(axis, itemsize, index)
             if taps:
                 at = rows + start * step
                 if step:
-                    sum_rows(memory, compute, size, at, step, weights, taps, length, result)
+                    sum_rows(stored, at, step, weights, taps, length, result)
                 else:
-                    sum_again(memory, compute, size, at, step, weights, taps, length, result)
+                    sum_again(stored, at, step, weights, taps, length, result)
             elif not onto:
                 clear(result, length * itemsize)
             result += result_step
@@ -159,9 +131,8 @@ _onto = _sums(product, onto=True)
 
 
 @part
-def _convert(memory, compute, rows, step, count, length, size, result, result_step):
-    width = lanes(compute)
-    itemsize = 64 // width
+def _convert(stored, rows, step, count, length, result, result_step):
+    computed, width = computed_of(stored), lanes(stored)
     for row in range(count):
         source, to, i = rows + row * step, result + row * result_step, 0
         while i < length:
@@ -169,19 +140,19 @@ def _convert(memory, compute, rows, step, count, length, size, result, result_st
             if left < width <= length:
                 # Converts some elements again rather than a part of a vector.
                 i, left = length - width, width
+            at, place = source + i * element_bytes(computed), to + i * element_bytes(stored)
             if left >= width:
-                store(memory, to + i * size, load(COMPUTE, compute, source + i * itemsize))
+                store(stored, place, load(computed, at))
             else:
-                value = load_first(COMPUTE, compute, source + i * itemsize, left)
-                store_first(memory, to + i * size, value, left)
+                store_first(stored, place, load_first(computed, at, left), left)
             i += width
 
 
-# Axis; first result and its end; bytes of an element of the rows; rows (at input 0), bytes from row
-# to row, their length; results (at the first) and their step.
-_SUM = types.void(AXIS_POINTER, *[types.int64] * 8)
-# Rows, step, count, length; bytes of an element of the result; results and their step.
-_CONVERT = types.void(*[types.int64] * 7)
+# Axis; first result and its end; rows (at input 0), bytes from row to row, their length; results
+# (at the first) and their step.
+_SUM = types.void(AXIS_POINTER, *[types.int64] * 7)
+# Rows, step, count, length; results and their step.
+_CONVERT = types.void(*[types.int64] * 6)
 
 
 class RowKernels(NamedTuple):
@@ -197,29 +168,26 @@ class RowKernels(NamedTuple):
     convert: Any
 
 
-def _compiled(memory: Any, compute: Any) -> RowKernels:
+def _compiled(stored: Format) -> RowKernels:
     @cfunc(_SUM, cache=True)
-    def weighted(axis, first, stop, size, rows, step, length, result, to):
-        one = carray(axis, 1)[0]
-        _weighted(memory, compute, one, first, stop, size, rows, step, length, result, to)
+    def weighted(axis, first, stop, rows, step, length, result, to):
+        _weighted(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
 
     @cfunc(_SUM, cache=True)
-    def plain(axis, first, stop, size, rows, step, length, result, to):
-        one = carray(axis, 1)[0]
-        _plain(memory, compute, one, first, stop, size, rows, step, length, result, to)
+    def plain(axis, first, stop, rows, step, length, result, to):
+        _plain(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
 
     @cfunc(_CONVERT, cache=True)
-    def convert(rows, step, count, length, size, result, to):
-        _convert(memory, compute, rows, step, count, length, size, result, to)
+    def convert(rows, step, count, length, result, to):
+        _convert(stored, rows, step, count, length, result, to)
 
     return RowKernels(weighted, plain, convert)
 
 
-def _compiled_onto(compute: Any) -> Any:
+def _compiled_onto(computed: Format) -> Any:
     @cfunc(_SUM, cache=True)
-    def onto(axis, first, stop, size, rows, step, length, result, to):
-        one = carray(axis, 1)[0]
-        _onto(COMPUTE, compute, one, first, stop, size, rows, step, length, result, to)
+    def onto(axis, first, stop, rows, step, length, result, to):
+        _onto(computed, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
 
     return onto
 
@@ -227,12 +195,13 @@ def _compiled_onto(compute: Any) -> Any:
 @part
 def _whole_lines(to, size):
     """Address of the first cache line within some bytes, and the end of the last."""
-    first = to + (-to & (_LINE - 1))
-    return first, max(first, (to + size) & -_LINE)
+    first = to + (-to & (VECTOR_BYTES - 1))
+    return first, max(first, (to + size) & -VECTOR_BYTES)
 
 
 # Streaming stores are for results larger than the caches keep: an ordinary store first reads the
-# line that it overwrites, so it moves twice as many bytes. `fence` must follow them.
+# line that it overwrites, so it moves twice as many bytes. They write whole lines. `fence` must
+# follow them.
 @cfunc(types.void(*[types.int64] * 6), cache=True)
 def stream(rows, step, count, size, result, result_step):
     """Copy count rows of size bytes."""
@@ -243,8 +212,8 @@ def stream(rows, step, count, size, result, result_step):
         copy(to, source, head)
         if head < size:
             distance = source - to
-            for at in range(first, stop, _LINE):
-                put_streaming(at, load(COMPUTE, np.float32, at + distance))
+            for at in range(first, stop, VECTOR_BYTES):
+                put_streaming(at, load(_BYTES, at + distance))
             copy(stop, stop + distance, to + size - stop)
 
 
@@ -257,14 +226,12 @@ def stream_zeros(count, size, result, result_step):
         head = min(first - to, size)
         clear(to, head)
         if head < size:
-            for at in range(first, stop, _LINE):
-                put_streaming(at, zeros(np.float32))
+            for at in range(first, stop, VECTOR_BYTES):
+                put_streaming(at, zeros(_BYTES))
             clear(stop, to + size - stop)
 
 
 STREAM_KERNELS: tuple[Any, Any] = stream, stream_zeros
 # By the name of the storage type, and of the compute type.
-ROW_KERNELS = {
-    name: _compiled(memory, compute) for name, (memory, compute, _) in STORAGE_TYPES.items()
-}
-SUM_ONTO = {name: _compiled_onto(compute) for name, compute in COMPUTE_TYPES.items()}
+ROW_KERNELS = {one.name: _compiled(one) for one in STORAGE_FORMATS}
+SUM_ONTO = {one.name: _compiled_onto(one) for one in COMPUTE_FORMATS}

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.numba_cpu import scans
 from gradwire_server.plans import BandedMap
 
 Indices = npt.NDArray[np.int64]
@@ -19,8 +18,6 @@ _VECTOR_BYTES = 64
 _MOST_VECTORS = 1 << 15
 # Most elements that the taps of a lane may reach beyond its first, since all lanes go as far.
 _MOST_REACH = 60
-# Compiled functions have no types.
-_SCANS: Any = scans
 # Integers with the size of the compute type.
 _INTEGERS: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 # Fewest results worth a kernel of their own.
@@ -47,6 +44,12 @@ class Steady(NamedTuple):
     stop: int
     phases: tuple[TablePhase, ...]
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of records.JOB."""
+        phases = dict(zip(("even", "odd"), self.phases, strict=False))
+        return {"steady_first": self.first, "steady_stop": self.stop, **phases}
+
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -68,55 +71,39 @@ class Groups:
     gaps: bool
     uneven: bool
 
-    @property
-    def record(self) -> tuple[int, ...]:
-        """Values of the field `groups` of records.JOB."""
+    def record(self, *, wide: bool) -> tuple[int, ...]:
+        """Return the field `groups` of records.JOB."""
         addresses = self.base.ctypes.data, self.data.ctypes.data
         taps = self.data.shape[1] - 2
-        return (*addresses, self.data.strides[0], taps, self.wide, self.gaps, self.uneven)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Facts:
-    """Facts about a table, found when its weights are rounded.
-
-    start, offset, weight  addresses of its arrays
-    fewest, most           least and greatest number of taps of a result
-    plain                  whether all weights are 1
-    """
-
-    start: int
-    offset: int
-    weight: int
-    fewest: int
-    most: int
-    plain: int
+        return (*addresses, self.data.strides[0], taps, wide, self.gaps, self.uneven)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """The arrays of a map, with weights rounded to a compute type. Must outlive its addresses.
 
-    bits  the weights' bits, as integers
+    bits      the weights' bits, as integers: zeros of both signs differ
+    is_plain  whether all weights are 1
     """
 
     inputs: int
     start: Indices
     offset: Indices
+    counts: Indices
     weight: npt.NDArray[Any]
     bits: npt.NDArray[Any]
-    facts: Facts
+    is_plain: bool
     _groups: dict[int, Groups | None] = field(default_factory=dict[int, Any])
 
     @classmethod
     def of(cls, bands: BandedMap, compute: np.dtype[Any]) -> Table:
         """Round a map's weights."""
         start, offset = map(np.ascontiguousarray, (bands.start, bands.offset))
-        rounded: npt.NDArray[Any] = np.empty(bands.nnz, compute)
-        weight = np.ascontiguousarray(bands.weight)
-        facts = Facts(*_SCANS.round_weights(start, offset, weight, rounded))
-        bits: npt.NDArray[Any] = rounded.view(_INTEGERS[compute.itemsize])
-        return cls(bands.inputs, start, offset, rounded, bits, facts)
+        with np.errstate(all="ignore"):
+            weight = np.ascontiguousarray(bands.weight, compute)
+        bits: npt.NDArray[Any] = weight.view(_INTEGERS[compute.itemsize])
+        is_plain = bool((weight == 1).all())
+        return cls(bands.inputs, start, offset, bands.counts, weight, bits, is_plain)
 
     @property
     def outputs(self) -> int:
@@ -124,21 +111,10 @@ class Table:
         return len(self.start)
 
     @property
-    def nnz(self) -> int:
-        """Number of weights."""
-        return len(self.weight)
-
-    @property
     def record(self) -> tuple[int, ...]:
         """Values of records.AXIS."""
-        facts = self.facts
-        arrays = facts.start, facts.offset, facts.weight
-        return (1, self.outputs, self.inputs, *arrays, facts.plain, int(not facts.fewest))
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all weights are 1."""
-        return bool(self.facts.plain)
+        arrays = (one.ctypes.data for one in (self.start, self.offset, self.weight))
+        return (1, self.outputs, self.inputs, *arrays, not self.counts.all())
 
     @cached_property
     def halving(self) -> Steady | None:
@@ -160,38 +136,76 @@ class Table:
 
     def widest_span(self, tile: int) -> int:
         """Return the most inputs that the bands of a tile of results cover."""
-        return int(_SCANS.widest_span(self.start, self.offset, tile))
+        first = np.arange(0, self.outputs, tile)
+        last = np.minimum(first + tile, self.outputs) - 1
+        stop = self.start + self.counts
+        low = np.minimum(self.start[first], self.start[last])
+        return int((np.maximum(stop[first], stop[last]) - low).max())
 
     def _steady(self, *, period: int, step: int) -> Steady | None:
         """Return the longest run around the middle whose starts, counts and weights repeat."""
-        if self.outputs < _LEAST_STEADY + period:
+        compared = self.outputs - period
+        if compared < _LEAST_STEADY:
             return None
-        first, stop = _SCANS.steady(self.start, self.offset, self.bits, period, step)
-        if stop - first < _LEAST_STEADY:
+        repeats = (self.start[period:] - self.start[:-period] == step) & (
+            self.counts[period:] == self.counts[:-period]
+        )
+        first, stop = _run(repeats)
+        # Of the run, each result has as many taps as the one a period before.
+        begin, end = self.offset[first], self.offset[stop]
+        taps = self.offset[first + period] - begin
+        changes = np.flatnonzero(self.bits[begin:end] != self.bits[begin + taps : end + taps])
+        repeats[self.offset.searchsorted(begin + changes, side="right") - 1] = False
+        first, stop = _run(repeats)
+        if stop + period - first < _LEAST_STEADY:
             return None
         phases = tuple(self._phase(j) for j in range(first, first + period))
-        return Steady(period, step, first, stop, phases)
+        return Steady(period, step, first, stop + period, phases)
 
     def _phase(self, j: int) -> TablePhase:
-        offset, stop = self.offset.item(j), self.offset.item(j + 1)
-        weight = self.facts.weight + offset * self.weight.itemsize
-        return TablePhase(self.start.item(j), stop - offset, weight)
+        offset, taps = self.offset.item(j), self.counts.item(j)
+        weight = self.weight.ctypes.data + offset * self.weight.itemsize
+        return TablePhase(self.start.item(j), taps, weight)
+
+
+def _run(repeats: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Return the first index and the end of the true values around the middle."""
+    middle = len(repeats) // 2
+    breaks = np.flatnonzero(~repeats)
+    after = int(breaks.searchsorted(middle))
+    first = breaks.item(after - 1) + 1 if after else 0
+    return first, breaks.item(after) if after < len(breaks) else len(repeats)
 
 
 def _grouped(table: Table, channels: int) -> Groups | None:
     lanes = _VECTOR_BYTES // table.weight.itemsize
-    groups, taps = -(-table.outputs * channels // lanes), table.facts.most
-    used = table.nnz * channels // lanes + groups
-    too_many = groups * (taps + 2) > _MOST_VECTORS or groups * taps > 2 * used
-    if not taps or too_many or (taps - 1) * channels > _MOST_REACH:
+    elements = table.outputs * channels
+    groups, most = -(-elements // lanes), int(table.counts.max())
+    used = len(table.weight) * channels // lanes + groups
+    too_many = groups * (most + 2) > _MOST_VECTORS or groups * most > 2 * used
+    if not most or too_many or (most - 1) * channels > _MOST_REACH:
         return None
-    base = np.empty(groups, np.int64)
-    data = np.empty((groups, taps + 2, lanes), table.weight.dtype)
-    integers = data.view(table.bits.dtype)
-    farthest, reach, fewest = _SCANS.group(
-        table.start, table.offset, table.bits, channels, base, integers
+    # Lanes beyond the end equal the last one.
+    at = np.minimum(np.arange(groups * lanes), elements - 1).reshape(groups, lanes)
+    output, channel = at // channels, at % channels
+    taps, first = table.counts[output], table.start[output] * channels + channel
+    # Lanes without taps read nothing, wherever they are.
+    first[taps == 0] = first.max()
+    base = first.min(axis=1)
+    place = np.where(taps, first - base[:, None], 0)
+    if place.max() >= 4 * lanes:
+        return None
+    data = np.zeros((groups, most + 2, lanes), table.weight.dtype)
+    integers: npt.NDArray[Any] = data.view(table.bits.dtype)
+    integers[:, 0], integers[:, 1] = place, taps
+    for tap in range(most):
+        here = taps > tap
+        data[:, tap + 2][here] = table.weight[table.offset[output[here]] + tap]
+    return Groups(
+        base,
+        data,
+        wide=bool(place.max() >= 2 * lanes),
+        reach=int((place + np.maximum(taps - 1, 0) * channels).max()),
+        gaps=not taps.all(),
+        uneven=bool((taps < most).any()),
     )
-    if farthest >= 4 * lanes:
-        return None
-    wide = farthest >= 2 * lanes
-    return Groups(base, data, wide=wide, reach=reach, gaps=fewest == 0, uneven=fewest < taps)

@@ -1,10 +1,7 @@
 """Vector types, number formats and conversions between them, for compiled kernels.
 
-A vector has the lanes of one 512-bit register; LLVM splits it where registers are narrower.
+A vector fills one 512-bit register or several; LLVM splits it where registers are narrower.
 Additions and multiplications carry no fast-math flags, so LLVM neither fuses, reorders nor flushes.
-
-A format is the type of elements in memory: COMPUTE is the compute type itself; FLOAT16 and BFLOAT16
-are storage types, whose compute type is float32. Formats are compile-time constants.
 
 float16 is converted by the processor where it can. Elsewhere, and for bfloat16 everywhere, integer
 instructions convert, because the processors' own conversions to bfloat16 flush denormals.
@@ -14,9 +11,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core.imputils import lower_builtin, lower_constant
@@ -25,57 +22,70 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import models, register_model, typeof_impl
 
 INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-VECTOR_BITS = 512
+# Bytes of a vector that fills one register.
+VECTOR_BYTES = 64
 # Triple, processor name and features that numba compiles for.
 TARGET = cpu_target.target_context.codegen().magic_tuple()
 FEATURES = frozenset(TARGET[2].split(","))
 
 
+@dataclass(frozen=True, slots=True)
 class Format:
-    """The type of elements in memory, a compile-time constant."""
+    """Elements in memory that become one vector value, a compile-time constant.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name       type of the elements
+    registers  number of 512-bit registers that the values fill
+    """
+
+    name: str
+    registers: int = 1
+
+    @property
+    def computed(self) -> Format:
+        """The compute type's format of as many lanes."""
+        return Format("float64" if self.name == "float64" else "float32", self.registers)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return {"float64": 8, "float32": 4}.get(self.name, 2)
+
+    @property
+    def lanes(self) -> int:
+        """Number of elements."""
+        return self.registers * VECTOR_BYTES // self.computed.size
 
 
-COMPUTE, FLOAT16, BFLOAT16 = Format("compute"), Format("float16"), Format("bfloat16")
-
-# By name: the compute types; format, compute type and bytes of the storage types.
-COMPUTE_TYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
-STORAGE_TYPES: dict[str, tuple[Format, Any, int]] = {
-    "float32": (COMPUTE, np.float32, 4),
-    "float16": (FLOAT16, np.float32, 2),
-    "bfloat16": (BFLOAT16, np.float32, 2),
-    "float64": (COMPUTE, np.float64, 8),
-}
+STORAGE_FORMATS = tuple(map(Format, ("float32", "float16", "bfloat16", "float64")))
+COMPUTE_FORMATS = tuple(map(Format, ("float32", "float64")))
 
 
 class FormatType(types.Dummy):  # type: ignore[misc]  # numba is untyped
     """The numba type of a format."""
 
-    def __init__(self, name: str) -> None:
-        self.format = name
-        super().__init__(f"Format({name})")
+    def __init__(self, value: Format) -> None:
+        self.format = value
+        super().__init__(f"Format({value.name} x {value.registers})")
 
 
 class VectorType(types.Type):  # type: ignore[misc]
-    """The numba type of a vector."""
+    """The numba type of the values of a compute type's format."""
 
-    def __init__(self, element: Any) -> None:
-        self.element = element
-        self.lanes = VECTOR_BITS // element.bitwidth
-        super().__init__(f"Vector({element})")
+    def __init__(self, value: Format) -> None:
+        self.format = value
+        self.lanes = value.lanes
+        super().__init__(f"Vector({value.name} x {value.lanes})")
 
     @property
     def ir(self) -> ir.VectorType:
         """The LLVM type."""
-        element = ir.FloatType() if self.element == types.float32 else ir.DoubleType()
+        element = ir.FloatType() if self.format.size == 4 else ir.DoubleType()
         return ir.VectorType(element, self.lanes)
 
     @property
     def words(self) -> ir.VectorType:
         """The LLVM type of integers of the same width and count."""
-        return ir.VectorType(INT32 if self.element == types.float32 else INT64, self.lanes)
+        return ir.VectorType(INT32 if self.format.size == 4 else INT64, self.lanes)
 
 
 register_model(FormatType)(models.OpaqueModel)
@@ -89,7 +99,7 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
 
 @typeof_impl.register(Format)
 def _type_of_format(value: Format, _context: Any) -> FormatType:
-    return FormatType(value.name)
+    return FormatType(value)
 
 
 @lower_constant(FormatType)
@@ -156,36 +166,34 @@ part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
 _HAS_HALF = not TARGET[0].startswith("x86_64") or "+f16c" in FEATURES
 
 
-def memory_type(memory: FormatType, vector: VectorType) -> ir.VectorType:
-    """Return the LLVM type of a vector in memory."""
-    return vector.ir if memory.format == "compute" else ir.VectorType(INT16, vector.lanes)
+def memory_type(stored: Format) -> ir.VectorType:
+    """Return the LLVM type of a format's elements in memory."""
+    vector = VectorType(stored.computed).ir
+    return vector if stored == stored.computed else ir.VectorType(INT16, stored.lanes)
 
 
-def widened(builder: Any, memory: FormatType, value: Any, vector: VectorType) -> Any:
-    """Convert a vector from its memory format to the compute type; exact."""
-    if memory.format == "compute":
+def widened(builder: Any, stored: Format, value: Any) -> Any:
+    """Convert a vector from its format to the compute type; exact."""
+    words = _Words(builder, stored)
+    if stored == stored.computed:
         return value
-    if vector.element == types.float64:
-        raise TypeError("16-bit formats are computed in float32")
-    if memory.format == "bfloat16":
-        return builder.bitcast(_Words(builder, vector).widened(value, 16), vector.ir)
+    if stored.name == "bfloat16":
+        return words.floats(words.widened(value, 16))
     if _HAS_HALF:
-        half = builder.bitcast(value, ir.VectorType(ir.HalfType(), vector.lanes))
-        return builder.fpext(half, vector.ir)
-    return _float_of_half(_Words(builder, vector), value)
+        half = builder.bitcast(value, ir.VectorType(ir.HalfType(), stored.lanes))
+        return builder.fpext(half, words.vector.ir)
+    return _float_of_half(words, value)
 
 
-def narrowed(builder: Any, memory: FormatType, value: Any, vector: VectorType) -> Any:
-    """Convert a vector to its memory format, rounded to nearest even."""
-    if memory.format == "compute":
+def narrowed(builder: Any, stored: Format, value: Any) -> Any:
+    """Convert a vector to its format, rounded to nearest even."""
+    words = _Words(builder, stored)
+    if stored == stored.computed:
         return value
-    if vector.element == types.float64:
-        raise TypeError("16-bit formats are computed in float32")
-    words = _Words(builder, vector)
-    if memory.format == "bfloat16":
+    if stored.name == "bfloat16":
         return words.narrowed(builder.lshr(_bfloat16_in_high_half(words, value), words.all(16)))
     if _HAS_HALF:
-        half = builder.fptrunc(value, ir.VectorType(ir.HalfType(), vector.lanes))
+        half = builder.fptrunc(value, ir.VectorType(ir.HalfType(), stored.lanes))
         return builder.bitcast(half, words.shorts)
     return words.narrowed(_half_of_float(words, value))
 
@@ -193,9 +201,10 @@ def narrowed(builder: Any, memory: FormatType, value: Any, vector: VectorType) -
 class _Words:
     """Operations on vectors of 32-bit integers."""
 
-    def __init__(self, builder: Any, vector: VectorType) -> None:
-        self.builder, self.vector, self.type = builder, vector, vector.words
-        self.shorts = ir.VectorType(INT16, vector.lanes)
+    def __init__(self, builder: Any, stored: Format) -> None:
+        self.builder, self.vector = builder, VectorType(stored.computed)
+        self.type = self.vector.words
+        self.shorts = ir.VectorType(INT16, stored.lanes)
 
     def all(self, number: int) -> ir.Constant:
         return ir.Constant(self.type, [number] * self.vector.lanes)

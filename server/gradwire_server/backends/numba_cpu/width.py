@@ -3,8 +3,8 @@
 columns  blocks of rows are transposed: neighbors in a column share their weights with any bands
 halve    bands advance by two inputs per result, with the same weights: shuffles split vectors
 double   bands advance by one input per two results: shuffles merge vectors
-permute  each vector of results finds its inputs in two or four vectors; one instruction picks any
-         lanes of two vectors (CAN_PICK)
+permute  each vector of results finds its inputs in two or four registers; one instruction picks any
+         lanes of two registers (CAN_PICK)
 
 At both ends of an axis, whose bands differ, `halve` and `double` sum results one by one.
 """
@@ -17,25 +17,28 @@ from numba import carray, cfunc, types
 
 from gradwire_server.backends.numba_cpu.instructions import (
     CAN_PICK,
-    broadcast,
+    VECTOR_BYTES,
+    clear,
+    element_bytes,
     every_second,
     integer_at,
     interleave,
     lanes,
+    lanewise_product,
     load,
     number_at,
     pick,
     product,
     put_number,
     store,
-    store_first,
+    store_until,
     transpose,
-    unweighted,
+    twice,
     where_more,
     zeros,
 )
-from gradwire_server.backends.numba_cpu.records import JOB_POINTER
-from gradwire_server.backends.numba_cpu.vectors import COMPUTE, COMPUTE_TYPES, part
+from gradwire_server.backends.numba_cpu.records import DOUBLE, HALVE, JOB_POINTER, band
+from gradwire_server.backends.numba_cpu.vectors import COMPUTE_FORMATS, Format, part
 
 # Job; rows (at input 0), step, count; first result and its end; results (at the first) and step. Of
 # `columns`: job; transposed block, first input and its end; results likewise; results; unused.
@@ -44,298 +47,229 @@ _TO_COLUMNS = types.void(*[types.int64] * 4)
 _TO_ROWS = types.void(*[types.int64] * 5)
 
 
-def _sum_of_columns(term: Any) -> Any:
-    @part
-    def sum_columns(compute, axis, channels, columns, low, high, first, stop, result):
-        """Compute the part of results first .. stop - 1 that inputs low .. high - 1 give.
+@part
+def _columns(computed, job, columns, low, high, first, stop, result):
+    """Compute the part of results first .. stop - 1 that inputs low .. high - 1 give.
 
-        columns  transposed block: a vector per channel of each input, from input low on
-        result   a vector per channel of each result, from result first on; if its band begins
-                 before low, it holds the partial sum
-        """
-        itemsize = 64 // lanes(compute)
-        pixel = 64 * channels
-        to = result
-        for j in range(first, stop):
-            start = integer_at(axis.start + 8 * j)
-            offset = integer_at(axis.offset + 8 * j)
-            taps = integer_at(axis.offset + 8 * j + 8) - offset
-            begin, end = max(start, low), min(start + taps, high)
-            w = axis.weight + (offset + begin - start) * itemsize
-            at = columns + (begin - low) * pixel
-            for _ in range(channels):
-                if begin < end:
-                    total = term(compute, w, load(COMPUTE, compute, at))
-                    if begin > start:
-                        total = load(COMPUTE, compute, to) + total
-                    weight, place, last = w, at, at + (end - begin - 1) * pixel
-                    while place != last:
-                        weight += itemsize
-                        place += pixel
-                        total = total + term(compute, weight, load(COMPUTE, compute, place))
-                    store(COMPUTE, to, total)
-                elif not taps:
-                    store(COMPUTE, to, zeros(compute))
-                at += 64
-                to += 64
-
-    return sum_columns
-
-
-_sum_columns_weighted = _sum_of_columns(product)
-_sum_columns_plain = _sum_of_columns(unweighted)
+    columns  transposed block: a vector per channel of each input, from input low on
+    result   a vector per channel of each result, from result first on; if its band begins
+             before low, it holds the partial sum
+    """
+    itemsize, pixel = element_bytes(computed), VECTOR_BYTES * job.channels
+    for j in range(first, stop):
+        start, taps, weights = band(job.width, itemsize, j)
+        begin, end = max(start, low), min(start + taps, high)
+        at, to = columns + (begin - low) * pixel, result
+        result += pixel
+        weights += (begin - start) * itemsize
+        while to != result:
+            if begin < end:
+                total = product(weights, load(computed, at))
+                if begin > start:
+                    total = load(computed, to) + total
+                weight, place, last = weights, at, at + (end - begin - 1) * pixel
+                while place != last:
+                    weight += itemsize
+                    place += pixel
+                    total = total + product(weight, load(computed, place))
+                store(computed, to, total)
+            elif not taps:
+                store(computed, to, zeros(computed))
+            at += VECTOR_BYTES
+            to += VECTOR_BYTES
 
 
 @part
-def _columns_stage(compute, job, columns, low, high, first, stop, results):
-    axis, channels = job.width, job.channels
-    if axis.plain:
-        _sum_columns_plain(compute, axis, channels, columns, low, high, first, stop, results)
-    else:
-        _sum_columns_weighted(compute, axis, channels, columns, low, high, first, stop, results)
+def _to_columns(computed, rows, step, length, columns):
+    for p in range(0, length, lanes(computed)):
+        place = columns + p * VECTOR_BYTES
+        transpose(computed, rows + p * element_bytes(computed), step, place, VECTOR_BYTES)
 
 
 @part
-def _to_columns(compute, rows, step, length, columns):
-    itemsize = 64 // lanes(compute)
-    for p in range(0, length, lanes(compute)):
-        transpose(compute, rows + p * itemsize, step, columns + p * 64, 64)
-
-
-@part
-def _to_rows(compute, results, length, rows, step, exact):
-    width = lanes(compute)
+def _to_rows(computed, results, length, rows, step, exact):
+    width = lanes(computed)
     for p in range(0, length, width):
         # Transposes some columns again rather than write beyond the end.
         begin = min(p, length - width) if exact else p
-        transpose(compute, results + begin * 64, 64, rows + begin * (64 // width), step)
+        place = rows + begin * element_bytes(computed)
+        transpose(computed, results + begin * VECTOR_BYTES, VECTOR_BYTES, place, step)
 
 
 @part
-def _one_by_one(compute, axis, row, first, stop, result):
+def _one_by_one(computed, axis, row, first, stop, result):
     """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
-    itemsize = 64 // lanes(compute)
+    itemsize = element_bytes(computed)
     for j in range(first, stop):
-        offset = integer_at(axis.offset + 8 * j)
-        taps = integer_at(axis.offset + 8 * j + 8) - offset
-        at = row + integer_at(axis.start + 8 * j) * itemsize
-        w = axis.weight + offset * itemsize
-        total = number_at(compute, w) * number_at(compute, at) if taps else compute(0)
+        start, taps, weight = band(axis, itemsize, j)
+        at = row + start * itemsize
+        if not taps:
+            clear(result + j * itemsize, itemsize)
+            continue
+        total = number_at(computed, weight) * number_at(computed, at)
         for _ in range(taps - 1):
             at += itemsize
-            w += itemsize
-            total = total + number_at(compute, w) * number_at(compute, at)
+            weight += itemsize
+            total = total + number_at(computed, weight) * number_at(computed, at)
         put_number(result + j * itemsize, total)
 
 
 @part
-def _halve(compute, weights, taps, inputs, length, result):
-    """result[i] = sum over k of weights[k] * inputs[2 * i + k], 0 <= i < length."""
-    width = lanes(compute)
-    itemsize = 64 // width
-    i = 0
-    while i < length:
-        at = inputs + 2 * i * itemsize
-        low, high = load(COMPUTE, compute, at), load(COMPUTE, compute, at + 64)
-        w = weights
-        total = broadcast(compute, w) * every_second(low, high, 0)
+def _halve(computed, job, at, to, left):
+    size, weight, wide = element_bytes(computed), job.even.weight, twice(computed)
+    at += job.even.start * size
+    pairs = load(wide, at)
+    total = product(weight, every_second(pairs, 0))
+    for taps in range(job.even.taps - 1, 0, -2):
+        total = total + product(weight + size, every_second(pairs, 1))
         if taps > 1:
-            total = total + broadcast(compute, w + itemsize) * every_second(low, high, 1)
-        last = w + (taps // 2 - 1) * 2 * itemsize if taps > 1 else w
-        while w != last:
-            at += 2 * itemsize
-            w += 2 * itemsize
-            low, high = load(COMPUTE, compute, at), load(COMPUTE, compute, at + 64)
-            total = total + broadcast(compute, w) * every_second(low, high, 0)
-            total = total + broadcast(compute, w + itemsize) * every_second(low, high, 1)
-        if taps > 2 and taps % 2:
-            at += 2 * itemsize
-            w += 2 * itemsize
-            low, high = load(COMPUTE, compute, at), load(COMPUTE, compute, at + 64)
-            total = total + broadcast(compute, w) * every_second(low, high, 0)
-        if length - i >= width:
-            store(COMPUTE, result + i * itemsize, total)
-        else:
-            store_first(COMPUTE, result + i * itemsize, total, length - i)
-        i += width
+            at += 2 * size
+            weight += 2 * size
+            pairs = load(wide, at)
+            total = total + product(weight, every_second(pairs, 0))
+    store_until(computed, to, total, left)
 
 
 @part
-def _steady(compute, weights, taps, at):
-    """Sum taps vectors, each one element after the last; +0 without taps."""
-    itemsize = 64 // lanes(compute)
-    if not taps:
-        return zeros(compute)
-    total = broadcast(compute, weights) * load(COMPUTE, compute, at)
-    for k in range(1, taps):
-        total = total + broadcast(compute, weights + k * itemsize) * load(
-            COMPUTE, compute, at + k * itemsize
-        )
+def _sum_of_phase(computed, phase, at):
+    """Sum a band for each lane, one input on from lane to lane."""
+    size, weight = element_bytes(computed), phase.weight
+    at += phase.start * size
+    if not phase.taps:
+        return zeros(computed)
+    total = product(weight, load(computed, at))
+    for _ in range(phase.taps - 1):
+        at += size
+        weight += size
+        total = total + product(weight, load(computed, at))
     return total
 
 
 @part
-def _double(compute, even, odd, row, first, length, result):
-    """Compute result[2 * i] by band even and result[2 * i + 1] by band odd, 0 <= i < length.
+def _double(computed, job, at, to, left):
+    even, odd = _sum_of_phase(computed, job.even, at), _sum_of_phase(computed, job.odd, at)
+    store_until(twice(computed), to, interleave(even, odd), left)
 
-    even, odd  bands of pair 0: start, taps and weight
-    row        address of input 0
-    first      pair of result[0] and result[1]
+
+def _steady(put: Any, *, period: int, step: int) -> Any:
+    """Build the stage of bands that repeat every `period` results, `step` inputs on.
+
+    put  writes the results of as many periods as a vector has lanes; at is the address of the input
+         from which the first of them counts
     """
-    width = lanes(compute)
-    itemsize = 64 // width
-    i = 0
-    while i < length:
-        at = row + (first + i) * itemsize
-        a = _steady(compute, even.weight, even.taps, at + even.start * itemsize)
-        b = _steady(compute, odd.weight, odd.taps, at + odd.start * itemsize)
-        to = result + 2 * i * itemsize
-        left = 2 * (length - i)
-        if left >= 2 * width:
-            store(COMPUTE, to, interleave(a, b, 0))
-            store(COMPUTE, to + 64, interleave(a, b, 1))
-        elif left > width:
-            store(COMPUTE, to, interleave(a, b, 0))
-            store_first(COMPUTE, to + 64, interleave(a, b, 1), left - width)
-        else:
-            store_first(COMPUTE, to, interleave(a, b, 0), left)
-        i += width
 
-
-@part
-def _halve_stage(compute, job, row, first, stop, result):
-    base = result - first * job.itemsize
-    begin = min(max(first, job.steady_first), stop)
-    end = max(begin, min(stop, job.steady_stop))
-    at = row + (job.even.start + 2 * (begin - job.steady_first)) * job.itemsize
-    to = base + begin * job.itemsize
-    _one_by_one(compute, job.width, row, first, begin, base)
-    _halve(compute, job.even.weight, job.even.taps, at, end - begin, to)
-    _one_by_one(compute, job.width, row, end, stop, base)
-
-
-@part
-def _double_stage(compute, job, row, first, stop, result):
-    base = result - first * job.itemsize
-    begin = max(first, job.steady_first)
-    begin = min(begin + (begin - job.steady_first) % 2, stop)
-    pairs = max(0, min(stop, job.steady_stop) - begin) // 2
-    end, to = begin + 2 * pairs, base + begin * job.itemsize
-    _one_by_one(compute, job.width, row, first, begin, base)
-    _double(compute, job.even, job.odd, row, (begin - job.steady_first) // 2, pairs, to)
-    _one_by_one(compute, job.width, row, end, stop, base)
-
-
-def _permuted(term: Any) -> Any:
     @part
-    def permuted(compute, groups, step, row, first, stop, elements, result):
-        """Compute vectors first .. stop - 1 of a row of so many elements.
+    def steady(computed, job, row, first, stop, result):
+        """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
+        size, width = element_bytes(computed), lanes(computed)
+        begin = max(first, job.steady_first)
+        begin = min(begin + (begin - job.steady_first) % period, stop)
+        end = begin + max(0, min(stop, job.steady_stop) - begin) // period * period
+        _one_by_one(computed, job.width, row, first, begin, result)
+        at = row + (begin - job.steady_first) // period * step * size
+        for j in range(begin, end, period * width):
+            put(computed, job, at, result + j * size, end - j)
+            at += step * width * size
+        _one_by_one(computed, job.width, row, end, stop, result)
 
-        groups       record of tables.Groups
-        step         bytes from tap to tap
-        row, result  addresses of elements 0
-        """
-        width = lanes(compute)
-        itemsize, taps, wide = 64 // width, groups.taps, groups.wide
-        gaps, uneven = groups.gaps, groups.uneven
-        for g in range(first, stop):
+    return steady
+
+
+_halved = _steady(_halve, period=1, step=2)
+_doubled = _steady(_double, period=2, step=1)
+
+
+@part
+def _pick_near(computed, at, index):
+    return pick(index, 0, load(twice(computed), at))
+
+
+@part
+def _pick_far(computed, at, index):
+    return pick(index, 0, load(twice(twice(computed)), at))
+
+
+def _permuted(pick_one: Any) -> Any:
+    @part
+    def permuted(computed, job, row, first, stop, result):
+        """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
+        width, itemsize, groups = lanes(computed), element_bytes(computed), job.groups
+        step, left = job.channels * itemsize, job.width.outputs * job.channels
+        for g in range(first * job.channels // width, -(-stop * job.channels // width)):
             at = row + integer_at(groups.bases + 8 * g) * itemsize
             index = groups.data + g * groups.size
-            w = index + 128
-            total = term(compute, w, pick(compute, at, index, wide))
-            if gaps:
-                total = where_more(compute, index + 64, 0, total, zeros(compute))
-            k, last = 0, w + (taps - 1) * 64
-            while w != last:
-                k += 1
+            w = index + 2 * VECTOR_BYTES
+            total = lanewise_product(w, pick_one(computed, at, index))
+            if groups.gaps:
+                total = where_more(index + VECTOR_BYTES, 0, total, zeros(computed))
+            for k in range(1, groups.taps):
                 at += step
-                w += 64
-                more = total + term(compute, w, pick(compute, at, index, wide))
-                total = where_more(compute, index + 64, k, more, total) if uneven else more
-            left = elements - g * width
-            if left >= width:
-                store(COMPUTE, result + g * 64, total)
-            else:
-                store_first(COMPUTE, result + g * 64, total, left)
+                w += VECTOR_BYTES
+                more = total + lanewise_product(w, pick_one(computed, at, index))
+                if groups.uneven:
+                    more = where_more(index + VECTOR_BYTES, k, more, total)
+                total = more
+            store_until(computed, result + g * VECTOR_BYTES, total, left - g * width)
 
     return permuted
 
 
-@part
-def _lanewise(compute, weights, value):
-    return load(COMPUTE, compute, weights) * value
-
-
-_permuted_weighted = _permuted(_lanewise)
-_permuted_plain = _permuted(unweighted)
+if CAN_PICK:
+    _permuted_near, _permuted_far = _permuted(_pick_near), _permuted(_pick_far)
+else:
+    _permuted_near = _permuted_far = _halved
 
 
 @part
-def _permute_stage(compute, job, row, first, stop, result):
-    width, step = lanes(compute), job.channels * job.itemsize
-    base = result - first * step
-    begin, end = first * job.channels // width, -(-stop * job.channels // width)
-    elements = job.width.outputs * job.channels
-    if job.width.plain:
-        _permuted_plain(compute, job.groups, step, row, begin, end, elements, base)
+def _along_row(computed, job, row, first, stop, result):
+    """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
+    if job.method == HALVE:
+        _halved(computed, job, row, first, stop, result)
+    elif job.method == DOUBLE:
+        _doubled(computed, job, row, first, stop, result)
+    elif job.groups.wide:
+        _permuted_far(computed, job, row, first, stop, result)
     else:
-        _permuted_weighted(compute, job.groups, step, row, begin, end, elements, base)
+        _permuted_near(computed, job, row, first, stop, result)
 
 
 class WidthKernels(NamedTuple):
-    """Compiled functions of the width stage for one compute type, by method.
+    """Compiled functions of the width stage for one compute type.
 
-    to_columns  transposes the rows of a block, for `columns`
+    columns     sums transposed rows
+    to_columns  transposes the rows of a block
     to_rows     transposes results back; exact: nothing may be written beyond a row's end
-    permute     None without CAN_PICK
+    along_rows  the other methods
     """
 
     columns: Any
     to_columns: Any
     to_rows: Any
-    halve: Any
-    double: Any
-    permute: Any
+    along_rows: Any
 
 
-def _compiled(compute: Any) -> WidthKernels:
+def _compiled(computed: Format) -> WidthKernels:
     @cfunc(_STAGE, cache=True)
     def columns(job, block, low, high, first, stop, results, _):
-        _columns_stage(compute, carray(job, 1)[0], block, low, high, first, stop, results)
+        _columns(computed, carray(job, 1)[0], block, low, high, first, stop, results)
 
     @cfunc(_TO_COLUMNS, cache=True)
     def to_columns(rows, step, length, block):
-        _to_columns(compute, rows, step, length, block)
+        _to_columns(computed, rows, step, length, block)
 
     @cfunc(_TO_ROWS, cache=True)
     def to_rows(results, length, rows, step, exact):
-        _to_rows(compute, results, length, rows, step, exact)
+        _to_rows(computed, results, length, rows, step, exact)
 
     @cfunc(_STAGE, cache=True)
-    def halve(job, rows, step, count, first, stop, result, to):
+    def along_rows(job, rows, step, count, first, stop, result, to):
         one = carray(job, 1)[0]
+        base = result - first * one.channels * element_bytes(computed)
         for row in range(count):
-            _halve_stage(compute, one, rows + row * step, first, stop, result + row * to)
+            _along_row(computed, one, rows + row * step, first, stop, base + row * to)
 
-    @cfunc(_STAGE, cache=True)
-    def double(job, rows, step, count, first, stop, result, to):
-        one = carray(job, 1)[0]
-        for row in range(count):
-            _double_stage(compute, one, rows + row * step, first, stop, result + row * to)
-
-    permute = _compiled_permute(compute) if CAN_PICK else None
-    return WidthKernels(columns, to_columns, to_rows, halve, double, permute)
-
-
-def _compiled_permute(compute: Any) -> Any:
-    @cfunc(_STAGE, cache=True)
-    def permute(job, rows, step, count, first, stop, result, to):
-        one = carray(job, 1)[0]
-        for row in range(count):
-            _permute_stage(compute, one, rows + row * step, first, stop, result + row * to)
-
-    return permute
+    return WidthKernels(columns, to_columns, to_rows, along_rows)
 
 
 # By the name of the compute type.
-WIDTH_KERNELS = {name: _compiled(compute) for name, compute in COMPUTE_TYPES.items()}
+WIDTH_KERNELS = {one.name: _compiled(one) for one in COMPUTE_FORMATS}
