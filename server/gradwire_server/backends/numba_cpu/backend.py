@@ -117,22 +117,6 @@ class NumbaCpu:
         if first or plan.fill or math.copysign(1, plan.fill) < 0:
             fill_empty(plan.passes, y, fill=plan.fill)
 
-    def bound(self, plan: Plan, x: Array, y: Array) -> Callable[[], None]:
-        """Return apply(plan, x, y) for arrays that stay, as `BindsArrays` specifies."""
-        apply = partial(self.apply, plan, x, y)
-        if not (plan.passes and x.size and y.size and x.flags.c_contiguous):
-            return apply
-        job, *others = self._jobs_of(plan, x, y.dtype)
-        is_filled = not plan.fill and math.copysign(1, plan.fill) > 0
-        if others or job.work >= _WORK_OF_A_THREAD or not is_filled:
-            return apply
-        run, scratch, addresses = self._run_here, self._scratch, (_address(x), _address(y))
-
-        def run_job(_arrays: object = (plan, x, y)) -> None:
-            run(job.address, *addresses, scratch.address(job.scratch), 0, job.units)
-
-        return run_job
-
     def held_bytes(self, plan: Plan, x: Array, y: Array) -> int:
         """Return the temporary bytes of apply(plan, x, y), as `TellsHeldBytes` specifies."""
         if not plan.passes or not x.size or not y.size:
@@ -148,9 +132,8 @@ class NumbaCpu:
             NumpyCpu().accumulate(bands, x, y, axis=axis, carried=carried)
             return
         table = self._table(bands, x.dtype)
-        source = np.ascontiguousarray(x)
-        record = self._kernels.jobs.accumulation(table, source.shape, axis=axis, carried=carried)
-        self._kernels.blocks.accumulate(record, _address(source), _address(y))
+        x = np.ascontiguousarray(x)
+        self._kernels.jobs.accumulate(table, x, y, axis=axis, carried=carried)
 
     def _run(self, job: CompiledPass, x: Array, y: Array) -> None:
         arguments = job.address, _address(x), _address(y), self._scratch.address(job.scratch)

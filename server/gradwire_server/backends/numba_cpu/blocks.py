@@ -17,7 +17,7 @@ from numba import carray, cfunc, from_dtype, njit, types
 
 from gradwire_server.backends.numba_cpu.instructions import call, clear, fence
 from gradwire_server.backends.numba_cpu.records import (
-    ACCUMULATION,
+    AXIS,
     CHANNELS,
     COLUMNS,
     DEPTH_AT,
@@ -33,7 +33,7 @@ from gradwire_server.backends.numba_cpu.records import (
 from gradwire_server.backends.numba_cpu.vectors import part
 
 _RUN = types.void(JOB_POINTER, *[types.int64] * 5)
-_ACCUMULATE = types.void(types.Array(from_dtype(ACCUMULATION), 1, "C"), *[types.int64] * 2)
+_ACCUMULATE = types.void(types.Array(from_dtype(AXIS), 1, "C"), *[types.int64] * 8)
 
 
 @part
@@ -104,7 +104,7 @@ def _sum_width(job, rows, step, count, j0, j1, result, result_step):
     if job.method != CHANNELS:
         call(job.width_stage, (job.address, rows, step, count, j0, j1, result, result_step))
         return
-    axis, itemsize, pixel = job.address + WIDTH_AT, job.itemsize, job.channels * job.itemsize
+    axis, pixel = job.address + WIDTH_AT, job.channels * job.itemsize
     for i in range(count):
         row, to = rows + i * step, result + i * result_step
         call(job.width_sum, (axis, j0, j1, row, pixel, job.channels, to, pixel))
@@ -260,14 +260,18 @@ def run(jobs, x, y, scratch, first, stop):
 
 
 @njit(_ACCUMULATE, nogil=True, cache=True)
-def accumulate(jobs, x, y):
-    """Add the taps of every result on x to y, as `Backend.accumulate`; x and y are addresses."""
-    job = jobs[0]
-    itemsize, length, carried = job.itemsize, job.length, job.carried
-    row, outputs = length * itemsize, job.axis.outputs
-    for outer in range(job.outer):
-        rows = x + outer * job.axis.inputs * row
-        to = y + outer * outputs * row
-        call(job.sum_onto, (job.address, 0, carried, rows, row, length, to, row))
-        to += carried * row
-        call(job.sum, (job.address, carried, outputs, rows, row, length, to, row))
+def accumulate(axes, sum_rows, sum_onto, itemsize, outer, length, carried, x, y):
+    """Add the taps of every result on x to y, as `Backend.accumulate`.
+
+    axes      one record, the axis's
+    sum_rows  addresses of the compiled functions
+    x, y      addresses; x has `outer` times the axis's inputs rows of so many elements
+    """
+    axis, row = axes[0], length * itemsize
+    address = axes.ctypes.data
+    for _ in range(outer):
+        call(sum_onto, (address, 0, carried, x, row, length, y, row))
+        y += carried * row
+        call(sum_rows, (address, carried, axis.outputs, x, row, length, y, row))
+        y += (axis.outputs - carried) * row
+        x += axis.inputs * row

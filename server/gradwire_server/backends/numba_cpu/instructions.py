@@ -22,7 +22,7 @@ from gradwire_server.backends.numba_cpu.vectors import (
     FormatType,
     VectorType,
     declared,
-    emits,
+    instruction,
     memory_type,
     narrowed,
     part,
@@ -30,41 +30,37 @@ from gradwire_server.backends.numba_cpu.vectors import (
     shuffle,
     splat,
     widened,
+    words_of,
 )
 
-
-def _constant(value_of):
-    """Build an intrinsic that returns an integer fact about a format."""
-
-    @intrinsic
-    def fact(_context, stored):
-        def build(builder, _stored):
-            return INT64(value_of(stored.format))
-
-        return emits(types.int64(stored), build)
-
-    return fact
+# Whether `pick` can be compiled.
+CAN_PICK = "+avx512f" in FEATURES
 
 
-lanes = _constant(lambda stored: stored.lanes)
-element_bytes = _constant(lambda stored: stored.size)
+@instruction(types.int64)
+def lanes(_builder, stored):
+    """Number of elements of a format."""
+    return INT64(stored.lanes)
 
 
-def _format(format_of):
-    """Build an intrinsic that returns another format."""
-
-    @intrinsic
-    def other(_context, stored):
-        def build(builder, _stored):
-            return ir.Constant(ir.IntType(8).as_pointer(), None)
-
-        return emits(FormatType(format_of(stored.format))(stored), build)
-
-    return other
+@instruction(types.int64)
+def element_bytes(_builder, stored):
+    """Bytes of an element of a format."""
+    return INT64(stored.size)
 
 
-computed_of = _format(lambda stored: stored.computed)
-twice = _format(lambda stored: replace(stored, registers=2 * stored.registers))
+@instruction(lambda stored: FormatType(stored.format.computed))
+def computed_of(_builder, _stored):
+    """The compute type's format of as many lanes."""
+
+
+@instruction(lambda stored: FormatType(_with_registers(stored, 2)))
+def twice(_builder, _stored):
+    """The format of twice as many lanes."""
+
+
+def _with_registers(kind, times):
+    return replace(kind.format, registers=int(kind.format.registers * times))
 
 
 @intrinsic
@@ -83,154 +79,104 @@ def call(_context, address, arguments):
     return types.void(types.int64, arguments), generate
 
 
-@intrinsic
-def integer_at(_context, address):
+@instruction(types.int64)
+def integer_at(builder, address):
     """The int64 at an address."""
-
-    def build(builder, address):
-        return builder.load(pointer(builder, address, INT64))
-
-    return emits(types.int64(types.int64), build)
+    return builder.load(pointer(builder, address, INT64))
 
 
-@intrinsic
-def number_at(_context, computed, address):
+@instruction(lambda computed, _: getattr(types, computed.format.name))
+def number_at(builder, computed, address):
     """The number of the compute type at an address."""
-    kind = VectorType(computed.format).ir.element
-
-    def build(builder, _computed, address):
-        return _loaded(builder, address, kind)
-
-    number = types.float32 if kind == ir.FloatType() else types.float64
-    return emits(number(computed, types.int64), build)
+    return _loaded(builder, address, memory_type(computed).element)
 
 
-@intrinsic
-def put_number(_context, address, number):
+@instruction(types.void)
+def put_number(builder, address, number):
     """Write a number to an address."""
-
-    def build(builder, address, number):
-        builder.store(number, builder.inttoptr(address, number.type.as_pointer()))
-
-    return emits(types.void(types.int64, number), build)
+    builder.store(number, pointer(builder, address, number.type))
 
 
-def _term(build_of):
-    """Build an intrinsic for a vector with its weight, or a vector of weights, at an address."""
-
-    @intrinsic
-    def term(_context, weight, value):
-        def build(builder, weight, value):
-            return build_of(builder, weight, value)
-
-        return emits(value(types.int64, value), build)
-
-    return term
-
-
-def _product(builder, weight, value):
+@instruction(lambda _, value: value)
+def product(builder, weight, value):
+    """A vector times the number at address weight."""
     number = builder.load(pointer(builder, weight, value.type.element))
     return builder.fmul(splat(builder, number, value.type.count), value)
 
 
-# The vector times the number at the address, or lane by lane times the vector there, or itself,
-# where every weight is 1.
-product = _term(_product)
-lanewise_product = _term(
-    lambda builder, weight, value: builder.fmul(_loaded(builder, weight, value.type), value)
-)
-unweighted = _term(lambda builder, weight, value: value)
+@instruction(lambda _, value: value)
+def lanewise_product(builder, weights, value):
+    """A vector times the vector at address weights, lane by lane."""
+    return builder.fmul(_loaded(builder, weights, value.type), value)
 
 
-@intrinsic
-def zeros(_context, computed):
+@part
+def unweighted(_weight, value):
+    """The vector itself, in place of `product` where every weight is 1."""
+    return value
+
+
+@instruction(lambda computed: VectorType(computed.format))
+def zeros(_builder, computed):
     """+0 in all lanes."""
-    vector = VectorType(computed.format)
-
-    def build(builder, _computed):
-        return ir.Constant(vector.ir, None)
-
-    return emits(vector(computed), build)
+    return ir.Constant(memory_type(computed), None)
 
 
-@intrinsic
-def load(_context, stored, address):
+@instruction(lambda stored, _: VectorType(stored.format.computed))
+def load(builder, stored, address):
     """A vector of the elements at an address, converted to the compute type."""
-    one = replace(stored.format, registers=1)
-    kind = memory_type(one)
-
-    def build(builder, _stored, address):
-        # One load of all registers would read the last one first.
-        values = []
-        for place in range(stored.format.registers):
-            at = builder.add(address, INT64(place * one.lanes * one.size))
-            values.append(_loaded(builder, at, kind))
-        while len(values) > 1:
-            places = list(range(2 * values[0].type.count))
-            pairs = zip(values[::2], values[1::2], strict=True)
-            values = [shuffle(builder, *pair, places) for pair in pairs]
-        return widened(builder, stored.format, values[0])
-
-    return emits(VectorType(stored.format.computed)(stored, types.int64), build)
+    one = replace(stored, registers=1)
+    # One load of all registers would read the last one first.
+    values = []
+    for place in range(stored.registers):
+        at = builder.add(address, INT64(place * one.lanes * one.size))
+        values.append(_loaded(builder, at, memory_type(one)))
+    while len(values) > 1:
+        places = list(range(2 * values[0].type.count))
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [shuffle(builder, *pair, places) for pair in pairs]
+    return widened(builder, stored, values[0])
 
 
-@intrinsic
-def load_first(_context, stored, address, count):
+@instruction(lambda stored, *_: VectorType(stored.format.computed))
+def load_first(builder, stored, address, count):
     """As `load`, the first count lanes only; the others are 0 and their memory is not read."""
-    kind = memory_type(stored.format)
-
-    def build(builder, _stored, address, count):
-        place = pointer(builder, address, kind)
-        name = f"llvm.masked.load.{_suffix(kind)}.p0"
-        mask = _first(builder, count, kind.count)
-        function = declared(builder, name, kind, [place.type, INT32, mask.type, kind])
-        value = builder.call(function, [place, INT32(1), mask, ir.Constant(kind, None)])
-        return widened(builder, stored.format, value)
-
-    vector = VectorType(stored.format.computed)
-    return emits(vector(stored, types.int64, types.int64), build)
+    kind = memory_type(stored)
+    place = pointer(builder, address, kind)
+    mask = _first(builder, count, kind.count)
+    kinds = [place.type, INT32, mask.type, kind]
+    function = declared(builder, f"llvm.masked.load.{_suffix(kind)}.p0", kind, kinds)
+    value = builder.call(function, [place, INT32(1), mask, ir.Constant(kind, None)])
+    return widened(builder, stored, value)
 
 
-@intrinsic
-def prefetch(_context, stored, address):
+@instruction(types.void)
+def prefetch(builder, stored, address):
     """Prefetch as many cache lines as a vector fills registers; they need not be mapped."""
-
-    def build(builder, _stored, address):
-        kinds = [ir.IntType(8).as_pointer(), INT32, INT32, INT32]
-        function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), kinds)
-        for line in range(stored.format.registers):
-            place = builder.add(address, INT64(VECTOR_BYTES * line))
-            # For reading, with the highest locality, of data.
-            arguments = [pointer(builder, place, ir.IntType(8)), INT32(0), INT32(3), INT32(1)]
-            builder.call(function, arguments)
-
-    return emits(types.void(stored, types.int64), build)
+    for line in range(stored.registers):
+        place = builder.add(address, INT64(VECTOR_BYTES * line))
+        # For reading, with the highest locality, of data.
+        arguments = [pointer(builder, place, ir.IntType(8)), INT32(0), INT32(3), INT32(1)]
+        kinds = [one.type for one in arguments]
+        builder.call(declared(builder, "llvm.prefetch.p0", ir.VoidType(), kinds), arguments)
 
 
-@intrinsic
-def store(_context, stored, address, vector):
+@instruction(types.void)
+def store(builder, stored, address, vector):
     """Write a vector in a format, rounded to nearest even."""
-
-    def build(builder, _stored, address, value):
-        value = narrowed(builder, stored.format, value)
-        builder.store(value, pointer(builder, address, value.type)).align = 1
-
-    return emits(types.void(stored, types.int64, vector), build)
+    _put(builder, address, narrowed(builder, stored, vector))
 
 
-@intrinsic
-def store_first(_context, stored, address, vector, count):
+@instruction(types.void)
+def store_first(builder, stored, address, vector, count):
     """As `store`, the first count lanes only; the memory of the others is not written."""
-
-    def build(builder, _stored, address, value, count):
-        value = narrowed(builder, stored.format, value)
-        place = pointer(builder, address, value.type)
-        name = f"llvm.masked.store.{_suffix(value.type)}.p0"
-        mask = _first(builder, count, vector.lanes)
-        kinds = [value.type, place.type, INT32, mask.type]
-        builder.call(declared(builder, name, ir.VoidType(), kinds), [value, place, INT32(1), mask])
-
-    return emits(types.void(stored, types.int64, vector, types.int64), build)
+    value = narrowed(builder, stored, vector)
+    place = pointer(builder, address, value.type)
+    mask = _first(builder, count, stored.lanes)
+    arguments = [value, place, INT32(1), mask]
+    name = f"llvm.masked.store.{_suffix(value.type)}.p0"
+    kinds = [one.type for one in arguments]
+    builder.call(declared(builder, name, ir.VoidType(), kinds), arguments)
 
 
 @part
@@ -242,47 +188,31 @@ def store_until(stored, address, vector, left):
         store_first(stored, address, vector, left)
 
 
-@intrinsic
-def put_streaming(_context, address, vector):
+@instruction(types.void)
+def put_streaming(builder, address, vector):
     """Write a vector with a non-temporal store; address is a multiple of 64. Needs `fence`."""
-
-    def build(builder, address, vector):
-        instruction = builder.store(vector, pointer(builder, address, vector.type))
-        instruction.align = VECTOR_BYTES
-        instruction.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
-
-    return emits(types.void(types.int64, vector), build)
+    written = builder.store(vector, pointer(builder, address, vector.type))
+    written.align = VECTOR_BYTES
+    written.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
 
 
-@intrinsic
-def fence(_context):
+@instruction(types.void)
+def fence(builder):
     """Order all earlier writes before all later ones, as other threads see them."""
-
-    def build(builder):
-        builder.fence("seq_cst")
-
-    return emits(types.void(), build)
+    builder.fence("seq_cst")
 
 
-@intrinsic
-def copy(_context, to, source, count):
+@instruction(types.void)
+def copy(builder, to, source, count):
     """Copy count bytes; the ranges do not overlap."""
-
-    def build(builder, *arguments):
-        to, source = (pointer(builder, one, ir.IntType(8)) for one in arguments[:2])
-        raw_memcpy(builder, to, source, arguments[2], 1)
-
-    return emits(types.void(types.int64, types.int64, types.int64), build)
+    places = (pointer(builder, one, ir.IntType(8)) for one in (to, source))
+    raw_memcpy(builder, *places, count, 1)
 
 
-@intrinsic
-def clear(_context, address, count):
+@instruction(types.void)
+def clear(builder, address, count):
     """Write count zero bytes: +0 in every format."""
-
-    def build(builder, address, count):
-        memset(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), count, 0)
-
-    return emits(types.void(types.int64, types.int64), build)
+    memset(builder, pointer(builder, address, ir.IntType(8)), count, 0)
 
 
 def _loaded(builder, address, kind):
@@ -290,6 +220,11 @@ def _loaded(builder, address, kind):
     value = builder.load(pointer(builder, address, kind))
     value.align = 1
     return value
+
+
+def _put(builder, address, value):
+    """Store a value at an address of any alignment."""
+    builder.store(value, pointer(builder, address, value.type)).align = 1
 
 
 def _first(builder, count, total):
@@ -304,98 +239,79 @@ def _suffix(kind):
     return f"v{kind.count}{names.get(str(kind.element), str(kind.element))}"
 
 
-# Whether `pick` can be compiled.
-CAN_PICK = "+avx512f" in FEATURES
+def _every_second(first):
+    @instruction(lambda vector: VectorType(_with_registers(vector, 1 / 2)))
+    def every_second(builder, vector):
+        return shuffle(builder, vector, vector, list(range(first, vector.type.count, 2)))
+
+    return every_second
 
 
-@intrinsic(prefer_literal=True)
-def every_second(_context, vector, first):
-    """Lanes first, first + 2, first + 4 ... of a vector; first is 0 or 1."""
-    half = VectorType(replace(vector.format, registers=vector.format.registers // 2))
-    places = list(range(first.literal_value, vector.lanes, 2))
-
-    def build(builder, vector, _first):
-        return shuffle(builder, vector, vector, places)
-
-    return emits(half(vector, first), build)
+# Lanes 0, 2, 4 ... of a vector, and lanes 1, 3, 5 ...
+even_lanes, odd_lanes = _every_second(0), _every_second(1)
 
 
-@intrinsic
-def interleave(_context, even, odd):
+@instruction(lambda even, _: VectorType(_with_registers(even, 2)))
+def interleave(builder, even, odd):
     """The vector even[0], odd[0], even[1], odd[1] ..."""
-    whole = VectorType(replace(even.format, registers=2 * even.format.registers))
-    places = [lane // 2 + lane % 2 * even.lanes for lane in range(whole.lanes)]
-
-    def build(builder, even, odd):
-        return shuffle(builder, even, odd, places)
-
-    return emits(whole(even, odd), build)
+    count = even.type.count
+    places = [lane // 2 + lane % 2 * count for lane in range(2 * count)]
+    return shuffle(builder, even, odd, places)
 
 
-@intrinsic
-def pick(_context, index, onward, vector):
+@instruction(lambda _index, _onward, vector: VectorType(replace(vector.format, registers=1)))
+def pick(builder, index, onward, vector):
     """Lanes index[lane] + onward of a vector of two or four registers.
 
     index is the address of integers as wide as the lanes. Needs CAN_PICK.
     """
-    one = VectorType(replace(vector.format, registers=1))
-    suffix = "ps" if vector.format.size == 4 else "pd"
-
-    def build(builder, index, onward, value):
-        step = splat(builder, _narrowed(builder, onward, one), one.lanes)
-        which = builder.add(_loaded(builder, index, one.words), step)
-        name = f"llvm.x86.avx512.vpermi2var.{suffix}.512"
-        function = declared(builder, name, one.ir, [one.ir, one.words, one.ir])
-        # Of each pair of registers; indices count modulo their lanes.
-        picked = []
-        for first in range(0, vector.lanes, 2 * one.lanes):
-            low, high = (
-                shuffle(builder, value, value, list(range(begin, begin + one.lanes)))
-                for begin in (first, first + one.lanes)
-            )
-            picked.append(builder.call(function, [low, which, high]))
-        if len(picked) == 1:
-            return picked[0]
-        limit = ir.Constant(one.words, [2 * one.lanes] * one.lanes)
-        return builder.select(builder.icmp_signed("<", which, limit), *picked)
-
-    return emits(one(types.int64, types.int64, vector), build)
+    element = vector.type.element
+    suffix, count = ("ps", 16) if element == ir.FloatType() else ("pd", 8)
+    kind = ir.VectorType(element, count)
+    words = words_of(kind)
+    which = builder.add(_loaded(builder, index, words), _splat(builder, onward, words))
+    name = f"llvm.x86.avx512.vpermi2var.{suffix}.512"
+    function = declared(builder, name, kind, [kind, words, kind])
+    low, *high = (
+        shuffle(builder, vector, vector, list(range(first, first + count)))
+        for first in range(0, vector.type.count, count)
+    )
+    # Indices count modulo the lanes of two registers.
+    near = builder.call(function, [low, which, high[0]])
+    if len(high) == 1:
+        return near
+    far = builder.call(function, [high[1], which, high[2]])
+    limit = ir.Constant(words, [2 * count] * count)
+    return builder.select(builder.icmp_signed("<", which, limit), near, far)
 
 
-def _narrowed(builder, number, vector):
-    """Convert an int64 to the width of a vector's lanes."""
-    kind = vector.words.element
-    return builder.trunc(number, kind) if kind.width < 64 else number
-
-
-@intrinsic
-def where_more(_context, counts, k, one, other):
+@instruction(lambda _counts, _k, one, _other: one)
+def where_more(builder, counts, k, one, other):
     """Lanes of one where the integer at address counts is greater than k, else of other."""
-
-    def build(builder, counts, k, chosen, rest):
-        least = splat(builder, _narrowed(builder, k, one), one.lanes)
-        more = builder.icmp_signed(">", _loaded(builder, counts, one.words), least)
-        return builder.select(more, chosen, rest)
-
-    return emits(one(types.int64, types.int64, one, other), build)
+    words = words_of(one.type)
+    least = _splat(builder, k, words)
+    more = builder.icmp_signed(">", _loaded(builder, counts, words), least)
+    return builder.select(more, one, other)
 
 
-@intrinsic
-def transpose(_context, computed, source, source_step, target, target_step):
+def _splat(builder, number, words):
+    """Return integers as wide as a vector's lanes, each an int64."""
+    if words.element != INT64:
+        number = builder.trunc(number, words.element)
+    return splat(builder, number, words.count)
+
+
+@instruction(types.void)
+def transpose(builder, computed, source, source_step, target, target_step):
     """Transpose a square block with the side of a vector; steps are bytes from row to row."""
-    vector = VectorType(computed.format)
 
-    def build(builder, _computed, source, source_step, target, target_step):
-        def address(base, step, row):
-            return builder.add(base, builder.mul(step, INT64(row)))
+    def address(base, step, row):
+        return builder.add(base, builder.mul(step, INT64(row)))
 
-        places = (address(source, source_step, row) for row in range(vector.lanes))
-        rows = [_loaded(builder, place, vector.ir) for place in places]
-        for row, value in enumerate(_transposed(builder, rows)):
-            place = pointer(builder, address(target, target_step, row), vector.ir)
-            builder.store(value, place).align = 1
-
-    return emits(types.void(computed, *[types.int64] * 4), build)
+    places = (address(source, source_step, row) for row in range(computed.lanes))
+    rows = [_loaded(builder, place, memory_type(computed)) for place in places]
+    for row, value in enumerate(_transposed(builder, rows)):
+        _put(builder, address(target, target_step, row), value)
 
 
 def _transposed(builder, rows):

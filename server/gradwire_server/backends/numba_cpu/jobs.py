@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.numba_cpu import nearest, records, rows, width
+from gradwire_server.backends.numba_cpu import blocks, nearest, records, rows, width
 from gradwire_server.backends.numba_cpu.instructions import CAN_PICK
 from gradwire_server.backends.numba_cpu.tables import Steady, Table
 from gradwire_server.plans import BandedMap, Pass
 
+Array = npt.NDArray[Any]
 Formats = tuple[np.dtype[Any], np.dtype[Any]]
 Tables = Callable[[BandedMap], Table]
 
@@ -137,7 +138,7 @@ class CompiledPass:
     read     index of the input without repetitions
     """
 
-    record: npt.NDArray[Any]
+    record: Array
     units: int
     scratch: int
     outputs: int
@@ -184,21 +185,20 @@ def jobs_of(
     ]
 
 
-def accumulation(
-    table: Table, shape: Sequence[int], *, axis: int, carried: int
-) -> npt.NDArray[Any]:
-    """Return the record of a pass over x of this shape that adds to the values in place."""
+def accumulate(table: Table, x: Array, y: Array, *, axis: int, carried: int) -> None:
+    """Add a pass over x to the values of y in place."""
     compute = table.weight.dtype
-    values = {
-        "axis": table.record,
-        "outer": math.prod(shape[:axis]),
-        "length": math.prod(shape[axis + 1 :]),
-        "carried": carried,
-        "itemsize": compute.itemsize,
-        "sum": rows.ROW_KERNELS[compute.name].weighted.address,
-        "sum_onto": rows.SUM_ONTO[compute.name].address,
-    }
-    return _record(records.ACCUMULATION, values)
+    blocks.accumulate(
+        np.array([table.record], records.AXIS),
+        rows.ROW_KERNELS[compute.name].weighted.address,
+        rows.SUM_ONTO[compute.name].address,
+        compute.itemsize,
+        math.prod(x.shape[:axis]),
+        math.prod(x.shape[axis + 1 :]),
+        carried,
+        x.ctypes.data,
+        y.ctypes.data,
+    )
 
 
 @dataclass(frozen=True)
@@ -276,10 +276,10 @@ class _Blocks(NamedTuple):
 
 def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     """Return the job of a task; None if its buffers would be too large."""
-    blocks = _window_blocks(task) or _blocks(task)
-    if blocks is None:
+    found = _window_blocks(task) or _blocks(task)
+    if found is None:
         return None
-    form, formats, method = task.form, task.formats, blocks.values["method"]
+    form, formats, method = task.form, task.formats, found.values["method"]
     if method >= records.WINDOW_CHANNELS:
         # Its loops end by addresses, which need steps.
         repeats = (repeats[0], False, False)
@@ -293,7 +293,7 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
         "output_size": formats[1].itemsize,
         **form.steps(formats[0].itemsize, repeats),
         **_functions(task, method),
-        **blocks.values,
+        **found.values,
     }
     for name, length, table in zip(
         ("depth", "height", "width"), form.lengths[1:4], task.axes, strict=True
@@ -301,9 +301,9 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
         values[name] = (0, length, length) if table is None else table.record
     inputs, outputs = math.prod(form.lengths), math.prod(task.lengths)
     return CompiledPass(
-        record=_record(records.JOB, values),
-        units=blocks.units,
-        scratch=blocks.scratch,
+        record=_record(values),
+        units=found.units,
+        scratch=found.scratch,
         outputs=outputs,
         work=inputs + outputs,
         tables=tuple(table for table in task.axes if table is not None),
@@ -311,20 +311,18 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     )
 
 
-def _record(kind: np.dtype[Any], values: dict[str, Any]) -> npt.NDArray[Any]:
-    """Make a record that holds its own address; fields that are absent are 0."""
-    fields: Any = kind.fields
-    numbers = [0] * (kind.itemsize // 8)
+def _record(values: dict[str, Any]) -> Array:
+    """Make a job's record, which holds its own address; fields that are absent are 0."""
+    fields: Any = records.JOB.fields
+    numbers = [0] * (records.JOB.itemsize // 8)
     for name, value in values.items():
         place = fields[name][1] // 8
-        if isinstance(value, int):
-            numbers[place] = value
-        else:
-            numbers[place : place + len(value)] = value
+        many = value if isinstance(value, tuple) else (value,)
+        numbers[place : place + len(many)] = many
     # A view takes a fraction of the time of an array of nested tuples.
     record = np.array(numbers, np.int64)
     record[fields["address"][1] // 8] = record.ctypes.data
-    return record.view(kind)
+    return record.view(records.JOB)
 
 
 def _functions(task: _Task, method: int) -> dict[str, int]:
@@ -384,9 +382,9 @@ def _blocks(task: _Task) -> _Blocks | None:
     }
     *places, scratch = itertools.accumulate(sizes.values(), initial=0)
     per_plane, tiles = -(-task.lengths[2] // block), -(-task.pixels // tile)
-    blocks = -(-task.rows // block)
+    count = -(-task.rows // block)
     if depth is not None:
-        blocks = per_plane * math.prod(task.lengths[:2])
+        count = per_plane * math.prod(task.lengths[:2])
     values = {
         "staged": depth is not None,
         "block": block,
@@ -399,7 +397,7 @@ def _blocks(task: _Task) -> _Blocks | None:
         "line_bytes": line_bytes,
     }
     places_of = dict(zip(sizes, places, strict=True))
-    return _Blocks(described | values | places_of, blocks * tiles, scratch)
+    return _Blocks(described | values | places_of, count * tiles, scratch)
 
 
 def _window_blocks(task: _Task) -> _Blocks | None:

@@ -15,11 +15,12 @@ from gradwire_server.backends.numba_cpu.instructions import (
     clear,
     computed_of,
     element_bytes,
-    every_second,
+    even_lanes,
     integer_at,
     lanes,
     load,
     load_first,
+    odd_lanes,
     pick,
     prefetch,
     store,
@@ -92,7 +93,7 @@ def _halved(sum_window: Any) -> Any:
         left = stop - first
         while left > 0:
             pairs = sum_window(wide, at, end, window)
-            store_until(stored, result, every_second(pairs, 0) + every_second(pairs, 1), left)
+            store_until(stored, result, even_lanes(pairs) + odd_lanes(pairs), left)
             at += lanes(wide) * size
             result += lanes(stored) * size
             left -= lanes(stored)

@@ -2,95 +2,84 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import from_dtype, types
 
 from gradwire_server.backends.numba_cpu.instructions import integer_at
 from gradwire_server.backends.numba_cpu.vectors import part
 
-_PHASE = np.dtype([("start", "i8"), ("taps", "i8"), ("weight", "i8")])
-_GROUPS = np.dtype(
-    [
-        ("bases", "i8"),  # addresses of the arrays of tables.Groups
-        ("data", "i8"),
-        ("size", "i8"),  # bytes of a vector's data
-        ("taps", "i8"),
-        ("wide", "i8"),
-        ("gaps", "i8"),
-        ("uneven", "i8"),
-    ]
+
+def _integers(*names: str, **nested: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype([*((name, np.int64) for name in names), *nested.items()])
+
+
+_PHASE = _integers("start", "taps", "weight")
+_GROUPS = _integers(
+    "bases",  # addresses of the arrays of tables.Groups
+    "data",
+    "size",  # bytes of a vector's data
+    "taps",
+    "wide",
+    "gaps",
+    "uneven",
 )
-AXIS = np.dtype(
-    [
-        ("moves", "i8"),  # whether the axis has a pass; if not, only the lengths are set
-        ("outputs", "i8"),
-        ("inputs", "i8"),
-        ("start", "i8"),  # addresses of the table's arrays, the weights in the compute type
-        ("offset", "i8"),
-        ("weight", "i8"),
-        ("gaps", "i8"),  # whether some bands are empty
-    ]
+AXIS = _integers(
+    "moves",  # whether the axis has a pass; if not, only the lengths are set
+    "outputs",
+    "inputs",
+    "start",  # addresses of the table's arrays, the weights in the compute type
+    "offset",
+    "weight",
+    "gaps",  # whether some bands are empty
 )
-JOB = np.dtype(
-    [
-        ("depth", AXIS),
-        ("height", AXIS),
-        ("width", AXIS),
-        ("address", "i8"),  # of the record itself
-        ("itemsize", "i8"),  # bytes of an element of the compute type
-        ("depth_sum", "i8"),  # addresses of the compiled functions for each stage
-        ("height_sum", "i8"),
-        ("width_sum", "i8"),
-        ("width_stage", "i8"),
-        ("to_columns", "i8"),
-        ("to_rows", "i8"),
-        ("convert", "i8"),
-        ("stream", "i8"),  # 0 if results are not streamed
-        ("stream_zeros", "i8"),
-        ("channels", "i8"),
-        ("rows", "i8"),  # result rows of all outer indices
-        ("outer_step", "i8"),  # bytes of the input between outer indices; 0 if repeated
-        ("depth_step", "i8"),  # likewise between planes, and between rows
-        ("row_step", "i8"),
-        ("input_bytes", "i8"),
-        ("input_narrow", "i8"),  # whether the type is narrower than the compute type
-        ("output_narrow", "i8"),
-        ("input_size", "i8"),  # bytes of an element
-        ("output_size", "i8"),
-        ("staged", "i8"),  # whether the depth stage runs
-        ("method", "i8"),  # method of the width stage, see below
-        ("block", "i8"),  # rows of a block
-        ("ahead", "i8"),  # rows summed over height before their width stage
-        ("blocks", "i8"),  # blocks of a plane
-        ("tile", "i8"),  # pixels of a tile
-        ("tiles", "i8"),
-        ("chunk", "i8"),  # input pixels of a row buffered at once
-        ("row_bytes", "i8"),  # bytes of a row in the depth and height buffers
-        ("line_bytes", "i8"),  # bytes of a row of results before conversion or streaming
-        ("stage_at", "i8"),  # offsets of the buffers in scratch
-        ("sums_at", "i8"),
-        ("columns_at", "i8"),
-        ("results_at", "i8"),
-        ("lines_at", "i8"),
-        ("converted_at", "i8"),
-        ("steady_first", "i8"),  # results that `even` and `odd` describe, and their end
-        ("steady_stop", "i8"),
-        ("even", _PHASE),
-        ("odd", _PHASE),
-        ("groups", _GROUPS),
-    ]
-)
-ACCUMULATION = np.dtype(
-    [
-        ("axis", AXIS),  # first, so that its address is the record's
-        ("address", "i8"),
-        ("outer", "i8"),
-        ("length", "i8"),  # elements of a row
-        ("carried", "i8"),  # results, from the first, that hold a partial sum
-        ("itemsize", "i8"),
-        ("sum", "i8"),  # addresses of compiled functions
-        ("sum_onto", "i8"),
-    ]
+JOB = _integers(
+    "address",  # of the record itself
+    "itemsize",  # bytes of an element of the compute type
+    "depth_sum",  # addresses of the compiled functions for each stage
+    "height_sum",
+    "width_sum",
+    "width_stage",
+    "to_columns",
+    "to_rows",
+    "convert",
+    "stream",  # 0 if results are not streamed
+    "stream_zeros",
+    "channels",
+    "rows",  # result rows of all outer indices
+    "outer_step",  # bytes of the input between outer indices; 0 if repeated
+    "depth_step",  # likewise between planes, and between rows
+    "row_step",
+    "input_bytes",
+    "input_narrow",  # whether the type is narrower than the compute type
+    "output_narrow",
+    "input_size",  # bytes of an element
+    "output_size",
+    "staged",  # whether the depth stage runs
+    "method",  # method of the width stage, see below
+    "block",  # rows of a block
+    "ahead",  # rows summed over height before their width stage
+    "blocks",  # blocks of a plane
+    "tile",  # pixels of a tile
+    "tiles",
+    "chunk",  # input pixels of a row buffered at once
+    "row_bytes",  # bytes of a row in the depth and height buffers
+    "line_bytes",  # bytes of a row of results before conversion or streaming
+    "stage_at",  # offsets of the buffers in scratch
+    "sums_at",
+    "columns_at",
+    "results_at",
+    "lines_at",
+    "converted_at",
+    "steady_first",  # results that `even` and `odd` describe, and their end
+    "steady_stop",
+    depth=AXIS,
+    height=AXIS,
+    width=AXIS,
+    even=_PHASE,
+    odd=_PHASE,
+    groups=_GROUPS,
 )
 # Elements beyond the end of a row that a stage may read, but does not use.
 PAD = 128

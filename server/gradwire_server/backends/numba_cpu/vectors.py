@@ -9,6 +9,7 @@ instructions convert, because the processors' own conversions to bfloat16 flush 
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from numba import njit, types
 from numba.core.imputils import lower_builtin, lower_constant
 from numba.core.registry import cpu_target
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import models, register_model, typeof_impl
+from numba.extending import intrinsic, models, register_model, typeof_impl
 
 INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 # Bytes of a vector that fills one register.
@@ -82,11 +83,6 @@ class VectorType(types.Type):  # type: ignore[misc]
         element = ir.FloatType() if self.format.size == 4 else ir.DoubleType()
         return ir.VectorType(element, self.lanes)
 
-    @property
-    def words(self) -> ir.VectorType:
-        """The LLVM type of integers of the same width and count."""
-        return ir.VectorType(INT32 if self.format.size == 4 else INT64, self.lanes)
-
 
 register_model(FormatType)(models.OpaqueModel)
 
@@ -125,6 +121,11 @@ def _multiply(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.fmul(*args)
 
 
+def words_of(vector: ir.VectorType) -> ir.VectorType:
+    """Return the type of integers of the same width and count as a vector's numbers."""
+    return ir.VectorType(INT32 if vector.element == ir.FloatType() else INT64, vector.count)
+
+
 def splat(builder: Any, number: Any, count: int) -> Any:
     """Return a vector with one number in all lanes."""
     single = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
@@ -148,14 +149,33 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def emits(typed: Any, build: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return an intrinsic's signature and code, which build(builder, *arguments) generates."""
+def instruction(result: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make an intrinsic of a function that generates its code.
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = build(builder, *args)
-        return context.get_dummy_value() if sig.return_type == types.void else value
+    result  numba type of the result, or a function of the arguments' types that returns it
 
-    return typed, generate
+    The function gets LLVM's builder and the arguments: formats themselves, and values of LLVM.
+    """
+
+    def decorate(build: Callable[..., Any]) -> Any:
+        def typed(_context: Any, *kinds: Any) -> tuple[Any, Any]:
+            found = result if isinstance(result, types.Type) else result(*kinds)
+
+            def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                values = [
+                    kind.format if isinstance(kind, FormatType) else value
+                    for kind, value in zip(kinds, args, strict=True)
+                ]
+                made = build(builder, *values)
+                return context.get_dummy_value() if isinstance(found, types.Dummy) else made
+
+            return found(*kinds), generate
+
+        typed.__name__ = build.__name__
+        vars(typed)["__signature__"] = inspect.signature(build)
+        return intrinsic(typed)
+
+    return decorate
 
 
 # Decorates functions that are inlined into compiled functions, and never called from Python.
@@ -181,7 +201,7 @@ def widened(builder: Any, stored: Format, value: Any) -> Any:
         return words.floats(words.widened(value, 16))
     if _HAS_HALF:
         half = builder.bitcast(value, ir.VectorType(ir.HalfType(), stored.lanes))
-        return builder.fpext(half, words.vector.ir)
+        return builder.fpext(half, words.vector)
     return _float_of_half(words, value)
 
 
@@ -202,18 +222,18 @@ class _Words:
     """Operations on vectors of 32-bit integers."""
 
     def __init__(self, builder: Any, stored: Format) -> None:
-        self.builder, self.vector = builder, VectorType(stored.computed)
-        self.type = self.vector.words
+        self.builder, self.vector = builder, VectorType(stored.computed).ir
+        self.type = words_of(self.vector)
         self.shorts = ir.VectorType(INT16, stored.lanes)
 
     def all(self, number: int) -> ir.Constant:
-        return ir.Constant(self.type, [number] * self.vector.lanes)
+        return ir.Constant(self.type, [number] * self.vector.count)
 
     def of(self, value: Any) -> Any:
         return self.builder.bitcast(value, self.type)
 
     def floats(self, words: Any) -> Any:
-        return self.builder.bitcast(words, self.vector.ir)
+        return self.builder.bitcast(words, self.vector)
 
     def widened(self, shorts: Any, places: int) -> Any:
         return self.builder.shl(self.builder.zext(shorts, self.type), self.all(places))

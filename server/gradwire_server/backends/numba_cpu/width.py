@@ -20,13 +20,14 @@ from gradwire_server.backends.numba_cpu.instructions import (
     VECTOR_BYTES,
     clear,
     element_bytes,
-    every_second,
+    even_lanes,
     integer_at,
     interleave,
     lanes,
     lanewise_product,
     load,
     number_at,
+    odd_lanes,
     pick,
     product,
     put_number,
@@ -119,14 +120,14 @@ def _halve(computed, job, at, to, left):
     size, weight, wide = element_bytes(computed), job.even.weight, twice(computed)
     at += job.even.start * size
     pairs = load(wide, at)
-    total = product(weight, every_second(pairs, 0))
+    total = product(weight, even_lanes(pairs))
     for taps in range(job.even.taps - 1, 0, -2):
-        total = total + product(weight + size, every_second(pairs, 1))
+        total = total + product(weight + size, odd_lanes(pairs))
         if taps > 1:
             at += 2 * size
             weight += 2 * size
             pairs = load(wide, at)
-            total = total + product(weight, every_second(pairs, 0))
+            total = total + product(weight, even_lanes(pairs))
     store_until(computed, to, total, left)
 
 
