@@ -188,8 +188,7 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     for c0 in range(low, max(high, low + 1), job.chunk):
         c1 = min(c0 + job.chunk, high)
         rows, row_step = _rows(job, x, scratch, bottom, first, count, job.block, c0, c1)
-        call(job.to_columns, (rows, row_step, (c1 - c0) * job.channels, columns))
-        call(job.width_stage, (job.address, columns, c0, c1, j0, j1, results, 0))
+        call(job.width_stage, (job.address, rows, row_step, columns, c0, c1, j0, j1, results))
     line = axis.outputs * job.channels * job.output_size
     held = job.output_narrow or job.stream
     direct = not held and count == job.block and length >= job.block

@@ -122,9 +122,10 @@ def _stored(file: Path | None) -> dict[object, bytes]:
 
 def _store(file: Path | None, code: _MachineCode) -> None:
     """Add code to that of the file, where other processors may have theirs."""
+    if file is None:
+        _log.warning("kernels cannot be cached: there is no home folder")
+        return
     try:
-        if file is None:
-            raise OSError("there is no home folder")
         cache_files.write(file, pickle.dumps(_stored(file) | code.entries))
     except OSError as error:
         _log.warning("kernels cannot be cached: %s", error)

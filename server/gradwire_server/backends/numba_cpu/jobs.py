@@ -332,7 +332,6 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
     formats = {"depth_sum": arriving, "height_sum": staged, "width_sum": task.compute}
     stages = width.WIDTH_KERNELS[task.compute.name]
     functions: dict[str, Any] = {
-        "to_columns": stages.to_columns,
         "to_rows": stages.to_rows,
         "convert": rows.ROW_KERNELS[leaving.name].convert,
     }

@@ -41,7 +41,6 @@ JOB = _integers(
     "height_sum",
     "width_sum",
     "width_stage",
-    "to_columns",
     "to_rows",
     "convert",
     "stream",  # 0 if results are not streamed

@@ -33,13 +33,11 @@ class TablePhase(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """Results first .. stop - 1, whose bands repeat every `period` results, `step` inputs on.
+    """Results first .. stop - 1, whose bands repeat.
 
     phases  the bands of the first period
     """
 
-    period: int
-    step: int
     first: int
     stop: int
     phases: tuple[TablePhase, ...]
@@ -160,7 +158,7 @@ class Table:
         if stop + period - first < _LEAST_STEADY:
             return None
         phases = tuple(self._phase(j) for j in range(first, first + period))
-        return Steady(period, step, first, stop + period, phases)
+        return Steady(first, stop + period, phases)
 
     def _phase(self, j: int) -> TablePhase:
         offset, taps = self.offset.item(j), self.counts.item(j)

@@ -41,21 +41,25 @@ from gradwire_server.backends.numba_cpu.instructions import (
 from gradwire_server.backends.numba_cpu.records import DOUBLE, HALVE, JOB_POINTER, band
 from gradwire_server.backends.numba_cpu.vectors import COMPUTE_FORMATS, Format, part
 
-# Job; rows (at input 0), step, count; first result and its end; results (at the first) and step. Of
-# `columns`: job; transposed block, first input and its end; results likewise; results; unused.
+# Job; rows (at input 0), step, count; first result and its end; results (at the first) and step.
 _STAGE = types.void(JOB_POINTER, *[types.int64] * 7)
-_TO_COLUMNS = types.void(*[types.int64] * 4)
+# Job; rows, step, their buffer; first input and its end; first result and its end; results.
+_COLUMNS = types.void(JOB_POINTER, *[types.int64] * 8)
 _TO_ROWS = types.void(*[types.int64] * 5)
 
 
 @part
-def _columns(computed, job, columns, low, high, first, stop, result):
+def _columns(computed, job, rows, step, columns, low, high, first, stop, result):
     """Compute the part of results first .. stop - 1 that inputs low .. high - 1 give.
 
-    columns  transposed block: a vector per channel of each input, from input low on
+    rows     address of input low of as many rows as a vector has lanes
+    columns  buffer for them: a vector per channel of each input
     result   a vector per channel of each result, from result first on; if its band begins
              before low, it holds the partial sum
     """
+    for p in range(0, (high - low) * job.channels, lanes(computed)):
+        place = columns + p * VECTOR_BYTES
+        transpose(computed, rows + p * element_bytes(computed), step, place, VECTOR_BYTES)
     itemsize, pixel = element_bytes(computed), VECTOR_BYTES * job.channels
     for j in range(first, stop):
         start, taps, weights = band(job.width, itemsize, j)
@@ -78,13 +82,6 @@ def _columns(computed, job, columns, low, high, first, stop, result):
                 store(computed, to, zeros(computed))
             at += VECTOR_BYTES
             to += VECTOR_BYTES
-
-
-@part
-def _to_columns(computed, rows, step, length, columns):
-    for p in range(0, length, lanes(computed)):
-        place = columns + p * VECTOR_BYTES
-        transpose(computed, rows + p * element_bytes(computed), step, place, VECTOR_BYTES)
 
 
 @part
@@ -237,26 +234,20 @@ def _along_row(computed, job, row, first, stop, result):
 class WidthKernels(NamedTuple):
     """Compiled functions of the width stage for one compute type.
 
-    columns     sums transposed rows
-    to_columns  transposes the rows of a block
+    columns     transposes the rows of a block and sums them
     to_rows     transposes results back; exact: nothing may be written beyond a row's end
     along_rows  the other methods
     """
 
     columns: Any
-    to_columns: Any
     to_rows: Any
     along_rows: Any
 
 
 def _compiled(computed: Format) -> WidthKernels:
-    @cfunc(_STAGE, cache=True)
-    def columns(job, block, low, high, first, stop, results, _):
-        _columns(computed, carray(job, 1)[0], block, low, high, first, stop, results)
-
-    @cfunc(_TO_COLUMNS, cache=True)
-    def to_columns(rows, step, length, block):
-        _to_columns(computed, rows, step, length, block)
+    @cfunc(_COLUMNS, cache=True)
+    def columns(job, rows, step, block, low, high, first, stop, results):
+        _columns(computed, carray(job, 1)[0], rows, step, block, low, high, first, stop, results)
 
     @cfunc(_TO_ROWS, cache=True)
     def to_rows(results, length, rows, step, exact):
@@ -269,7 +260,7 @@ def _compiled(computed: Format) -> WidthKernels:
         for row in range(count):
             _along_row(computed, one, rows + row * step, first, stop, base + row * to)
 
-    return WidthKernels(columns, to_columns, to_rows, along_rows)
+    return WidthKernels(columns, to_rows, along_rows)
 
 
 # By the name of the compute type.
