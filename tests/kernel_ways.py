@@ -71,7 +71,6 @@ def _ways(case: Case, formats: Formats) -> Iterator[Way]:
         plan.input_shape,
         plan.passes,
         formats,
-        compute,
         partial(table.of, compute=compute),
         streamed_bytes=1 << 60,
     )

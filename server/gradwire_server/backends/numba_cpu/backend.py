@@ -106,7 +106,11 @@ class NumbaCpu:
         if not x.size or not y.size:
             y[...] = plan.fill  # every band is empty
             return
-        *first, last = jobs = self._jobs_of(plan, x, y.dtype)
+        jobs = self._jobs_of(plan, x, y.dtype)
+        if not jobs:
+            NumpyCpu().apply(plan, x, y)
+            return
+        *first, last = jobs
         source = x if x.flags.c_contiguous else np.ascontiguousarray(x[jobs[0].read])
         for job in first:
             between = np.empty(job.outputs, compute_dtype(x.dtype))
@@ -122,6 +126,8 @@ class NumbaCpu:
         if not plan.passes or not x.size or not y.size:
             return 0
         jobs = self._jobs_of(plan, x, y.dtype)
+        if not jobs:
+            return (x.size + y.size) * compute_dtype(x.dtype).itemsize
         read = x[jobs[0].read]
         between = sum(job.outputs for job in jobs[:-1]) * compute_dtype(x.dtype).itemsize
         return between + (0 if read.flags.c_contiguous else read.nbytes)
@@ -167,13 +173,11 @@ class NumbaCpu:
         found = self._jobs.get(key)
         if found is not None:
             return found[1]
-        compute = compute_dtype(x.dtype)
         made: list[CompiledPass] = self._kernels.jobs.jobs_of(
             plan.input_shape,
             plan.passes,
             (x.dtype, y),
-            compute,
-            partial(self._table, compute=compute),
+            partial(self._table, compute=compute_dtype(x.dtype)),
             streamed_bytes=self._streamed_bytes,
             repeated=repeated,
         )

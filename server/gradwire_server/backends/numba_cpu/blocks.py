@@ -144,15 +144,16 @@ def _put(job, scratch, rows, step, count, length, y, line):
 
 
 @part
-def _clear_rows(job, y, count, j0, j1):
+def _clear_rows(job, y, scratch, count, j0, j1):
     """Write +0 to some rows; y is the address of their first result."""
     size = job.channels * job.output_size
     line, length = job.width.outputs * size, (j1 - j0) * size
+    if job.stream:
+        clear(scratch + job.lines_at, length)
+        call(job.stream, (scratch + job.lines_at, 0, count, length, y, line))
+        return
     if line == length:
         count, length = 1, count * length
-    if job.stream:
-        call(job.stream_zeros, (count, length, y, line))
-        return
     for i in range(count):
         clear(y + i * line, length)
 
@@ -170,7 +171,7 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
             while i + some < count and _is_empty(job, first + i + some) == empty:
                 some += 1
         if empty:
-            _clear_rows(job, y + i * line, some, j0, j1)
+            _clear_rows(job, y + i * line, scratch, some, j0, j1)
         else:
             # Loads right after stores of another alignment are slow, so several rows are stored
             # before any is loaded.
@@ -199,7 +200,7 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     if job.height.gaps:
         for i in range(count):
             if _is_empty(job, first + i):
-                _clear_rows(job, y + i * line, 1, j0, j1)
+                _clear_rows(job, y + i * line, scratch, 1, j0, j1)
 
 
 @part
@@ -240,7 +241,7 @@ def _block(job, x, y, scratch, unit):
         low, high = (j0, j1) if job.method == NO_WIDTH else span(width, itemsize, j0, j1)
         stage = scratch + job.stage_at
         if not _stage_depth(job, x, plane, bottom, top, low, high, stage):
-            _clear_rows(job, to, count, j0, j1)
+            _clear_rows(job, to, scratch, count, j0, j1)
             return
     if job.method == COLUMNS:
         _transposed_block(job, x, to, scratch, bottom, first, count, j0, j1)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from gradwire_server.backends.numba_cpu import blocks, nearest, records, rows, width
 from gradwire_server.backends.numba_cpu.instructions import CAN_PICK
 from gradwire_server.backends.numba_cpu.tables import Steady, Table
+from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap, Pass
 
 Array = npt.NDArray[Any]
@@ -157,27 +158,29 @@ def jobs_of(
     shape: Sequence[int],
     passes: Sequence[Pass],
     formats: Formats,
-    compute: np.dtype[Any],
     tables: Tables,
     *,
     streamed_bytes: int,
     repeated: Sequence[bool] = (),
 ) -> list[CompiledPass]:
-    """Return the jobs that apply passes one after the other.
+    """Return the jobs that apply passes one after the other; none if a format has no kernels.
 
     formats         types of input and result; between jobs it is the compute type
     streamed_bytes  results of at least so many bytes bypass the caches
     repeated        for each axis, whether all its indices hold the same values; none if empty
     """
+    if not rows.ROW_KERNELS.keys() >= {one.name for one in formats}:
+        return []
     form = _form_of(shape, passes)
     if form is not None:
         axes = tuple(None if one is None else tables(one) for one in form.maps)
-        task = _Task(form, axes, formats, compute, streamed_bytes)
+        task = _Task(form, axes, formats, streamed_bytes)
         job = _job(task, form.repeats(shape, repeated))
         if job is not None:
             return [job]
     first, *rest = passes
-    some = partial(jobs_of, compute=compute, tables=tables, streamed_bytes=streamed_bytes)
+    some = partial(jobs_of, tables=tables, streamed_bytes=streamed_bytes)
+    compute = compute_dtype(formats[0])
     between = (*shape[: first.axis], first.map.outputs, *shape[first.axis + 1 :])
     return [
         *some(shape, [first], (formats[0], compute), repeated=repeated),
@@ -213,8 +216,12 @@ class _Task:
     form: Form
     axes: tuple[Table | None, ...]
     formats: Formats
-    compute: np.dtype[Any]
     streamed_bytes: int
+
+    @cached_property
+    def compute(self) -> np.dtype[Any]:
+        """The compute type."""
+        return compute_dtype(self.formats[0])
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -344,7 +351,7 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
         transposed = method == records.COLUMNS
         functions["width_stage"] = stages.columns if transposed else stages.along_rows
     if task.is_streamed:
-        functions["stream"], functions["stream_zeros"] = rows.STREAM_KERNELS
+        functions["stream"] = rows.stream
     return {name: int(function.address) for name, function in functions.items()}
 
 

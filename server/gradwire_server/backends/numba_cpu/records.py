@@ -44,7 +44,6 @@ JOB = _integers(
     "to_rows",
     "convert",
     "stream",  # 0 if results are not streamed
-    "stream_zeros",
     "channels",
     "rows",  # result rows of all outer indices
     "outer_step",  # bytes of the input between outer indices; 0 if repeated

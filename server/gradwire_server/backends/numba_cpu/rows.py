@@ -2,9 +2,7 @@
 
 Sums of rows are the one primitive of every pass along whose rows all elements share the weights.
 
-The rows of a sum may be one row again and again (step 0): those loops end by the weights' address.
-The others end by the rows' address, whose trip count LLVM does not compute in advance: bands are
-too short for that to pay.
+The rows of a sum may be one row again and again (step 0).
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from gradwire_server.backends.numba_cpu.instructions import (
     store_first,
     twice,
     unweighted,
-    zeros,
 )
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
 from gradwire_server.backends.numba_cpu.vectors import (
@@ -54,7 +51,7 @@ def _store_whole(computed, to, vector, left):
     store(computed, to, vector)
 
 
-def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
+def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool) -> Any:
     """Build the sum of the vectors at one place of each row."""
 
     @part
@@ -64,8 +61,8 @@ def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool, aga
         total = term(weights, load_one(stored, at, left))
         if onto:
             total = load_one(computed, to, left) + total
-        last = weights + (taps - 1) * size if again else at + (taps - 1) * step
-        while (weights if again else at) != last:
+        last = weights + (taps - 1) * size
+        while weights != last:
             at += step
             weights += size
             total = total + term(weights, load_one(stored, at, left))
@@ -75,9 +72,9 @@ def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool, aga
     return sum_vectors
 
 
-def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
-    whole = _sum_of_vectors(term, _load_whole, _store_whole, onto=onto, again=again)
-    some = _sum_of_vectors(term, load_first, store_first, onto=onto, again=again)
+def _sum_rows(term: Any, *, onto: bool) -> Any:
+    whole = _sum_of_vectors(term, _load_whole, _store_whole, onto=onto)
+    some = _sum_of_vectors(term, load_first, store_first, onto=onto)
 
     @part
     def sum_rows(stored, at, step, weights, taps, length, to):
@@ -104,8 +101,7 @@ def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
 
 def _sums(term: Any, *, onto: bool) -> Any:
     """Build the sums of some bands; onto: whether they are added to the values in place."""
-    sum_rows = _sum_rows(term, onto=onto, again=False)
-    sum_again = sum_rows if onto else _sum_rows(term, onto=False, again=True)
+    sum_rows = _sum_rows(term, onto=onto)
 
     @part
     def banded(stored, axis, first, stop, rows, step, length, result, result_step):
@@ -113,11 +109,7 @@ def _sums(term: Any, *, onto: bool) -> Any:
         for index in range(first, stop):
             start, taps, weights = band(axis, itemsize, index)
             if taps:
-                at = rows + start * step
-                if step:
-                    sum_rows(stored, at, step, weights, taps, length, result)
-                else:
-                    sum_again(stored, at, step, weights, taps, length, result)
+                sum_rows(stored, rows + start * step, step, weights, taps, length, result)
             elif not onto:
                 clear(result, length * itemsize)
             result += result_step
@@ -192,13 +184,6 @@ def _compiled_onto(computed: Format) -> Any:
     return onto
 
 
-@part
-def _whole_lines(to, size):
-    """Address of the first cache line within some bytes, and the end of the last."""
-    first = to + (-to & (VECTOR_BYTES - 1))
-    return first, max(first, (to + size) & -VECTOR_BYTES)
-
-
 # Streaming stores are for results larger than the caches keep: an ordinary store first reads the
 # line that it overwrites, so it moves twice as many bytes. They write whole lines. `fence` must
 # follow them.
@@ -207,31 +192,17 @@ def stream(rows, step, count, size, result, result_step):
     """Copy count rows of size bytes."""
     for row in range(count):
         source, to = rows + row * step, result + row * result_step
-        first, stop = _whole_lines(to, size)
+        first, stop = to + (-to & (VECTOR_BYTES - 1)), (to + size) & -VECTOR_BYTES
         head = min(first - to, size)
         copy(to, source, head)
         if head < size:
             distance = source - to
             for at in range(first, stop, VECTOR_BYTES):
                 put_streaming(at, load(_BYTES, at + distance))
+            stop = max(first, stop)
             copy(stop, stop + distance, to + size - stop)
 
 
-@cfunc(types.void(*[types.int64] * 4), cache=True)
-def stream_zeros(count, size, result, result_step):
-    """Write count rows of size zero bytes."""
-    for row in range(count):
-        to = result + row * result_step
-        first, stop = _whole_lines(to, size)
-        head = min(first - to, size)
-        clear(to, head)
-        if head < size:
-            for at in range(first, stop, VECTOR_BYTES):
-                put_streaming(at, zeros(_BYTES))
-            clear(stop, to + size - stop)
-
-
-STREAM_KERNELS: tuple[Any, Any] = stream, stream_zeros
 # By the name of the storage type, and of the compute type.
 ROW_KERNELS = {one.name: _compiled(one) for one in STORAGE_FORMATS}
 SUM_ONTO = {one.name: _compiled_onto(one) for one in COMPUTE_FORMATS}

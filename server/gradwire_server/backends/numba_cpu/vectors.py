@@ -3,8 +3,8 @@
 A vector fills one 512-bit register or several; LLVM splits it where registers are narrower.
 Additions and multiplications carry no fast-math flags, so LLVM neither fuses, reorders nor flushes.
 
-float16 is converted by the processor where it can. Elsewhere, and for bfloat16 everywhere, integer
-instructions convert, because the processors' own conversions to bfloat16 flush denormals.
+The processor converts float16; on one that cannot, NumPy computes it. Integer instructions convert
+bfloat16, because the processors' own conversions to it flush denormals.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ class Format:
         return self.registers * VECTOR_BYTES // self.computed.size
 
 
-STORAGE_FORMATS = tuple(map(Format, ("float32", "float16", "bfloat16", "float64")))
+# Without F16C, LLVM would call conversion functions of a library that is not linked.
+_HAS_HALF = not TARGET[0].startswith("x86_64") or "+f16c" in FEATURES
+STORAGE_FORMATS = (
+    *map(Format, ("float32", "bfloat16", "float64")),
+    *[Format("float16")] * _HAS_HALF,
+)
 COMPUTE_FORMATS = tuple(map(Format, ("float32", "float64")))
 
 
@@ -104,8 +109,7 @@ def _format_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
 
 
 @infer_global(operator.add)
-@infer_global(operator.mul)
-class _Arithmetic(AbstractTemplate):  # type: ignore[misc]
+class _Addition(AbstractTemplate):  # type: ignore[misc]
     def generic(self, args: Any, kws: Any) -> Any:
         same = len(args) == 2 and args[0] == args[1]
         return signature(args[0], *args) if same and isinstance(args[0], VectorType) else None
@@ -114,11 +118,6 @@ class _Arithmetic(AbstractTemplate):  # type: ignore[misc]
 @lower_builtin(operator.add, VectorType, VectorType)
 def _add(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.fadd(*args)
-
-
-@lower_builtin(operator.mul, VectorType, VectorType)
-def _multiply(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    return builder.fmul(*args)
 
 
 def words_of(vector: ir.VectorType) -> ir.VectorType:
@@ -182,10 +181,6 @@ def instruction(result: Any) -> Callable[[Callable[..., Any]], Any]:
 part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
 
 
-# Without F16C, LLVM would call conversion functions of a library that is not linked.
-_HAS_HALF = not TARGET[0].startswith("x86_64") or "+f16c" in FEATURES
-
-
 def memory_type(stored: Format) -> ir.VectorType:
     """Return the LLVM type of a format's elements in memory."""
     vector = VectorType(stored.computed).ir
@@ -194,90 +189,32 @@ def memory_type(stored: Format) -> ir.VectorType:
 
 def widened(builder: Any, stored: Format, value: Any) -> Any:
     """Convert a vector from its format to the compute type; exact."""
-    words = _Words(builder, stored)
     if stored == stored.computed:
         return value
-    if stored.name == "bfloat16":
-        return words.floats(words.widened(value, 16))
-    if _HAS_HALF:
+    vector = VectorType(stored.computed).ir
+    if stored.name == "float16":
         half = builder.bitcast(value, ir.VectorType(ir.HalfType(), stored.lanes))
-        return builder.fpext(half, words.vector)
-    return _float_of_half(words, value)
+        return builder.fpext(half, vector)
+    words = words_of(vector)
+    return builder.bitcast(builder.shl(builder.zext(value, words), _all(words, 16)), vector)
 
 
 def narrowed(builder: Any, stored: Format, value: Any) -> Any:
     """Convert a vector to its format, rounded to nearest even."""
-    words = _Words(builder, stored)
     if stored == stored.computed:
         return value
-    if stored.name == "bfloat16":
-        return words.narrowed(builder.lshr(_bfloat16_in_high_half(words, value), words.all(16)))
-    if _HAS_HALF:
+    memory = memory_type(stored)
+    if stored.name == "float16":
         half = builder.fptrunc(value, ir.VectorType(ir.HalfType(), stored.lanes))
-        return builder.bitcast(half, words.shorts)
-    return words.narrowed(_half_of_float(words, value))
-
-
-class _Words:
-    """Operations on vectors of 32-bit integers."""
-
-    def __init__(self, builder: Any, stored: Format) -> None:
-        self.builder, self.vector = builder, VectorType(stored.computed).ir
-        self.type = words_of(self.vector)
-        self.shorts = ir.VectorType(INT16, stored.lanes)
-
-    def all(self, number: int) -> ir.Constant:
-        return ir.Constant(self.type, [number] * self.vector.count)
-
-    def of(self, value: Any) -> Any:
-        return self.builder.bitcast(value, self.type)
-
-    def floats(self, words: Any) -> Any:
-        return self.builder.bitcast(words, self.vector)
-
-    def widened(self, shorts: Any, places: int) -> Any:
-        return self.builder.shl(self.builder.zext(shorts, self.type), self.all(places))
-
-    def narrowed(self, words: Any) -> Any:
-        return self.builder.trunc(words, self.shorts)
-
-
-def _bfloat16_in_high_half(words: _Words, value: Any) -> Any:
-    builder, bits = words.builder, words.of(value)
-    odd = builder.and_(builder.lshr(bits, words.all(16)), words.all(1))
-    rounded = builder.add(bits, builder.add(odd, words.all(0x7FFF)))
+        return builder.bitcast(half, memory)
+    words = words_of(value.type)
+    bits = builder.bitcast(value, words)
+    odd = builder.and_(builder.lshr(bits, _all(words, 16)), _all(words, 1))
+    rounded = builder.add(bits, builder.add(odd, _all(words, 0x7FFF)))
     is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.select(is_nan, words.all(0x7FC00000), rounded)
+    high = builder.select(is_nan, _all(words, 0x7FC00000), rounded)
+    return builder.trunc(builder.lshr(high, _all(words, 16)), memory)
 
 
-def _float_of_half(words: _Words, shorts: Any) -> Any:
-    """Shift the exponent into place; scale by 2**112 to correct its bias and denormals."""
-    builder = words.builder
-    bits = words.widened(shorts, 0)
-    magnitude = builder.shl(builder.and_(bits, words.all(0x7FFF)), words.all(13))
-    scale = words.floats(words.all((127 + 112) << 23))
-    scaled = words.of(builder.fmul(words.floats(magnitude), scale))
-    special = builder.icmp_unsigned(">=", magnitude, words.all(0x7C00 << 13))
-    result = builder.select(special, builder.or_(scaled, words.all(0xFF << 23)), scaled)
-    sign = builder.shl(builder.and_(bits, words.all(0x8000)), words.all(16))
-    return words.floats(builder.or_(result, sign))
-
-
-def _half_of_float(words: _Words, value: Any) -> Any:
-    """Round normal numbers with integers, denormals by an addition that aligns their bits."""
-    builder, bits = words.builder, words.of(value)
-    magnitude = builder.and_(bits, words.all(0x7FFFFFFF))
-    odd = builder.and_(builder.lshr(magnitude, words.all(13)), words.all(1))
-    rebiased = builder.add(magnitude, words.all((15 - 127) * (1 << 23) + 0xFFF))
-    normal = builder.lshr(builder.add(rebiased, odd), words.all(13))
-    # The sum's unit in the last place is float16's smallest denormal, 2**-24.
-    offset = words.all((127 - 1) << 23)
-    total = builder.fadd(words.floats(magnitude), words.floats(offset))
-    denormal = builder.sub(words.of(total), offset)
-    is_small = builder.icmp_unsigned("<", magnitude, words.all((127 - 14) << 23))
-    finite = builder.select(is_small, denormal, normal)
-    is_nan = builder.icmp_unsigned(">", magnitude, words.all(0xFF << 23))
-    special = builder.select(is_nan, words.all(0x7E00), words.all(0x7C00))
-    is_large = builder.icmp_unsigned(">=", magnitude, words.all((127 + 16) << 23))
-    result = builder.select(is_large, special, finite)
-    return builder.or_(result, builder.lshr(builder.and_(bits, words.all(1 << 31)), words.all(16)))
+def _all(words: ir.VectorType, number: int) -> ir.Constant:
+    return ir.Constant(words, [number] * words.count)
