@@ -3,8 +3,8 @@
 From a plan to machine code:
 
 - backend.py       the methods that the engine calls
-- compilation.py   compiles the kernels, or loads them from numba's cache
-- jobs.py          from a plan to jobs, with tables.py (and scans.py), written as records.py states
+- compilation.py   compiles the kernels, or loads them from a file
+- jobs.py          from a plan to jobs, with tables.py, written as records.py states
 - threads.py       threads that share the blocks of a job
 - blocks.py        runs a block through up to three stages
 - rows.py          sums of rows for the first two stages, conversion, streaming
@@ -12,8 +12,8 @@ From a plan to machine code:
 - nearest.py       all stages at once if every weight is 1
 - instructions.py  the instructions of the kernels, on the types of vectors.py
 
-scans.py, threads.py and the kernels compile when they are imported; only compilation.py imports
-them, directly or through jobs.py.
+threads.py and the kernels compile when they are imported; only compilation.py imports them,
+directly or through jobs.py.
 """
 
 from __future__ import annotations

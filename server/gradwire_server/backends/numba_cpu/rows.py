@@ -2,7 +2,9 @@
 
 Sums of rows are the one primitive of every pass along whose rows all elements share the weights.
 
-The rows of a sum may be one row again and again (step 0).
+The rows of a sum may be one row again and again (step 0): those loops end by the weights' address.
+The others end by the rows' address, whose trip count LLVM does not compute in advance: bands are
+too short for that to pay.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def _store_whole(computed, to, vector, left):
     store(computed, to, vector)
 
 
-def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool) -> Any:
+def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
     """Build the sum of the vectors at one place of each row."""
 
     @part
@@ -61,8 +63,8 @@ def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool) -> 
         total = term(weights, load_one(stored, at, left))
         if onto:
             total = load_one(computed, to, left) + total
-        last = weights + (taps - 1) * size
-        while weights != last:
+        last = weights + (taps - 1) * size if again else at + (taps - 1) * step
+        while (weights if again else at) != last:
             at += step
             weights += size
             total = total + term(weights, load_one(stored, at, left))
@@ -72,9 +74,9 @@ def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool) -> 
     return sum_vectors
 
 
-def _sum_rows(term: Any, *, onto: bool) -> Any:
-    whole = _sum_of_vectors(term, _load_whole, _store_whole, onto=onto)
-    some = _sum_of_vectors(term, load_first, store_first, onto=onto)
+def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
+    whole = _sum_of_vectors(term, _load_whole, _store_whole, onto=onto, again=again)
+    some = _sum_of_vectors(term, load_first, store_first, onto=onto, again=again)
 
     @part
     def sum_rows(stored, at, step, weights, taps, length, to):
@@ -101,7 +103,8 @@ def _sum_rows(term: Any, *, onto: bool) -> Any:
 
 def _sums(term: Any, *, onto: bool) -> Any:
     """Build the sums of some bands; onto: whether they are added to the values in place."""
-    sum_rows = _sum_rows(term, onto=onto)
+    sum_rows = _sum_rows(term, onto=onto, again=False)
+    sum_again = sum_rows if onto else _sum_rows(term, onto=False, again=True)
 
     @part
     def banded(stored, axis, first, stop, rows, step, length, result, result_step):
@@ -109,7 +112,11 @@ def _sums(term: Any, *, onto: bool) -> Any:
         for index in range(first, stop):
             start, taps, weights = band(axis, itemsize, index)
             if taps:
-                sum_rows(stored, rows + start * step, step, weights, taps, length, result)
+                at = rows + start * step
+                if step:
+                    sum_rows(stored, at, step, weights, taps, length, result)
+                else:
+                    sum_again(stored, at, step, weights, taps, length, result)
             elif not onto:
                 clear(result, length * itemsize)
             result += result_step
