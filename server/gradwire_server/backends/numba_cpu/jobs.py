@@ -31,6 +31,9 @@ Array = npt.NDArray[Any]
 Formats = tuple[np.dtype[Any], np.dtype[Any]]
 Tables = Callable[[BandedMap], Table]
 
+# Compiled functions have no types.
+_BLOCKS: Any = blocks
+_ROWS: Any = rows
 _VECTOR_BYTES = 64
 # Fewer channels than this do not fill vectors.
 _FEW_CHANNELS = 16
@@ -92,7 +95,8 @@ class Form(NamedTuple):
 
     def steps(self, size: int, repeats: Sequence[bool]) -> dict[str, int]:
         """Return the input's strides and bytes without repetitions; size is that of an element."""
-        values, stride = {}, math.prod(self.lengths[3:]) * size
+        values: dict[str, int] = {}
+        stride = math.prod(self.lengths[3:]) * size
         for axis, name in ((2, "row_step"), (1, "depth_step"), (0, "outer_step")):
             values[name] = 0 if repeats[axis] else stride
             stride *= 1 if repeats[axis] else self.lengths[axis]
@@ -191,7 +195,7 @@ def jobs_of(
 def accumulate(table: Table, x: Array, y: Array, *, axis: int, carried: int) -> None:
     """Add a pass over x to the values of y in place."""
     compute = table.weight.dtype
-    blocks.accumulate(
+    _BLOCKS.accumulate(
         np.array([table.record], records.AXIS),
         rows.ROW_KERNELS[compute.name].weighted.address,
         rows.SUM_ONTO[compute.name].address,
@@ -324,7 +328,7 @@ def _record(values: dict[str, Any]) -> Array:
     numbers = [0] * (records.JOB.itemsize // 8)
     for name, value in values.items():
         place = fields[name][1] // 8
-        many = value if isinstance(value, tuple) else (value,)
+        many: tuple[int, ...] = (value,) if isinstance(value, int) else value
         numbers[place : place + len(many)] = many
     # A view takes a fraction of the time of an array of nested tuples.
     record = np.array(numbers, np.int64)
@@ -351,7 +355,7 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
         transposed = method == records.COLUMNS
         functions["width_stage"] = stages.columns if transposed else stages.along_rows
     if task.is_streamed:
-        functions["stream"] = rows.stream
+        functions["stream"] = _ROWS.stream
     return {name: int(function.address) for name, function in functions.items()}
 
 
