@@ -262,7 +262,7 @@ def test_without_torch_one_line_says_so(check: Check) -> None:
     [
         (("right", *NEAREST), "'right' is no function; give module:function"),
         (("no_such_module:f", *NEAREST), "no_such_module cannot be imported: ModuleNotFoundError"),
-        (("no_such_file.py:f", *NEAREST), "no_such_file.py cannot be imported: FileNotFoundError"),
+        (("no_such_file.py:f", *NEAREST), "there is no file no_such_file.py; give the name of one"),
         (("kernels_of_mine.py:wrong", *NEAREST), "wrong is nothing; a function is needed"),
         (("kernels_of_mine.py:LAST", *NEAREST), "LAST is list; a function is needed"),
         (("kernels_of_mine.py:right",), "Missing option '--op'"),

@@ -140,6 +140,7 @@ MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
         ((*PUBLISHED, "--output-shape", f"2,{2**60}"), "larger than files can be"),
         ((*PUBLISHED, "--output-shape", "2,2", "--timeout", "nan"), "'nan' is no number"),
         ((*PUBLISHED, "--output-shape", "2,2", "--attr", "scales"), "'scales' has no '='"),
+        ((*PUBLISHED, "--output-shape", "2,2", "--attr", "=3"), "'=3' has no name before '='"),
         ((*PUBLISHED, *SCALES, *SCALES, "--output-shape", "2,2"), "scales is given twice"),
         ((*PUBLISHED, "--attr", "scale=1", "--output-shape", "2,2"), "did you mean 'scales'?"),
         ((*PUBLISHED, "--attr", "scale=1"), "--attr scale: is not an attribute"),
@@ -160,9 +161,12 @@ MODE_VALUES = "give 'nearest_neighbor' or 'linear'"
             MODE_VALUES,
         ),
         ((*PUBLISHED, "--output-shape", "2,2", "--dtype", "bfloat16"), "--dtype bfloat16: "),
-        ((*PUBLISHED, "--output-shape", "2,2", "--tls-ca", __file__), "--tls-ca is for a --target"),
-        ((*PUBLISHED, "--output-shape", "2,2", "--tls-key", __file__), "are needed together"),
-        ((*PUBLISHED, "--output-shape", "2,2", *CERTIFIED), "need --tls-ca"),
+        ((*PUBLISHED, "--output-shape", "2,2", "--tls-ca", __file__), "--tls-ca needs --target"),
+        (
+            (*PUBLISHED, "--output-shape", "2,2", "--tls-key", __file__),
+            "needs --tls-certificate",
+        ),
+        ((*PUBLISHED, "--output-shape", "2,2", *CERTIFIED), "--tls-key needs --tls-ca"),
         ((*PUBLISHED, "--output-shap", "2,2"), "see gradwire evaluate --help"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from command_line import GRADWIRE, run, run_here
 from gradwire import errors
 from gradwire._wire.environment import SERVER_VARIABLES
-from gradwire.cli import exits
+from gradwire.cli import output
 from gradwire.cli.app import commands
 from gradwire_server.config.settings import Settings
 from processes import run_command
@@ -40,17 +40,17 @@ def test_every_error_of_the_sdk_has_the_code_that_help_documents(
         errors.PermissionDeniedError: (8, "does not open"),
     }
     code, words = documented.get(kind, (1, "any other failure"))
-    assert exits.code_of(kind("")) == code
-    (line,) = (line for line in exits.HELP.splitlines() if line.split()[:1] == [str(code)])
+    assert output.code_of(kind("")) == code
+    (line,) = (line for line in output.HELP.splitlines() if line.split()[:1] == [str(code)])
     assert words in line
 
 
 def test_a_fault_of_the_program_itself_is_not_dressed_up() -> None:
-    assert exits.code_of(KeyError("x")) is None
+    assert output.code_of(KeyError("x")) is None
 
 
 def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
-    exits.report(errors.ServerError("one\n  two"))
+    output.report(errors.ServerError("one\n  two"))
     assert capsys.readouterr().err == "gradwire: error: one two\n"
 
 
@@ -73,7 +73,7 @@ def test_help_goes_to_stdout(arguments: tuple[str, ...]) -> None:
 
 
 def test_help_documents_the_exit_codes() -> None:
-    assert all(line in run_here("--help").stdout for line in exits.HELP.splitlines()[2:])
+    assert all(line in run_here("--help").stdout for line in output.HELP.splitlines()[2:])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_command_tells_its_version_alike(module: str, name: str) -> None:
 
 
 def test_a_difference_has_a_code_of_its_own() -> None:
-    assert exits.DIFFERENT not in {exits.OTHER, exits.INVALID, *exits.CODES.values()}
+    assert output.DIFFERENT not in {output.OTHER, output.INVALID, *output.CODES.values()}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_settings_of_a_server_are_those_it_has() -> None:
         (errors.LimitExceededError("output_shape is (9,)"), "error: --output-shape is (9,)"),
         (errors.DeadlineExceededError("no result within timeout_s, 2 s"), "no result within 2 s"),
         (
-            errors.InvalidRequestError.of("output", "absent; give it (output_shape in the SDK)"),
+            errors.InvalidRequestError.of("output", "absent; give it"),
             "error: --output-shape: absent; give it\n",
         ),
     ],
@@ -138,7 +138,7 @@ def test_the_settings_of_a_server_are_those_it_has() -> None:
 def test_an_error_names_what_the_command_line_has(
     error: Exception, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exits.report(error)
+    output.report(error)
     assert words in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ from dialect_oracles import lowered
 from dialect_tables import EXAMPLES
 from gradwire import ops
 from gradwire.cli import pictures
-from gradwire.cli.axis_tables import AxisTable, Call, tables
+from gradwire.cli.explain import AxisTable, Call, tables
 
 DOUBLED = (
     *("explain", "--op", "interpolate_backward", "--attr", "mode=linear"),

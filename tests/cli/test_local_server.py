@@ -21,8 +21,8 @@ HOLDER = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from gradwire.cli.connection import local_server
-with local_server() as target:
-    print(target, flush=True)
+with local_server() as server:
+    print(server.target, flush=True)
     input()
 """
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gradwire import ops, v1
-from gradwire.cli.exits import CommandError
 from gradwire.cli.options import operator_from
+from gradwire.cli.output import CommandError
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     Operator,

@@ -31,9 +31,8 @@ import numpy as np
 
 from benchmarks import machine
 from gradwire import AsyncClient, RetryPolicy
-from gradwire.loadtest.result import ScenarioResult
-from gradwire.loadtest.runner import Fleet, Pace, Runner, failures
-from gradwire.loadtest.sampling import ProcessTree, Usage
+from gradwire.loadtest.result import ScenarioResult, failures
+from gradwire.loadtest.runner import Fleet, Pace, ProcessTree, Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
 from load.program import reported
 from processes import Command, running_command

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import operator
 import re
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -19,16 +16,15 @@ from gradwire.loadtest.result import (
     LoadSettings,
     Machine,
     ScenarioResult,
-    SchemaError,
     ServerFacts,
     ServerSecond,
+    Tally,
     comparison,
     from_json,
     to_json,
 )
 from gradwire.loadtest.runner import warnings
 from gradwire.loadtest.scenarios import SCENARIOS, at_rate
-from gradwire.loadtest.tally import Tally
 from loading import Run
 
 MARKUP = "<script>alert(1)</script> & \"quotes\" 'too'"
@@ -81,35 +77,8 @@ def results(run: Run) -> list[ScenarioResult]:
 
 def test_a_document_reads_as_it_was_written(results: list[ScenarioResult]) -> None:
     made = document(*results)
-    assert from_json(to_json(made)) == made
-
-
-# What is put where, as a path of keys; MISSING takes away what is there.
-MISSING = object()
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
-        (("when",), MISSING, "its key 'when' is missing"),
-        (("scenarios", 0, "flows", 0, "ok"), MISSING, "its key 'ok' is missing"),
-        (("format",), "gradwire-bench/9", "format is 'gradwire-bench/9'"),
-        (("format",), MISSING, 'it is JSON without a "format"; its keys are: command, inter'),
-        (("scenarios",), None, "a value is of another type"),
-        (("machine",), [], "a value is of another type"),
-    ],
-)
-def test_a_wrong_document_is_refused_by_name(
-    results: list[ScenarioResult], path: tuple[str | int, ...], value: object, words: str
-) -> None:
-    whole: Any = json.loads(to_json(document(*results)))
-    place = functools.reduce(operator.getitem, path[:-1], whole)
-    if value is MISSING:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    with pytest.raises(SchemaError, match=re.escape(words)):
-        from_json(json.dumps(whole))
+    text = to_json(made)
+    assert json.loads(json.dumps(from_json(text), default=vars)) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +86,16 @@ def test_a_wrong_document_is_refused_by_name(
     [
         ("", "it is no JSON"),
         ("{", "it is no JSON"),
-        ("[" * 100_000, "too many brackets"),
-        ("[]", "it is JSON of another kind: []"),
-        ("null", "it is JSON of another kind: None"),
-        ('"text"', "it is JSON of another kind: 'text'"),
-        ("{}", 'it is JSON without a "format"; its keys are: none'),
+        ("[" * 100_000, "it is no JSON"),
+        ("[]", "its format is None; this version reads 'gradwire-bench/2'"),
+        ("null", "its format is None"),
+        ("{}", "its format is None"),
+        ('{"format": "gradwire-bench/9"}', "its format is 'gradwire-bench/9'"),
     ],
     ids=lambda text: text[:6],
 )
 def test_what_is_no_document_is_refused(text: str, words: str) -> None:
-    with pytest.raises(SchemaError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=re.escape(words)):
         from_json(text)
 
 
@@ -162,7 +131,7 @@ def test_a_page_of_nothing_is_a_page() -> None:
         summary="",
         duration_s=1.0,
         peak_per_s=None,
-        flows=[flow.result(1.0) for flow in nothing.flows],
+        flows=nothing.results(1.0),
         server=[],
         generators=nothing.generators(),
         warnings=[],
@@ -172,7 +141,7 @@ def test_a_page_of_nothing_is_a_page() -> None:
 
 def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioResult]) -> None:
     first = document(*results)
-    _, rows, notes = comparison(first, first)
+    rows, notes = comparison(first, first)
     assert all(set(row[2:6]) <= {"1.00", "-"} for row in rows)
     assert len(notes) == 1
     flow = results[1].flows[0]
@@ -183,9 +152,7 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
     )
     other = dataclasses.replace(results[1], flows=[slower])
     elsewhere = dataclasses.replace(first.server, backend="numpy_cpu")
-    _, rows, notes = comparison(
-        first, dataclasses.replace(first, scenarios=[other], server=elsewhere)
-    )
+    rows, notes = comparison(first, dataclasses.replace(first, scenarios=[other], server=elsewhere))
     assert [row[:2] for row in rows] == [("mixed", "tiny")]
     assert (rows[0][2], rows[0][4]) == ("0.50", "3.00")
     text = "\n".join(notes)
@@ -196,7 +163,7 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
 def test_a_comparison_names_what_was_set_otherwise_and_who_was_interrupted() -> None:
     first = document()
     longer = dataclasses.replace(first.settings, duration_s=5.0)
-    _, _, notes = comparison(first, dataclasses.replace(first, settings=longer, interrupted=True))
+    _, notes = comparison(first, dataclasses.replace(first, settings=longer, interrupted=True))
     assert notes[1:] == [
         "B was interrupted: its figures are those until then",
         "duration_s differs: 1.0 and 5.0",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.loadtest.tally import corrected, nines, percentile
+from gradwire.loadtest.result import corrected, nines, percentile
 
 HOUR_US = 3_600_000_000
 TIMES = st.lists(st.integers(1, HOUR_US), min_size=1, max_size=60)

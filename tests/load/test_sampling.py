@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gradwire.loadtest.generator import now
-from gradwire.loadtest.sampling import MetricsEndpoint, ProcessSampler, ProcessTree
+from gradwire.loadtest.runner import MetricsEndpoint, ProcessSampler, ProcessTree
 from load.soak import Held, family, growth, held
 from processes import running_command
 from raw_calls import wait_until

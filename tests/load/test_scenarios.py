@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from gradwire.loadtest.generator import Batch, Phase, dues, share
-from gradwire.loadtest.result import FlowResult
-from gradwire.loadtest.runner import failures
+from gradwire.loadtest.result import FlowResult, Tally, failures
 from gradwire.loadtest.scenarios import (
     PROBLEMS,
     SCENARIOS,
@@ -26,7 +25,6 @@ from gradwire.loadtest.scenarios import (
     digest_of,
     with_callers,
 )
-from gradwire.loadtest.tally import Tally
 from gradwire_server import LocalClient
 from loading import Run, loading
 from relay import relaying

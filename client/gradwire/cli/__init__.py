@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the program; exit with a code of exits.HELP."""
+    """Run the program; exit with a code of output.HELP."""
     # grpc reads it on import; its log lines would precede the error message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gradwire.cli import app  # noqa: PLC0415 - see above

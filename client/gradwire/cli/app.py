@@ -10,7 +10,7 @@ import click
 
 from gradwire import __version__
 from gradwire._wire.environment import SERVER_VARIABLES, unknown_variables
-from gradwire.cli import exits
+from gradwire.cli import output
 from gradwire.cli.bench import bench
 from gradwire.cli.check import check
 from gradwire.cli.compare import compare
@@ -21,23 +21,23 @@ from gradwire.cli.server_commands import health, info, operators
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the program; exit with a code of exits.HELP."""
+    """Run the program; exit with a code of output.HELP."""
     try:
         code = commands.main(arguments, prog_name="gradwire", standalone_mode=False) or 0
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo("gradwire: interrupted", file=sys.stderr)
-        code = exits.code_of_interruption(error)
+        code = output.code_of_interruption(error)
     except Exception as error:
-        known = exits.code_of(error)
+        known = output.code_of(error)
         if known is None:
             raise
-        exits.report(error)
+        output.report(error)
         code = known
     sys.exit(code)
 
 
 @click.group(
-    epilog=exits.HELP,
+    epilog=output.HELP,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -17,36 +18,43 @@ from urllib.error import HTTPError
 
 import click
 
-from gradwire.cli import exits
-from gradwire.cli.connection import Connection, local_process
-from gradwire.cli.exits import INVALID, CommandError
+from gradwire.cli import output
+from gradwire.cli.connection import Connection, local_server
 from gradwire.cli.options import (
     CALLS_PER_S,
     INPUT_FILE,
-    OUTPUT_FILE,
     SECONDS,
-    check_folder,
+    OutputFile,
     json_option,
     server_options,
 )
-from gradwire.cli.output import StatusLine, table
+from gradwire.cli.output import INVALID, CommandError, status_line, table
 from gradwire.errors import PermissionDeniedError, UnavailableError
-from gradwire.loadtest.report import to_html
 from gradwire.loadtest.result import (
     FORMAT,
+    TITLES,
     Document,
     FlowResult,
     LoadSettings,
     OutcomeResult,
     ScenarioResult,
-    SchemaError,
     ServerFacts,
     comparison,
+    failures,
     from_json,
     to_json,
 )
-from gradwire.loadtest.runner import Fleet, FleetError, Pace, Runner, failures, silence
-from gradwire.loadtest.sampling import MetricsEndpoint, Probe, ProcessTree, machine
+from gradwire.loadtest.runner import (
+    Fleet,
+    FleetError,
+    MetricsEndpoint,
+    Pace,
+    Probe,
+    ProcessTree,
+    Runner,
+    machine,
+    silence,
+)
 from gradwire.loadtest.scenarios import SCENARIOS, Scenario, at_rate, with_callers
 
 EXAMPLE = """\b
@@ -60,12 +68,6 @@ Examples:
 _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in SCENARIOS.values())
 
 
-def _check_file(
-    context: click.Context, parameter: click.Parameter, value: Path | None
-) -> Path | None:
-    return value if value is None else check_folder(context, parameter, value)
-
-
 def _check_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not value.startswith(("http://", "https://")):
         message = f"{value!r} is no URL; give one such as http://127.0.0.1:9464/metrics"
@@ -75,7 +77,7 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
 
 @click.command(
     short_help="Put a server under load, and report.",
-    epilog=f"\b\nScenarios:\n{_SCENARIOS}\n\n{EXAMPLE}\n{exits.HELP}",
+    epilog=f"\b\nScenarios:\n{_SCENARIOS}\n\n{EXAMPLE}\n{output.HELP}",
 )
 @click.option(
     "--scenario",
@@ -140,18 +142,16 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option(
     "--output",
     "output_file",
-    type=OUTPUT_FILE,
-    callback=_check_file,
+    type=OutputFile(),
     metavar="FILE",
     help="Write everything that was found, also for --compare.",
 )
 @click.option(
     "--report",
     "report_file",
-    type=OUTPUT_FILE,
-    callback=_check_file,
+    type=OutputFile(),
     metavar="FILE.html",
-    help="Write a page with plots, for a browser.",
+    help="Write a page for a browser, with charts where matplotlib is installed.",
 )
 @click.option(
     "--metrics",
@@ -170,8 +170,17 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @server_options()
 @json_option
+@output.terminable()
 def bench(
-    *, compared: tuple[Path, Path] | None, server: Connection, as_json: bool, **options: Any
+    *,
+    names: tuple[str, ...],
+    output_file: Path | None,
+    report_file: Path | None,
+    metrics_url: str | None,
+    compared: tuple[Path, Path] | None,
+    server: Connection,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Put a server under load: how fast it answers, how often, and whether it is always right.
 
@@ -183,12 +192,24 @@ def bench(
 
     docs/load-testing.md tells how to read what it prints and writes.
     """
+    settings = LoadSettings(**options)
+    for first, second, both in (
+        ("--json", "--compare", as_json and compared),
+        ("--rate", "--concurrency", settings.rate and settings.callers),
+    ):
+        if both:
+            message = f"{first} and {second} exclude each other; give one"
+            raise CommandError(message, code=INVALID)
+    if metrics_url is not None and server.target is None:
+        raise CommandError("--metrics needs --target; give that too", code=INVALID)
     if compared is not None:
-        if as_json:
-            message = "--json and --compare exclude each other; give one"
-            raise exits.CommandError(message, code=exits.INVALID)
         return _compare(*compared)
-    return run(Asked(**options), server, as_json=as_json)
+    writers: dict[Path, Callable[[Document], str]] = {}
+    if output_file is not None:
+        writers[output_file] = to_json
+    if report_file is not None:
+        writers[report_file] = _page_writer()
+    return _run(names, settings, server, metrics_url, writers, as_json=as_json)
 
 
 # Seconds that a server has to become ready: the first start of one of its own compiles.
@@ -199,265 +220,208 @@ SILENT_WAIT_S: Final = 0.5
 # Bytes shown of an endpoint's refusal.
 _MOST_SAID: Final = 1000
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A load test as the command line asks for it."""
-
-    names: tuple[str, ...]
-    duration_s: float
-    warm_up_s: float
-    rate: float | None
-    callers: int | None
-    connections: int
-    processes: int
-    timeout_s: float
-    output_file: Path | None
-    report_file: Path | None
-    metrics_url: str | None
-
-    def scenarios(self) -> list[Scenario]:
-        """Return the scenarios in the requested order."""
-        chosen = [SCENARIOS[name] for name in dict.fromkeys(self.names or SCENARIOS)]
-        if self.rate is not None:
-            return [at_rate(one, self.rate) for one in chosen]
-        if self.callers is not None:
-            return [with_callers(one, self.callers) for one in chosen]
-        return chosen
-
-    def settings(self) -> LoadSettings:
-        """Return the settings for the document."""
-        return LoadSettings(
-            duration_s=self.duration_s,
-            warm_up_s=self.warm_up_s,
-            timeout_s=self.timeout_s,
-            rate=self.rate,
-            callers=self.callers,
-            connections=self.connections,
-            processes=self.processes,
-        )
+Show = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """A server to be put under load, and its probe."""
+def _page_writer() -> Callable[[Document], str]:
+    try:
+        from gradwire.loadtest.report import to_html  # noqa: PLC0415 - Jinja2 may be missing
+    except ModuleNotFoundError:
+        install = 'pip install "gradwire[plot]", or ".[plot]" in a checkout'
+        raise CommandError(f"--report is written with Jinja2: {install}") from None
+    return to_html
 
-    connection: Connection
-    probe: Probe | None
-    own: bool
 
-
-@exits.terminable()
-def run(asked: Asked, connection: Connection, *, as_json: bool) -> int:
+def _run(
+    names: tuple[str, ...],
+    settings: LoadSettings,
+    connection: Connection,
+    metrics_url: str | None,
+    writers: dict[Path, Callable[[Document], str]],
+    *,
+    as_json: bool,
+) -> int:
     """Run the scenarios; print and write the results; return the exit code."""
-    if asked.rate is not None and asked.callers is not None:
-        raise CommandError("--rate and --concurrency exclude each other; give one", code=INVALID)
-    if asked.metrics_url is not None and connection.target is None:
-        raise CommandError("--metrics is for a --target; give that too", code=INVALID)
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
-    with StatusLine() as line, _subject(connection, asked.metrics_url) as subject:
-        server = _server(subject, line)
-        if isinstance(subject.probe, MetricsEndpoint):
-            _check_endpoint(subject.probe, asked.metrics_url)
-        course = _run_all(asked, subject, line, cores=here.cores, as_json=as_json)
-    if course.interrupted is not None and not course.results:
-        raise course.interrupted
+    results: list[ScenarioResult] = []
+    ended: KeyboardInterrupt | CommandError | None = None
+    with status_line() as show, _subject(connection, metrics_url) as (subject, probe, own):
+        server = _server(subject, show, own=own)
+        if isinstance(probe, MetricsEndpoint):
+            _check_endpoint(probe, f"--metrics {metrics_url}")
+        try:
+            runner = partial(Runner, probe=probe, cores=here.cores if own else None, show=show)
+            for result in _results(_chosen(names, settings), settings, subject, runner):
+                results.append(result)
+                show("")
+                if not as_json:
+                    click.echo("\n".join(_told(result)))
+        except (KeyboardInterrupt, CommandError) as error:
+            ended = error
+    if ended is not None and not results:
+        raise ended
     document = Document(
         format=FORMAT,
         when=when,
         command=shlex.join(["gradwire", *sys.argv[1:]]),
-        interrupted=course.interrupted is not None,
+        interrupted=isinstance(ended, KeyboardInterrupt),
         machine=here,
         server=server,
-        settings=asked.settings(),
-        scenarios=course.results,
+        settings=settings,
+        scenarios=results,
     )
     if as_json:
         click.echo(to_json(document))
-    _write(document, asked, to_stderr=as_json)
-    if course.interrupted is not None:
-        return exits.code_of_interruption(course.interrupted)
-    if course.gone:
-        raise CommandError(f"{server.target}: {course.gone}", code=exits.CODES[UnavailableError])
-    return exits.OTHER if any(map(failures, course.results)) else 0
+    for path, writer in writers.items():
+        path.write_text(writer(document), encoding="utf-8")
+        click.echo(f"Wrote {path}", err=as_json)
+    if isinstance(ended, CommandError):
+        raise ended
+    if ended is not None:
+        return output.code_of_interruption(ended)
+    return output.OTHER if any(map(failures, results)) else 0
 
 
 def _compare(before: Path, after: Path) -> int:
     """Print the ratios of the second file to the first."""
-    documents: list[Document] = []
-    for path in (before, after):
+    documents: list[Any] = []
+    for name, path in (("A", before), ("B", after)):
         try:
-            documents.append(from_json(path.read_text(encoding="utf-8")))
-        except (SchemaError, UnicodeDecodeError) as error:
-            why = error if isinstance(error, SchemaError) else "it is no text"
-            wanted = "give a file that `gradwire bench --output` has written"
-            raise CommandError(f"--compare {path}: {why}; {wanted}", code=INVALID) from None
-    first, second = documents
-    for name, path, one in (("A", before, first), ("B", after, second)):
-        click.echo(f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}")
-    titles, rows, notes = comparison(first, second)
-    click.echo("\n".join(["", *table(titles, rows, last_to_left=False), "", *notes]))
+            one = from_json(path.read_text(encoding="utf-8"))
+            click.echo(
+                f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}"
+            )
+        except UnicodeDecodeError:
+            raise _no_result(path, "it is no text") from None
+        except (ValueError, AttributeError) as error:
+            raise _no_result(path, str(error)) from None
+        documents.append(one)
+    rows, notes = comparison(*documents)
+    click.echo("\n".join(["", *table(TITLES, rows), "", *notes]))
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Course:
-    """How far the scenarios got.
+def _no_result(path: Path, reason: str) -> CommandError:
+    wanted = "give a file that `gradwire bench --output` has written"
+    return CommandError(f"--compare {path}: {reason}; {wanted}", code=INVALID)
 
-    interrupted  what ended them early, if the user did
-    gone         what is to be told where the server was gone; empty else
-    """
 
-    results: list[ScenarioResult]
-    interrupted: KeyboardInterrupt | None = None
-    gone: str = ""
+def _chosen(names: tuple[str, ...], settings: LoadSettings) -> list[Scenario]:
+    """Return the scenarios in the requested order, each once."""
+    chosen = [SCENARIOS[name] for name in dict.fromkeys(names or SCENARIOS)]
+    if settings.rate is not None:
+        return [at_rate(one, settings.rate) for one in chosen]
+    if settings.callers is not None:
+        return [with_callers(one, settings.callers) for one in chosen]
+    return chosen
 
 
 @contextmanager
-def _subject(connection: Connection, metrics_url: str | None) -> Generator[_Subject]:
-    if connection.target is not None:
-        url = metrics_url
-        probe = (
-            None
-            if url is None
-            else MetricsEndpoint(url, connection.headers(url), connection.tls_context())
-        )
-        yield _Subject(connection, probe, own=False)
-        return
-    with local_process() as server:
-        yield _Subject(replace(connection, target=server.target), ProcessTree(server.pid), own=True)
+def _subject(
+    connection: Connection, metrics_url: str | None
+) -> Generator[tuple[Connection, Probe | None, bool]]:
+    """Yield a connection, what looks at its server, and whether the server was started here."""
+    if connection.target is None:
+        with local_server() as server:
+            target = dataclasses.replace(connection, target=server.target)
+            yield target, ProcessTree(server.pid), True
+    elif metrics_url is None:
+        yield connection, None, False
+    else:
+        headers = connection.headers(metrics_url)
+        endpoint = MetricsEndpoint(metrics_url, headers, connection.tls_context())
+        yield connection, endpoint, False
 
 
-def _check_endpoint(endpoint: MetricsEndpoint, url: str | None) -> None:
+def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
     """Refuse an endpoint without the needed metrics, before the load."""
     try:
         usage = endpoint.ask()
     except HTTPError as error:
-        raise _refusal(error, url) from None
+        with error:
+            said = error.read(_MOST_SAID).decode(errors="replace").strip()
+        refused = error.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+        code = output.REFUSED if refused else output.OTHER
+        raise CommandError(f"{option}: {said or error}", code=code) from None
     except (OSError, HTTPException) as error:
-        raise CommandError(f"--metrics {url}: {error}") from None
+        raise CommandError(f"{option}: {error}") from None
     if usage is None:
         raise CommandError(
-            f"--metrics {url}: no processor time and memory is told there; give the /metrics of "
-            "the server's --http-port"
+            f"{option}: no processor time and memory is told there; give the /metrics of the "
+            "server's --http-port"
         )
 
 
-def _refusal(error: HTTPError, url: str | None) -> CommandError:
-    """Return the error of an endpoint that refuses."""
-    refused = error.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-    with error, suppress(OSError, HTTPException):
-        said = error.read(_MOST_SAID).decode(errors="replace").strip()
-        return CommandError(
-            f"--metrics {url}: {said or error}",
-            code=exits.CODES[PermissionDeniedError] if refused else exits.OTHER,
-        )
-    return CommandError(f"--metrics {url}: {error}")
-
-
-def _server(subject: _Subject, line: StatusLine) -> ServerFacts:
+def _server(connection: Connection, show: Show, *, own: bool) -> ServerFacts:
     """Wait until the server serves; return its facts."""
-    target = subject.connection.target or ""
-    patience_s = OWN_PATIENCE_S if subject.own else TARGET_PATIENCE_S
+    target = connection.target or ""
+    patience_s = OWN_PATIENCE_S if own else TARGET_PATIENCE_S
     waiting = f"waiting up to {patience_s:g} s for the server at {target}"
-    with subject.connection.client() as client:
-        line.show(waiting)
+    with connection.client() as client:
+        show(waiting)
         try:
             client.wait_ready(min(SILENT_WAIT_S, patience_s))
         except UnavailableError:
-            if not subject.own and not line.is_seen:
+            if not own and not sys.stderr.isatty():
                 click.echo(f"gradwire: {waiting}", err=True)
             client.wait_ready(patience_s)
         # A token that does not open calls would fail every one of them.
         client.operators()
+        told = dict.fromkeys(("version", "numerics_version", "backend", "backend_reason"), "")
         try:
             info = client.server_info()
         except PermissionDeniedError:
             # A token that opens evaluations need not open this.
-            return ServerFacts(
-                target=target,
-                own=subject.own,
-                version="",
-                numerics_version="",
-                backend="",
-                backend_reason="",
-            )
-    return ServerFacts(
-        target=target,
-        own=subject.own,
-        version=info.version,
-        numerics_version=info.numerics_version,
-        backend=info.backend,
-        backend_reason=info.backend_reason,
+            pass
+        else:
+            told = {name: getattr(info, name) for name in told}
+    return ServerFacts(target=target, own=own, **told)
+
+
+def _results(
+    scenarios: list[Scenario],
+    settings: LoadSettings,
+    connection: Connection,
+    runner_of: Callable[[Fleet, Pace], Runner],
+) -> Generator[ScenarioResult]:
+    """Yield results until the last one; raise where the user ends it, or the server is gone."""
+    pace = Pace(
+        duration_s=settings.duration_s,
+        warm_up_s=settings.warm_up_s,
+        timeout_s=settings.timeout_s,
     )
-
-
-def _run_all(
-    asked: Asked, subject: _Subject, line: StatusLine, *, cores: int, as_json: bool
-) -> _Course:
-    """Run scenarios until the last one, until the user ends them, or until the server is gone."""
-    pace = Pace(duration_s=asked.duration_s, warm_up_s=asked.warm_up_s, timeout_s=asked.timeout_s)
-    results: list[ScenarioResult] = []
-    left = asked.scenarios()
     try:
         with Fleet(
-            subject.connection.async_client,
-            processes=asked.processes,
-            connections=asked.connections,
+            connection.async_client,
+            processes=settings.processes,
+            connections=settings.connections,
         ) as fleet:
-            runner = Runner(
-                fleet,
-                pace,
-                probe=subject.probe,
-                cores=cores if subject.own else None,
-                show=line.show,
-            )
-            while left:
-                scenario = left.pop(0)
+            runner = runner_of(fleet, pace)
+            for number, scenario in enumerate(scenarios, 1):
                 result = runner.run(scenario)
                 # A scenario without counted calls has no result.
                 if runner.interrupted is None or any(flow.sent for flow in result.flows):
-                    results.append(result)
-                    line.show("")
-                    if not as_json:
-                        click.echo("\n".join(told(result)))
+                    yield result
                 if runner.interrupted is not None:
-                    return _Course(results, runner.interrupted)
+                    raise runner.interrupted
                 if runner.silent_since is not None:
-                    return _Course(results, gone=_gone(scenario, runner.silent_since, left))
-    except KeyboardInterrupt as error:
-        return _Course(results, error)
+                    left = ", ".join(one.name for one in scenarios[number:])
+                    gone = f"{silence(runner.silent_since)} of {scenario.name}"
+                    message = f"{connection.target}: {gone}{left and f'; not run: {left}'}"
+                    raise CommandError(message, code=output.UNAVAILABLE)
     except FleetError as error:
         raise CommandError(str(error)) from None
-    return _Course(results)
-
-
-def _gone(scenario: Scenario, since_s: float, left: Sequence[Scenario]) -> str:
-    names = ", ".join(one.name for one in left)
-    return f"{silence(since_s)} of {scenario.name}" + (f"; not run: {names}" if left else "")
-
-
-def _write(document: Document, asked: Asked, *, to_stderr: bool) -> None:
-    for path, text in ((asked.output_file, to_json), (asked.report_file, to_html)):
-        if path is not None:
-            path.write_text(text(document), encoding="utf-8")
-            click.echo(f"Wrote {path}", err=to_stderr)
 
 
 _TITLES = ("", "loop", "right/s", "MB/s", "p50 ms", "p99 ms", "p99.9", "max", "uncorrected p99")
 
 
-def told(result: ScenarioResult) -> list[str]:
+def _told(result: ScenarioResult) -> list[str]:
     """Describe a scenario in lines."""
-    rows = [_row(flow) for flow in result.flows]
-    lines = [f"{result.name}: {result.summary}", *table(_TITLES, rows, last_to_left=False)]
+    lines = [f"{result.name}: {result.summary}", *table(_TITLES, map(_row, result.flows))]
     for flow in result.flows:
-        lines += [
-            _end(flow, outcome)
-            for outcome in flow.outcomes
-            if (outcome.status, outcome.reason) != ("OK", "")
-        ]
+        lines += [_end(flow, outcome) for outcome in flow.outcomes if outcome.status != "OK"]
     lines += [f"  note: {warning}" for warning in result.warnings]
     return [*lines, ""]
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
-from gradwire.cli import exits
-from gradwire.cli.axis_tables import Call, Tables, facts, reasons, tables, words
-from gradwire.cli.check_trials import (
-    VALUES,
-    Candidate,
-    Case,
-    Failure,
-    Frame,
-    Shrinker,
-    Trial,
-    Unfit,
-    all_cases,
-    load_candidate,
-)
+from gradwire import Client
+from gradwire.tensors import to_array
+from gradwire.errors import counted
+from gradwire.cli import output
+from gradwire.cli.compare import differing, finfo, ulps_off
 from gradwire.cli.connection import Connection
-from gradwire.cli.exits import DIFFERENT, INVALID, CommandError
+from gradwire.cli.explain import Call, Reason, reasons, tables
 from gradwire.cli.options import (
     attribute_option,
     dtype_option,
@@ -34,11 +33,392 @@ from gradwire.cli.options import (
     operator_from,
     operator_kind,
     operator_option,
+    seed_option,
     server_options,
 )
-from gradwire.cli.output import as_json, number
-from gradwire.errors import counted
+from gradwire.cli.output import DIFFERENT, INVALID, CommandError, index, json_number, number
+from gradwire.errors import InvalidRequestError, LimitExceededError
 from gradwire.ops import OPERATORS, Operator
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+# Lengths of the forward's input and output along an axis.
+Pair = tuple[int, int]
+
+# Single elements, doubled, halved, primes both ways, even and odd, ratios such as 2.3 and 14, steps
+# that leave elements unread, and lengths of one element more or less.
+PAIRS: tuple[Pair, ...] = (
+    *product((1, 2, 3), (1, 2, 3)),
+    *((1, 7), (7, 1), (2, 4), (4, 2), (3, 6), (6, 3), (5, 10), (10, 5), (4, 6), (6, 4), (9, 4)),
+    *((3, 7), (7, 3), (5, 13), (13, 5), (10, 23), (23, 10), (5, 30), (30, 5), (7, 100), (100, 7)),
+    *((16, 17), (17, 16), (31, 32), (32, 31), (11, 11), (64, 128), (128, 64), (129, 50)),
+)
+TALL_AND_WIDE: tuple[tuple[Pair, Pair], ...] = (
+    ((200, 399), (1, 1)),
+    ((1, 1), (399, 200)),
+    ((150, 2), (2, 150)),
+    ((3, 90), (90, 3)),
+)
+# Shapes for special values and memory layouts.
+MIXED: tuple[Pair, ...] = ((3, 7), (7, 3), (4, 8), (8, 4))
+BATCHES: tuple[Pair, ...] = ((1, 1), (1, 5), (3, 1), (2, 3))
+# Length up to which a pair stands on all axes at once.
+LONG = 32
+# How often a special value is strewn among others.
+SPECIAL = 0.2
+# The rank that most kernels have first.
+RANKS = (4, 3, 5, 2, 1)
+# Ulps that the order of sums may make.
+ROUNDING = 4
+# Attributes that determine the sizes of a forward's output.
+SIZES = ("size", "sizes", "shape", "sizes_tensor")
+# Values that a report writes out.
+MOST_VALUES = 24
+# Of shrinking: cases that are tried; elements up to which each one is tried alone, or left out;
+# inputs and outputs together up to which all pairs of lengths are tried.
+TRIES, FEW, SMALL = 1000, 64, 12
+
+Maker = Callable[[Shape, np.dtype[Any], np.random.Generator], Array]
+
+
+def _with(*specials: float) -> Maker:
+    """Return a maker of random values with at least one special value."""
+
+    def make(shape: Shape, _: np.dtype[Any], noise: np.random.Generator) -> Array:
+        values = noise.standard_normal(shape)
+        chosen = noise.random(shape) < SPECIAL
+        chosen.flat[noise.integers(chosen.size)] = True
+        return np.where(chosen, noise.choice(specials, shape), values)
+
+    return make
+
+
+VALUES: dict[str, Maker] = {
+    "random": lambda shape, _, noise: noise.standard_normal(shape),
+    "counting": lambda shape, *_: 1 + np.arange(math.prod(shape)).reshape(shape) % 97,
+    "ones": lambda shape, *_: np.ones(shape),
+    "zeros": _with(0.0, -0.0),
+    "nan": _with(np.nan),
+    "infinity": _with(np.inf, -np.inf),
+    "tiny": lambda shape, dtype, noise: (
+        noise.integers(-50, 50, shape) * float(finfo(dtype).smallest_subnormal)
+    ),
+    "huge": lambda shape, dtype, noise: noise.uniform(-1, 1, shape) * float(finfo(dtype).max),
+}
+LAYOUTS: dict[str, Callable[[Array], Array]] = {
+    "contiguous": np.ascontiguousarray,
+    "transposed": np.asfortranarray,
+    "every second": lambda values: np.stack([values, values * 0], -1)[..., 0],
+    # One batch for all.
+    "broadcast": lambda values: as_strided(values, strides=(0, *values.strides[1:])),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of the function that is checked.
+
+    batch    batch and channel
+    spatial  lengths of each spatial axis
+    values   a key of VALUES
+    layout   a key of LAYOUTS
+    given    the elements themselves, in row-major order, in place of values
+    """
+
+    dtype: np.dtype[Any]
+    batch: Pair
+    spatial: tuple[Pair, ...]
+    values: str
+    layout: str = "contiguous"
+    given: tuple[float, ...] | None = None
+
+    def array(self, shape: Shape, *, seed: int) -> Array:
+        """Make the tensor that the function is given."""
+        if self.given is not None:
+            values = np.array(self.given).reshape(shape)
+        else:
+            values = VALUES[self.values](shape, self.dtype, np.random.default_rng(seed))
+        with np.errstate(all="ignore"):
+            return LAYOUTS[self.layout](values.astype(self.dtype))
+
+
+def all_cases(
+    dtypes: Iterable[np.dtype[Any]], values: Sequence[str], *, rank: int
+) -> Iterator[Case]:
+    """Yield the cases for tensors of a rank, the plainest first."""
+    axes = max(rank - 2, 1)
+    # Each pair on the last axis, on the first and on all; then long and narrow ones.
+    shapes: set[tuple[Pair, ...]] = set()
+    for pair in PAIRS:
+        doubled = ((2, 2),) * (axes - 1)
+        shapes |= {(*doubled, pair), (pair, *doubled)}
+        if axes == 1 or max(pair) <= LONG:
+            shapes.add((pair,) * axes)
+    if axes > 1:
+        shapes |= {(*((1, 1),) * (axes - 2), *pairs) for pairs in TALL_AND_WIDE}
+    for dtype in dtypes:
+        for spatial in sorted(shapes, key=lambda one: (sum(map(sum, one)), one)):
+            yield Case(dtype, (1, 1), spatial, values[0])
+        for batch in BATCHES:
+            yield Case(dtype, batch, ((3, 7),) * axes, values[0])
+        for pair in MIXED:
+            for special in values[1:]:
+                yield Case(dtype, (1, 2), (pair,) * axes, special)
+            for layout in [*LAYOUTS][1:]:
+                yield Case(dtype, (2, 3), (pair,) * axes, values[0], layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Failure of a case.
+
+    given     what the function was given
+    words     what went wrong, where that was not a number
+    element   index of the first wrong element; None where there is no result to look into
+    expected  its value; came: the function's
+    ulps      how far it is off, in ulps of the same sum over magnitudes, which a tolerance is
+              compared with; 0 for zeros of two signs, None with NaN and infinities
+    off       how far any is off at most, in these ulps; inf with NaN and infinities
+    wrong     how many are
+    """
+
+    case: Case
+    input_shape: Shape
+    output_shape: Shape
+    given: Array
+    words: str = ""
+    element: Shape | None = None
+    expected: Any = None
+    came: Any = None
+    ulps: float | None = None
+    off: float = math.inf
+    wrong: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Tell failures apart that have different causes."""
+        if self.words:
+            return " ".join(self.words.split()[:3])
+        return "not finite" if self.ulps is None else "value" if self.ulps else "sign of zero"
+
+    @property
+    def weight(self) -> tuple[bool, int]:
+        """Order failures: those that a tolerance would let pass last, and the smallest first."""
+        return self.off <= ROUNDING, math.prod(self.input_shape) + math.prod(self.output_shape)
+
+    @property
+    def values(self) -> str:
+        """Write what the function was given."""
+        if self.case.given is None or self.given.size > MOST_VALUES:
+            return f"{self.case.values} values"
+        nonzero = np.argwhere(self.given != 0)
+        if self.given.size > 1 and len(nonzero) == 1:
+            return f"{number(self.given[*nonzero[0]])} at {index(nonzero[0])}, else 0"
+        return " ".join(map(number, self.given.ravel()))
+
+
+class Unfit(Exception):  # noqa: N818 (no fault)
+    """The operator does not take a case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """All that does not change from case to case.
+
+    function       (gradient, output_shape) -> result, of NumPy arrays, or of torch tensors
+    rank           of the tensors; of 2 axes one is the channel, of 1 none
+    channels_last  whether the channel is behind the spatial axes
+    tolerance      ulps of the sum of magnitudes that a result may be off
+    """
+
+    client: Client
+    operator: Operator
+    function: Callable[[Any, Shape], Any]
+    torch: bool
+    rank: int
+    channels_last: bool
+    tolerance: int
+    seed: int
+
+    def __call__(self, case: Case) -> Failure | None:
+        """Run a case; return None where the function does as the operator does.
+
+        Raises Unfit.
+        """
+        shapes = [self._shape(case, side) for side in (0, 1)]
+        if OPERATORS[self.operator.name].gradient:
+            shapes.reverse()
+        given_shape, output_shape = shapes
+        given = case.array(given_shape, seed=self.seed)
+        about = (case, given_shape, output_shape, given.copy())
+        expected = self._evaluate(given, output_shape)
+        came = self._result(given, output_shape)
+        if isinstance(came, str):
+            return Failure(*about, words=came)
+        wrong = differing(expected, came)
+        if not wrong.any():
+            return None
+        off = ulps_off(expected, came, self._evaluate(np.abs(given), output_shape))
+        if self.tolerance:
+            wrong &= off > self.tolerance
+            if not wrong.any():
+                return None
+        element = tuple(np.argwhere(wrong)[0].tolist())
+        one, other = expected[element], came[element]
+        return Failure(
+            *about,
+            element=element,
+            expected=one,
+            came=other,
+            ulps=float(off[element]) if np.isfinite(one) and np.isfinite(other) else None,
+            off=float(off[wrong].max()),
+            wrong=int(wrong.sum()),
+        )
+
+    def _shape(self, case: Case, side: int) -> Shape:
+        """Return the shape of the forward's input, side 0, or output."""
+        spatial = tuple(pair[side] for pair in case.spatial)
+        leading = case.batch[2 - (self.rank - len(spatial)) :]
+        if self.channels_last:
+            return (*leading[:1], *spatial, *leading[1:])
+        return (*leading, *spatial)
+
+    def _evaluate(self, given: Array, output_shape: Shape) -> Array:
+        try:
+            operator = self.operator.for_output(output_shape)
+            return self.client.evaluate(operator, given, output_shape=output_shape)
+        except (InvalidRequestError, LimitExceededError) as error:
+            raise Unfit(str(error)) from error
+
+    def _result(self, given: Array, output_shape: Shape) -> Array | str:
+        """Return the function's result, or what is wrong with it, or that it wrote."""
+        before = given.tobytes()
+        try:
+            # Infinities and NaN are part of the cases, and no reason to warn.
+            with np.errstate(all="ignore"):
+                result = self.function(_tensor(given) if self.torch else given, output_shape)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the finding
+            return f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
+        if given.tobytes() != before:
+            return "it wrote to its argument"
+        try:
+            array = to_array(result)
+        except TypeError:
+            array = np.array(None)
+        if array.dtype == object:
+            return f"it returned {type(result).__name__}, no array of numbers"
+        if array.shape != output_shape:
+            return f"it returned shape {array.shape}; {output_shape} was asked for"
+        if array.dtype != given.dtype:
+            return f"it returned {array.dtype}; {given.dtype} was given"
+        return array.copy()
+
+
+def _tensor(array: Array) -> Any:
+    """Lay a torch tensor over an array's memory."""
+    torch = importlib.import_module("torch")
+    if str(array.dtype) == "bfloat16":
+        # NumPy's name for it is unknown to torch.
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def load_function(name: str) -> Callable[[Any, Shape], Any]:
+    """Find "module:function" or "file.py:function", from the current folder too."""
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        message = f"{name!r} is no function; give module:function, or file.py:function"
+        raise CommandError(message, code=INVALID)
+    function: Any = _module(place)
+    for part in attribute.split("."):
+        function = getattr(function, part, None)
+    if not callable(function):
+        kind = "nothing" if function is None else type(function).__name__
+        raise CommandError(f"{name}: {attribute} is {kind}; a function is needed", code=INVALID)
+    found: Callable[[Any, Shape], Any] = function
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    if place.endswith(".py") and not Path(place).is_file():
+        message = f"there is no file {place}; give the name of one, or module:function"
+        raise CommandError(message, code=INVALID)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None  # noqa: S101 (the ending is known)
+        assert spec.loader is not None  # noqa: S101 (likewise)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        message = f"{place} cannot be imported: {type(error).__name__}: {error}"
+        raise CommandError(message, code=INVALID) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    return module
+
+
+def shrunk(trial: Trial, failure: Failure) -> Failure:
+    """Return a failure of the same kind, at most as large."""
+    budget = iter(range(TRIES))
+
+    def first(cases: Iterable[Case]) -> Failure | None:
+        """Return the first of some cases that fails alike."""
+        for case, _ in zip(cases, budget, strict=False):
+            try:
+                found = trial(case)
+            except Unfit:
+                continue
+            if found is not None and found.kind == failure.kind:
+                return found
+        return None
+
+    while found := first(chain(_plainer(failure.case), _smaller(failure.case))):
+        failure = found
+    given: list[float] = failure.given.astype(np.float64).ravel().tolist()
+    if len(given) > FEW:
+        return failure
+    # One element that is not 0, a 1 where that is enough; or else as few as do.
+    alone = (
+        tuple(value if other == place else 0.0 for other in range(len(given)))
+        for values in ([1.0] * len(given), given)
+        for place, value in enumerate(values)
+    )
+    if found := first(replace(failure.case, given=values) for values in alone):
+        return found
+    for place, simpler in product(range(len(given)), (1.0, 0.0)):
+        values = (*given[:place], simpler, *given[place + 1 :])
+        if given[place] and (found := first([replace(failure.case, given=values)])):
+            failure, given = found, list(values)
+    return failure
+
+
+def _plainer(case: Case) -> Iterator[Case]:
+    """Yield a case with one thing made plain."""
+    batch, channel = case.batch
+    changes: list[dict[str, Any]] = [{"layout": "contiguous"}]
+    if case.values not in {"ones", "counting"}:
+        changes.append({"values": "counting"})
+    changes.append({"dtype": np.dtype(np.float32)})
+    fewer = ((1, 1), (1, channel), (batch, 1), (min(2, batch), min(2, channel)))
+    changes += [{"batch": pair} for pair in fewer]
+    for change in changes:
+        if (plainer := replace(case, **change)) != case:
+            yield plainer
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Yield cases with one spatial axis shorter: all small ones, then halves, then one less."""
+    small = [(inputs, size - inputs) for size in range(2, SMALL + 1) for inputs in range(1, size)]
+    for axis, (one, other) in enumerate(case.spatial):
+        halves = (-(-one // 2), -(-other // 2))
+        close = (halves, (one - 1, other - 1), (one - 1, other), (one, other - 1))
+        for pair in (*small, *(each for each in close if min(each) >= 1 and sum(each) > SMALL)):
+            if sum(pair) < one + other:
+                yield replace(case, spatial=(*case.spatial[:axis], pair, *case.spatial[axis + 1 :]))
+
 
 EXAMPLE = """\b
 Example:
@@ -49,12 +429,14 @@ Example:
 
 @click.command(
     short_help="Check a function of your own against an operator.",
-    epilog=f"{EXAMPLE}\n{exits.HELP}",
+    epilog=f"{EXAMPLE}\n{output.HELP}",
 )
 @click.argument("name", metavar="MODULE:FUNCTION")
-@operator_option()
+@operator_option(help="See `gradwire operators`.")
 @attribute_option
-@dtype_option(multiple=True, text="Type of the tensors; once for each.")
+@dtype_option(
+    "dtypes", multiple=True, default=["float32"], help="Type of the tensors; once for each."
+)
 @click.option(
     "--rank",
     "ranks",
@@ -66,6 +448,7 @@ Example:
     "--values",
     type=click.Choice(list(VALUES)),
     multiple=True,
+    default=list(VALUES),
     help="What to fill tensors with; once for each. Without it, all.",
 )
 @click.option(
@@ -77,7 +460,7 @@ Example:
     help="How far a result may be off, in ulps of the same sum over magnitudes.",
 )
 @click.option("--torch", is_flag=True, help="Call the function with torch tensors.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@seed_option
 @click.option(
     "--failures",
     "most",
@@ -93,11 +476,15 @@ def check(
     name: str,
     operator: str,
     attributes: tuple[str, ...],
+    dtypes: tuple[np.dtype[Any], ...],
+    ranks: tuple[int, ...],
     values: tuple[str, ...],
+    tolerance: int,
     torch: bool,
+    seed: int,
+    most: int,
     server: Connection,
     as_json: bool,
-    **options: Any,
 ) -> int:
     """Check a function of your own against an operator, over cases that kernels get wrong.
 
@@ -110,269 +497,181 @@ def check(
     9 if there is one.
     """
     made = operator_from(operator_kind(operator), attributes)
-    candidate = load_candidate(name, torch=torch)
-    told = values or tuple(VALUES)
-    asked = Check(name=name, candidate=candidate, operator=made, values=told, **options)
-    return run(asked, server, wants_json=as_json)
+    if torch and importlib.util.find_spec("torch") is None:
+        raise CommandError("--torch: PyTorch is not installed here: pip install torch")
+    function = load_function(name)
+    tally = _Tally()
+    with server.client(backend="numpy_cpu") as client:
+        for rank in ranks or RANKS:
+            # The channel before the spatial axes, or else behind them.
+            for channels_last in (False, True) if rank > 2 else (False,):  # noqa: PLR2004
+                trial = Trial(
+                    client=client,
+                    operator=made,
+                    function=function,
+                    torch=torch,
+                    rank=rank,
+                    channels_last=channels_last,
+                    tolerance=tolerance,
+                    seed=seed,
+                )
+                if tally.run(trial, all_cases(dict.fromkeys(dtypes), values, rank=rank)):
+                    break
+            if tally.ran and not ranks:
+                break
+        if not tally.ran:
+            message = f"no case fits the operator with these attributes: {tally.reason}"
+            pinned = " and ".join(size for size in SIZES if getattr(made, size, ()))
+            hint = f"; each case has its own sizes: leave {pinned} out, or give scales"
+            raise CommandError(message + (hint if pinned else ""), code=INVALID)
+        findings = tally.findings(made, most)
+    if as_json:
+        facts = {
+            "function": name,
+            "operator": made.name,
+            "tolerance": tolerance,
+            "cases": tally.ran,
+            "equal": tally.equal,
+            "different": len(tally.failures),
+            "unfit": tally.unfit,
+            "failures": [_facts(finding) for finding in findings],
+        }
+        click.echo(json.dumps(facts, allow_nan=False))
+    else:
+        lines = [f"{name} against {made!r}", *tally.lines(tolerance)]
+        for number_, finding in enumerate(findings, 1):
+            lines += ["", *_lines(number_, finding)]
+        click.echo("\n".join(lines))
+    return DIFFERENT if tally.failures else 0
 
 
-# Ulps that the order of sums may make.
-ROUNDING = 4
+class Finding(NamedTuple):
+    """A shrunk failure, how many are like it, and why its element is what it is."""
 
-# The rank that most kernels have first.
-RANKS = (4, 3, 5, 2, 1)
-
-# Attributes that determine the sizes of a forward's output.
-SIZES = ("size", "sizes", "shape", "sizes_tensor")
-
-# Values that a report writes out.
-MOST_VALUES = 24
+    failure: Failure
+    alike: int
+    why: list[Reason]
+    # Those of `why` along whose axes something happens.
+    shown: list[Reason]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """Arguments of a check.
+class _Tally:
+    """Outcomes of the cases; `reason` is why the last one that does not fit does not."""
 
-    ranks  of the tensors; none for the first of RANKS that the operator takes with its attributes
-    most   failures that are told
-    """
-
-    name: str
-    candidate: Candidate
-    operator: Operator
-    dtypes: tuple[np.dtype[Any], ...]
-    values: tuple[str, ...]
-    ranks: tuple[int, ...]
-    tolerance: int
-    seed: int
-    most: int
-
-
-@dataclass(slots=True)
-class CheckTally:
-    """Outcomes of the cases."""
-
-    equal: int = 0
-    unfit: int = 0
-    reason: str = ""
-    failures: list[tuple[Trial, Failure]] = field(default_factory=list[tuple[Trial, Failure]])
+    def __init__(self) -> None:
+        self.equal = self.unfit = 0
+        self.reason = ""
+        self.failures: list[tuple[Trial, Failure]] = []
 
     @property
     def ran(self) -> int:
         """Cases that the operator takes."""
         return self.equal + len(self.failures)
 
+    def run(self, trial: Trial, cases: Iterable[Case]) -> bool:
+        """Run cases; return whether the operator took one in which a length changes."""
+        kind = OPERATORS[trial.operator.name]
+        if not kind.min_rank <= trial.rank <= kind.max_rank:
+            self.reason = self.reason or f"it takes tensors of {kind.ranks()} axes"
+            return True
+        resampled = False
+        for case in cases:
+            try:
+                failure = trial(case)
+            except Unfit as unfit:
+                self.unfit += 1
+                self.reason = str(unfit)
+                continue
+            resampled |= any(one != other for one, other in case.spatial)
+            if failure is None:
+                self.equal += 1
+            else:
+                self.failures.append((trial, failure))
+        return resampled
 
-def run(asked: Check, connection: Connection, *, wants_json: bool) -> int:
-    """Check and report; return 0 if the function equals the operator, else DIFFERENT."""
-    with connection.client(backend="numpy_cpu") as client:
-        tally = CheckTally()
-        for rank in asked.ranks or RANKS:
-            _run_rank(asked, client, rank, tally)
-            if tally.ran and not asked.ranks:
-                break
-        if not tally.ran:
-            message = f"no case fits the operator with these attributes: {tally.reason}"
-            raise CommandError(f"{message}{_hint(asked.operator)}", code=INVALID)
-        smallest = _smallest(tally, asked.most)
-    told = [_tables(asked, failure) for failure, _ in smallest]
-    if wants_json:
-        click.echo(json.dumps(_facts(asked, tally, smallest, told), allow_nan=False))
-    else:
-        click.echo("\n".join(_text(asked, tally, smallest, told)))
-    return DIFFERENT if tally.failures else 0
+    def findings(self, operator: Operator, most: int) -> list[Finding]:
+        """Return shrunk failures of different kinds, the smallest first."""
+        groups: dict[object, list[tuple[Trial, Failure]]] = {}
+        for trial, failure in sorted(self.failures, key=lambda each: each[1].weight):
+            case = failure.case
+            key = (failure.kind, case.dtype, case.values, case.layout)
+            groups.setdefault(key, []).append((trial, failure))
+        found: dict[object, tuple[Failure, int]] = {}
+        for members in groups.values():
+            if len(found) < most:
+                small = shrunk(*members[0])
+                alike = (small.kind, tuple(sorted(small.case.spatial)), small.case.layout)
+                kept, count = found.get(alike, (small, 0))
+                found[alike] = (kept, count + len(members))
+        return [
+            Finding(failure, alike, *_why(operator, failure))
+            for failure, alike in sorted(found.values(), key=lambda each: each[0].weight)
+        ]
 
-
-def _hint(operator: Operator) -> str:
-    """Tell which attributes pin sizes that the cases have of their own."""
-    pinned = [name for name in SIZES if getattr(operator, name, ())]
-    if not pinned:
-        return ""
-    return f"; each case has its own sizes: leave {' and '.join(pinned)} out, or give scales"
-
-
-def _run_rank(asked: Check, client: Any, rank: int, tally: CheckTally) -> None:
-    """Run the cases of a rank: the channel before the spatial axes, or else behind them."""
-    kind = OPERATORS[asked.operator.name]
-    if not kind.min_rank <= rank <= kind.max_rank:
-        tally.reason = tally.reason or f"it takes tensors of {kind.ranks()} axes"
-        return
-    for channels_last in (False, True):
-        frame = Frame(rank, channels_last)
-        trial = Trial(client, asked.operator, asked.candidate, frame, asked.tolerance, asked.seed)
-        resampled = _run_cases(trial, all_cases(asked.dtypes, asked.values, rank=rank), tally)
-        if resampled or rank <= 2:  # noqa: PLR2004 (no channel to move)
-            return
-
-
-def _run_cases(trial: Trial, cases: Iterable[Case], tally: CheckTally) -> bool:
-    """Run cases; return whether the operator took one in which a length changes."""
-    resampled = False
-    for case in cases:
-        try:
-            failure = trial(case)
-        except Unfit as unfit:
-            tally.unfit += 1
-            tally.reason = str(unfit)
-            continue
-        resampled |= any(one != other for one, other in case.spatial)
-        if failure is None:
-            tally.equal += 1
-        else:
-            tally.failures.append((trial, failure))
-    return resampled
+    def lines(self, tolerance: int) -> list[str]:
+        """Tell how many cases failed, and how many of them by rounding."""
+        ulps = counted(tolerance, "ulp")
+        verdict = f"all agree{f' within {ulps}' if tolerance else ''}"
+        if self.failures:
+            verdict = f"{len(self.failures)} differ{f' by more than {ulps}' if tolerance else ''}"
+        unfit = f"; {self.unfit} more do not fit these attributes" if self.unfit else ""
+        lines = [f"{self.ran} cases: {verdict}{unfit}"]
+        rounded = [failure.off for _, failure in self.failures if failure.off <= ROUNDING]
+        if rounded:
+            lines.append(
+                f"{len(rounded)} of these by rounding or a zero's sign alone, which "
+                f"--tolerance {math.ceil(max(1, *rounded))} lets pass"
+            )
+        return lines
 
 
-def _smallest(tally: CheckTally, most: int) -> list[tuple[Failure, int]]:
-    """Return shrunk failures of different kinds, the smallest first, and how many are like each.
-
-    Those that a tolerance would let pass come last.
-    """
-    groups: dict[tuple[str, ...], list[tuple[Trial, Failure]]] = {}
-    for trial, failure in sorted(tally.failures, key=lambda each: _weight(each[1])):
-        case = failure.case
-        key = (failure.kind, str(case.dtype), case.values, case.layout)
-        groups.setdefault(key, []).append((trial, failure))
-    found: dict[tuple[object, ...], tuple[Failure, int]] = {}
-    for members in groups.values():
-        if len(found) >= most:
-            break
-        trial, first = members[0]
-        shrunk = Shrinker(trial)(first)
-        alike = (shrunk.kind, tuple(sorted(shrunk.case.spatial)), shrunk.case.layout)
-        kept, count = found.get(alike, (shrunk, 0))
-        found[alike] = (kept, count + len(members))
-    return sorted(found.values(), key=lambda each: _weight(each[0]))
-
-
-def _weight(failure: Failure) -> tuple[bool, int]:
-    size = math.prod(failure.input_shape) + math.prod(failure.output_shape)
-    return failure.off <= ROUNDING, size
-
-
-def _tables(asked: Check, failure: Failure) -> Tables | None:
+def _why(operator: Operator, failure: Failure) -> tuple[list[Reason], list[Reason]]:
+    """Return all reasons of a wrong element, and those to be shown."""
     if failure.element is None:
-        return None
-    operator = asked.operator.for_output(failure.output_shape)
-    call = Call(operator, failure.case.dtype, failure.input_shape, failure.output_shape)
-    return tables([call])[0]
+        return [], []
+    made = operator.for_output(failure.output_shape)
+    call = Call(made, failure.case.dtype, failure.input_shape, failure.output_shape)
+    (told,) = tables([call])
+    why = reasons([told], failure.element)
+    return why, [each for each in why if not told.axes[each.axis].is_identity] or why[-1:]
 
 
-def _text(
-    asked: Check,
-    tally: CheckTally,
-    smallest: Sequence[tuple[Failure, int]],
-    told: Sequence[Tables | None],
-) -> list[str]:
-    ulps = counted(asked.tolerance, "ulp")
-    verdict = "all agree" if not tally.failures else f"{len(tally.failures)} differ"
-    if asked.tolerance:
-        verdict += f" by more than {ulps}" if tally.failures else f" within {ulps}"
-    unfit = f"; {tally.unfit} more do not fit these attributes" if tally.unfit else ""
-    lines = [
-        f"{asked.name} against {asked.operator!r}",
-        f"{tally.ran} cases: {verdict}{unfit}",
-    ]
-    rounded = [failure.off for _, failure in tally.failures if failure.off <= ROUNDING]
-    if rounded:
-        enough = math.ceil(max(1, *rounded))
-        lines.append(
-            f"{len(rounded)} of these by rounding or a zero's sign alone, which "
-            f"--tolerance {enough} lets pass"
-        )
-    for place, ((failure, count), tables_) in enumerate(zip(smallest, told, strict=True), 1):
-        lines += ["", *_failure_lines(asked, place, failure, count, tables_)]
-    return lines
-
-
-def _failure_lines(
-    asked: Check, place: int, failure: Failure, count: int, tables_: Tables | None
-) -> list[str]:
-    case = failure.case
+def _lines(number_: int, finding: Finding) -> list[str]:
+    failure, case = finding.failure, finding.failure.case
     layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
-    like = "" if count == 1 else f" (the smallest of {count} like it)"
-    lines = [
-        f"{place}. {case.dtype} {failure.input_shape} to {failure.output_shape}{layout}{like}",
-        f"   given {_values(failure)}",
-    ]
-    if failure.element is None or tables_ is None:
+    like = "" if finding.alike == 1 else f" (the smallest of {finding.alike} like it)"
+    shapes = f"{failure.input_shape} to {failure.output_shape}"
+    lines = [f"{number_}. {case.dtype} {shapes}{layout}{like}", f"   given {failure.values}"]
+    if failure.element is None:
         return [*lines, f"   {failure.words}"]
-    index = f"[{', '.join(map(str, failure.element))}]"
-    ulps = f", {_ulps(failure.ulps)} ulps off" if failure.ulps else ""
-    wrong = f"{failure.wrong} of {np.prod(failure.output_shape)} elements"
+    # Rounded up, so that it is visibly above a tolerance.
+    ulps = f", {number(math.ceil(failure.ulps * 100) / 100)} ulps off" if failure.ulps else ""
     lines.append(
-        f"   at {index}: expected {number(failure.expected)}, came {number(failure.came)}{ulps}; "
-        f"{wrong} wrong"
+        f"   at {index(failure.element)}: expected {number(failure.expected)}, came "
+        f"{number(failure.came)}{ulps}; {failure.wrong} of {math.prod(failure.output_shape)} "
+        "elements wrong"
     )
-    return [*lines, *(f"   {line}" for line in _why(asked, failure, tables_))]
+    return [*lines, *(f"   {line}" for reason in finding.shown for line in reason.words([""]))]
 
 
-def _ulps(off: float) -> str:
-    """Write a distance, rounded up, so that it is visibly above a tolerance."""
-    return f"{math.ceil(off * 100) / 100:.2f}".rstrip("0").rstrip(".")
-
-
-def _values(failure: Failure) -> str:
-    given = failure.given
-    if failure.case.given is None or given.size > MOST_VALUES:
-        return f"{failure.case.values} values"
-    nonzero = np.argwhere(given != 0)
-    if given.size > 1 and len(nonzero) == 1:
-        index = f"[{', '.join(map(str, nonzero[0].tolist()))}]"
-        return f"{number(given[tuple(nonzero[0])])} at {index}, else 0"
-    return " ".join(map(number, given.ravel()))
-
-
-def _why(asked: Check, failure: Failure, told: Tables) -> list[str]:
-    gradient = OPERATORS[asked.operator.name].gradient
-    assert failure.element is not None  # noqa: S101 (the caller has looked)
-    why = reasons([(told, gradient)], failure.element)
-    chosen = [reason for reason in why if not told.axes[reason.axis].is_identity] or why[-1:]
-    return [line for reason in chosen for line in words(reason, [""])]
-
-
-def _facts(
-    asked: Check,
-    tally: CheckTally,
-    smallest: Sequence[tuple[Failure, int]],
-    told: Sequence[Tables | None],
-) -> dict[str, Any]:
-    return {
-        "function": asked.name,
-        "operator": asked.operator.name,
-        "tolerance": asked.tolerance,
-        "cases": tally.ran,
-        "equal": tally.equal,
-        "different": len(tally.failures),
-        "unfit": tally.unfit,
-        "failures": [
-            _failure_facts(asked, failure, count, tables_)
-            for (failure, count), tables_ in zip(smallest, told, strict=True)
-        ],
-    }
-
-
-def _failure_facts(
-    asked: Check, failure: Failure, count: int, told: Tables | None
-) -> dict[str, Any]:
-    case = failure.case
-    facts_: dict[str, Any] = {
+def _facts(finding: Finding) -> dict[str, Any]:
+    failure, case = finding.failure, finding.failure.case
+    facts: dict[str, Any] = {
         "dtype": str(case.dtype),
-        "input_shape": list(failure.input_shape),
-        "output_shape": list(failure.output_shape),
+        "input_shape": failure.input_shape,
+        "output_shape": failure.output_shape,
         "layout": case.layout,
-        "values": case.values if case.given is None else [as_json(each) for each in case.given],
-        "alike": count,
+        "values": case.values if case.given is None else list(map(json_number, case.given)),
+        "alike": finding.alike,
     }
-    if failure.element is None or told is None:
-        return {**facts_, "error": failure.words}
-    gradient = OPERATORS[asked.operator.name].gradient
+    if failure.element is None:
+        return {**facts, "error": failure.words}
     return {
-        **facts_,
-        "element": list(failure.element),
-        "expected": as_json(failure.expected),
-        "came": as_json(failure.came),
+        **facts,
+        "element": failure.element,
+        "expected": json_number(failure.expected),
+        "came": json_number(failure.came),
         "ulps": failure.ulps,
         "wrong": failure.wrong,
-        "why": [facts(reason) for reason in reasons([(told, gradient)], failure.element)],
+        "why": [reason.facts() for reason in finding.why],
     }

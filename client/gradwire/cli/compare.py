@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.cli import exits
-from gradwire.cli.axis_tables import AxisTable, Call, Reason, Tables, facts, reasons, tables, words
+from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
-from gradwire.cli.exits import DIFFERENT, INVALID, CommandError
+from gradwire.cli.explain import AxisTable, Call, Reason, Tables, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
     attribute_option,
     dtype_option,
+    input_shape_option,
     json_option,
     operator_from,
     operator_kind,
     operator_option,
+    output_shape_option,
+    seed_option,
     server_options,
-    shape_options,
 )
-from gradwire.cli.output import as_json, number
-from gradwire.ops import OPERATORS, Operator
+from gradwire.cli.output import DIFFERENT, INVALID, CommandError, index, json_number, number
+from gradwire.ops import Operator
 
 _ORDER = "gradwire.order"
 
@@ -56,9 +57,9 @@ class _Grouped(click.Command):
 @click.command(
     cls=_Grouped,
     short_help="Compare two operators, or one and a file, bit by bit.",
-    epilog=f"{EXAMPLE}\n{exits.HELP}",
+    epilog=f"{EXAMPLE}\n{output.HELP}",
 )
-@operator_option(multiple=True, text="Once for each of the two; the --attr behind it are its own.")
+@operator_option(multiple=True, help="Once for each of the two; the --attr behind it are its own.")
 @attribute_option
 @click.option(
     "--against",
@@ -73,9 +74,10 @@ class _Grouped(click.Command):
     metavar="FILE.npy",
     help="What the operators are given. Without it, random normal numbers.",
 )
-@shape_options(input_required=False)
-@dtype_option(text="Type of random numbers; with files only bfloat16 is read from here.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@input_shape_option()
+@output_shape_option
+@dtype_option(help="Type of random numbers; with files only bfloat16 is read from here.")
+@seed_option
 @server_options()
 @json_option
 @click.pass_context
@@ -85,9 +87,14 @@ def compare(
     *,
     operator: tuple[str, ...],
     attributes: tuple[str, ...],
+    against: Path | None,
+    source: Path | None,
+    input_shape: tuple[int, ...] | None,
+    output_shape: tuple[int, ...] | None,
+    dtype: np.dtype[Any],
+    seed: int,
     server: Connection,
     as_json: bool,
-    **options: Any,
 ) -> int:
     """Give the same input to two operators, and tell whether the results have equal bits.
 
@@ -95,8 +102,44 @@ def compare(
     taps and weights in both. Exit with 0 if they are equal, with 9 if not.
     """
     operators = _grouped(context.meta[_ORDER], operator, attributes)
-    asked = Comparison(operators=operators, **options)
-    return run(asked, server, wants_json=as_json)
+    for wrong, message in (
+        (
+            len(operators) + (against is not None) != len(NAMES),
+            "--op: give it twice, or once with --against",
+        ),
+        (
+            against is not None and source is None,
+            "--against: a result from elsewhere was made of some input; give --input too",
+        ),
+        ((source is None) is (input_shape is None), "give one of --input and --input-shape"),
+    ):
+        if wrong:
+            raise CommandError(message, code=INVALID)
+    # A .npy file has no name for this type.
+    unnamed = "bfloat16" if str(dtype) == "bfloat16" else None
+    if source is None:
+        x = np.random.default_rng(seed).standard_normal(input_shape).astype(dtype)
+    else:
+        x = mapped(source, unnamed)
+    other = None if against is None else mapped(against, unnamed)
+    told = tables([Call(each, x.dtype, x.shape, output_shape) for each in operators])
+    shapes = [each.output_shape for each in told]
+    if len(set(shapes)) > 1:
+        message = f"the results are of two shapes, {shapes[0]} and {shapes[1]}"
+        raise CommandError(f"{message}; give --output-shape", code=INVALID)
+    with server.client(backend="numpy_cpu") as client:
+        results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
+    if other is not None:
+        results.append(_fitting(other, results[0], against))
+    found = difference(*results)
+    why = [] if found is None else reasons(told, found.first)
+    if as_json:
+        click.echo(json.dumps(_facts(results, found, why), allow_nan=False))
+    else:
+        names = [*map(repr, operators), *([] if against is None else [str(against)])]
+        lines = [f"{name}  {text}" for name, text in zip(NAMES, names, strict=True)]
+        click.echo("\n".join([*lines, *_text(results, told, found, why)]))
+    return 0 if found is None else DIFFERENT
 
 
 def _grouped(
@@ -112,90 +155,13 @@ def _grouped(
             given = next(rest_of_attributes)
             if not groups:
                 message = f"--attr: {given!r} stands before any --op; give it behind its own"
-                raise exits.CommandError(message, code=exits.INVALID)
+                raise CommandError(message, code=INVALID)
             groups[-1][1].append(given)
     return tuple(operator_from(operator_kind(name), given) for name, given in groups)
 
 
 Array = NDArray[Any]
 NAMES = ("A", "B")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Arguments of a comparison; None for omitted ones.
-
-    operators  two, or one where there is a file
-    against    file with a result from elsewhere
-    source     file with the input; a random one, made from seed, where there is none
-    """
-
-    operators: tuple[Operator, ...]
-    against: Path | None
-    source: Path | None
-    seed: int
-    dtype: np.dtype[Any]
-    input_shape: tuple[int, ...] | None
-    output_shape: tuple[int, ...] | None
-
-
-def run(asked: Comparison, connection: Connection, *, wants_json: bool) -> int:
-    """Compare and report; return 0 if the results are equal, else DIFFERENT."""
-    _check(asked)
-    x = _input(asked)
-    other = None if asked.against is None else mapped(asked.against, _unnamed(asked.dtype))
-    calls = [Call(each, x.dtype, x.shape, asked.output_shape) for each in asked.operators]
-    told = tables(calls)
-    results = _results(asked, connection, x, [each.output_shape for each in told])
-    if other is not None:
-        results.append(_fitting(other, results[0], asked.against))
-    found = difference(*results)
-    gradients = [OPERATORS[each.name].gradient for each in asked.operators]
-    why: list[Reason] = []
-    if found is not None:
-        why = reasons(list(zip(told, gradients, strict=True)), found.first)
-    if wants_json:
-        click.echo(json.dumps(_facts(results, found, why), allow_nan=False))
-    else:
-        click.echo("\n".join(_text(asked, results, told, found, why)))
-    return 0 if found is None else DIFFERENT
-
-
-def _check(asked: Comparison) -> None:
-    if len(asked.operators) + (asked.against is not None) != len(NAMES):
-        raise CommandError("--op: give it twice, or once with --against", code=INVALID)
-    if asked.against is not None and asked.source is None:
-        message = "--against: a result from elsewhere was made of some input; give --input too"
-        raise CommandError(message, code=INVALID)
-    if (asked.source is None) is (asked.input_shape is None):
-        message = "give one of --input and --input-shape"
-        raise CommandError(message, code=INVALID)
-
-
-def _input(asked: Comparison) -> Array:
-    if asked.source is None:
-        noise = np.random.default_rng(asked.seed).standard_normal(asked.input_shape)
-        return noise.astype(asked.dtype)
-    return mapped(asked.source, _unnamed(asked.dtype))
-
-
-def _unnamed(dtype: np.dtype[Any]) -> str | None:
-    """Return the type that a .npy file has no name for, if it is that."""
-    return "bfloat16" if str(dtype) == "bfloat16" else None
-
-
-def _results(
-    asked: Comparison, connection: Connection, x: Array, shapes: Sequence[tuple[int, ...]]
-) -> list[Array]:
-    if len(set(shapes)) > 1:
-        first, second = shapes
-        message = f"the results are of two shapes, {first} and {second}; give --output-shape"
-        raise CommandError(message, code=INVALID)
-    with connection.client(backend="numpy_cpu") as client:
-        return [
-            client.evaluate(operator, x, output_shape=shape)
-            for operator, shape in zip(asked.operators, shapes, strict=True)
-        ]
 
 
 def _fitting(other: Array, ours: Array, path: Path | None) -> Array:
@@ -209,48 +175,41 @@ def _fitting(other: Array, ours: Array, path: Path | None) -> Array:
 
 
 def _text(
-    asked: Comparison,
     results: Sequence[Array],
     told: Sequence[Tables],
     found: Difference | None,
     why: Sequence[Reason],
 ) -> list[str]:
     one, other = results
-    lines = [
-        f"A  {asked.operators[0]!r}",
-        f"B  {asked.operators[1]!r}" if asked.against is None else f"B  {asked.against}",
-    ]
     size = f"{one.size} elements of {one.dtype} {one.shape}"
     if found is None:
-        return [*lines, f"equal bits: {size}", *_table_lines(told)]
+        return [f"equal bits: {size}", *_table_lines(told)]
+    first, most = (
+        f"{index(at)}: A {number(one[at])}, B {number(other[at])}"
+        for at in (found.first, found.largest)
+    )
+    apart = f"{number(found.absolute)} or {found.ulps} ulps apart"
     return [
-        *lines,
         f"different: {found.count} of {size}",
-        f"  first at {_both(found.first, one, other)}",
-        f"  most at {_both(found.largest, one, other)}, {_distance(found)}",
+        f"  first at {first}",
+        f"  most at {most}, {'one is NaN' if found.ulps is None else apart}",
         *_table_lines(told),
         "",
-        f"Why at {_place(found.first)}",
+        f"Why at {index(found.first)}",
         *_why(why, compared=len(told) > 1),
     ]
 
 
 def _why(why: Sequence[Reason], *, compared: bool) -> list[str]:
     if not compared:
-        told = [reason for reason in why if len(reason.given) != 1 or _weighted(reason)] or why[-1:]
-        return [line for reason in told for line in words(reason, ["A"])]
-    chosen = [reason for reason in why if set(reason.differ) & {"taps", "weights"}]
-    if not chosen:
-        return ["  both have the same taps and weights there; what reads nothing differs"]
+        told = [reason for reason in why if not reason.is_trivial] or why[-1:]
+        return [line for reason in told for line in reason.words("A")]
     lines: list[str] = []
-    for reason in chosen:
-        first, *others = words(reason, NAMES)
-        lines += [f"{first} ({' and '.join(reason.differ)} differ)", *others]
-    return lines
-
-
-def _weighted(reason: Reason) -> bool:
-    return any(weight != 1 for side in reason.sides for weight in side.weights.values())
+    for reason in why:
+        if {"taps", "weights"} & {*reason.differ}:
+            first, *others = reason.words(NAMES)
+            lines += [f"{first} ({' and '.join(reason.differ)} differ)", *others]
+    return lines or ["  both have the same taps and weights there; what reads nothing differs"]
 
 
 def _table_lines(told: Sequence[Tables]) -> list[str]:
@@ -262,8 +221,8 @@ def _table_lines(told: Sequence[Tables]) -> list[str]:
         return []
     lines = [
         f"  axis {axis}: {unequal}"
-        for axis, (one, other) in enumerate(pairs)
-        if (unequal := _unequal(one, other))
+        for axis, pair in enumerate(pairs)
+        if (unequal := _unequal(*pair))
     ]
     return lines or ["  every table is equal: coordinates, taps and weights"]
 
@@ -289,20 +248,6 @@ def _entries(axis: AxisTable) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     return (axis.rows * axis.inputs + axis.columns)[used], axis.weight[used]
 
 
-def _place(index: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, index))}]"
-
-
-def _both(index: tuple[int, ...], one: Array, other: Array) -> str:
-    return f"{_place(index)}: A {number(one[index])}, B {number(other[index])}"
-
-
-def _distance(found: Difference) -> str:
-    if found.ulps is None:
-        return "one is NaN"
-    return f"{number(found.absolute)} or {found.ulps} ulps apart"
-
-
 def _facts(
     results: Sequence[Array],
     found: Difference | None,
@@ -317,33 +262,18 @@ def _facts(
         "different": 0 if found is None else found.count,
     }
     if found is not None:
-        for kind, index in (("first", found.first), ("most", found.largest)):
-            told[kind] = {
-                "index": list(index),
-                "A": as_json(one[index]),
-                "B": as_json(other[index]),
-            }
-        told["most"] |= {"absolute": as_json(found.absolute), "ulps": found.ulps}
-        told["why"] = [facts(reason) for reason in why]
+        first, most = (
+            {"index": list(at), "A": json_number(one[at]), "B": json_number(other[at])}
+            for at in (found.first, found.largest)
+        )
+        apart = {"absolute": json_number(found.absolute), "ulps": found.ulps}
+        told |= {"first": first, "most": most | apart, "why": [each.facts() for each in why]}
     return told
 
 
 Index = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The numbers of an element type: largest, smallest above 0, and from 1 to the next one."""
-
-    most: float
-    least: float
-    eps: float
-
-    @classmethod
-    def of(cls, dtype: np.dtype[Any]) -> Bounds:
-        """Return those of a type."""
-        facts = cast("Any", ml_dtypes.finfo(dtype))  # type: ignore[no-untyped-call]
-        return cls(float(facts.max), float(facts.smallest_subnormal), float(facts.eps))
+# Numbers of an element type; NumPy's own has no bfloat16.
+finfo: Callable[[np.dtype[Any]], Any] = ml_dtypes.finfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,23 +297,21 @@ class Difference:
 
 def difference(one: Array, other: Array) -> Difference | None:
     """Compare two arrays of one shape and type; return None where they are equal."""
-    differs = differing(one, other)
-    if not differs.any():
+    places = np.argwhere(differing(one, other))
+    if not len(places):
         return None
-    places = np.flatnonzero(differs)
-    ours, theirs = one.reshape(-1)[places], other.reshape(-1)[places]
+    ours, theirs = one[*places.T], other[*places.T]
     apart = ulps_between(ours, theirs)
     broken = ~(np.isfinite(ours) & np.isfinite(theirs))
-    most = int(np.argmax(broken)) if broken.any() else int(np.argmax(apart))
+    most = int(np.argmax(broken if broken.any() else apart))
     with np.errstate(all="ignore"):
         absolute = abs(float(ours[most]) - float(theirs[most]))
-    unordered = bool(np.isnan(ours[most]) | np.isnan(theirs[most]))
     return Difference(
         count=len(places),
-        first=_index(places[0], one.shape),
-        largest=_index(places[most], one.shape),
+        first=tuple(places[0].tolist()),
+        largest=tuple(places[most].tolist()),
         absolute=absolute,
-        ulps=None if unordered else int(apart[most]),
+        ulps=None if np.isnan(ours[most]) or np.isnan(theirs[most]) else int(apart[most]),
     )
 
 
@@ -407,9 +335,10 @@ def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float
     with np.errstate(all="ignore"):
         one, other, size = (each.astype(np.float64) for each in (expected, came, magnitude))
         scale = np.maximum(np.abs(one), np.abs(size))
-        bounds = Bounds.of(expected.dtype)
-        _, exponent = np.frexp(np.where(np.isfinite(scale), scale, bounds.most))
-        ulp = np.maximum(np.ldexp(bounds.eps, exponent - 1), bounds.least)
+        bounds = finfo(expected.dtype)
+        _, exponent = np.frexp(np.where(np.isfinite(scale), scale, float(bounds.max)))
+        ulp = np.ldexp(float(bounds.eps), exponent - 1)
+        ulp = np.maximum(ulp, float(bounds.smallest_subnormal))
         finite = np.isfinite(one) & np.isfinite(other)
         return np.where(finite, np.abs(one - other) / ulp, math.inf)
 
@@ -424,8 +353,3 @@ def _rank(array: Array) -> NDArray[np.uint64]:
     bits = _bits(array).astype(np.uint64)
     size = bits & (top - np.uint64(1))
     return np.where(bits & top, top - size, top + size)
-
-
-def _index(place: Any, shape: Index) -> Index:
-    index: list[int] = np.array(np.unravel_index(place, shape), np.int64).tolist()
-    return tuple(index)

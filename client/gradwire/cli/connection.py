@@ -6,6 +6,7 @@ package, and a fault of one does not affect the other.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import ssl
 import subprocess
@@ -23,8 +24,7 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
-from gradwire.cli.exits import CODES, INVALID, CommandError
-from gradwire.cli.output import retries_shown
+from gradwire.cli.output import INVALID, UNAVAILABLE, CommandError, retries_shown
 from gradwire.errors import UnavailableError
 
 # Seconds for which a command retries connecting, while its user waits.
@@ -52,18 +52,20 @@ class Connection:
     token_file: Path | None
 
     def __post_init__(self) -> None:
-        if self.tls_ca is not None and self.target is None:
-            raise CommandError("--tls-ca is for a --target; give that too", code=INVALID)
-        if self.token_file is not None and self.target is None:
-            raise CommandError("--token-file is for a --target; give that too", code=INVALID)
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise CommandError(
-                "--tls-certificate and --tls-key are needed together; give both", code=INVALID
-            )
-        if self.tls_key is not None and self.tls_ca is None:
-            raise CommandError(
-                "--tls-certificate and --tls-key need --tls-ca; give that too", code=INVALID
-            )
+        given = {
+            field.name: getattr(self, field.name) is not None for field in dataclasses.fields(self)
+        }
+        # What an option needs besides.
+        for name, needed in (
+            ("tls_ca", "target"),
+            ("token_file", "target"),
+            ("tls_certificate", "tls_key"),
+            ("tls_key", "tls_certificate"),
+            ("tls_key", "tls_ca"),
+        ):
+            if given[name] and not given[needed]:
+                option, other = (f"--{one.replace('_', '-')}" for one in (name, needed))
+                raise CommandError(f"{option} needs {other}; give that too", code=INVALID)
         # grpc would say no more of a file that it cannot use than that it could not connect.
         self.tls_context()
 
@@ -87,7 +89,7 @@ class Connection:
             return
         if split:
             raise CommandError("--split is for the servers of --target; give that", code=INVALID)
-        with local_server(backend=backend) as target, Client(target) as client:
+        with local_server(backend=backend) as server, Client(server.target) as client:
             yield client
 
     def async_client(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
@@ -144,7 +146,7 @@ class Connection:
                 raise
             raise CommandError(
                 f"no server at {self.target}; start one with `gradwire-server`",
-                code=CODES[UnavailableError],
+                code=UNAVAILABLE,
             ) from error
 
     def _token_file(self) -> str | None:
@@ -153,11 +155,9 @@ class Connection:
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls_ca is None:
             return None
+        files = (self.tls_ca, self.tls_key, self.tls_certificate)
         return grpc.ssl_channel_credentials(
-            *(
-                None if file is None else file.read_bytes()
-                for file in (self.tls_ca, self.tls_key, self.tls_certificate)
-            )
+            *(None if file is None else file.read_bytes() for file in files)
         )
 
 
@@ -174,7 +174,7 @@ def _naming(files: str) -> Generator[None]:
 MODULE = "gradwire_server"
 # The server's first line on standard output, once it listens.
 GREETING = b"gradwire-server listening on "
-INSTALL = 'pip install "gradwire[server]"'
+INSTALL = 'pip install "gradwire[server]", or ".[server]" in a checkout'
 STOP_TIMEOUT_S = 5.0
 
 
@@ -187,50 +187,36 @@ class LocalServer:
 
 
 @contextmanager
-def local_server(*, backend: str = "auto") -> Generator[str]:
-    """Yield the target of a server that ends with the block, at the latest with this process.
+def local_server(*, backend: str = "auto") -> Generator[LocalServer]:
+    """Yield a server that ends with the block, at the latest with this process.
 
     backend  the server's setting, where that is not told by the environment
     """
-    with local_process(backend=backend) as server:
-        yield server.target
-
-
-@contextmanager
-def local_process(*, backend: str = "auto") -> Generator[LocalServer]:
-    """Yield such a server with its process."""
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
-    with tempfile.TemporaryFile() as log, _running(log, backend) as child:
-        yield LocalServer(_address(child, log), child.pid)
-
-
-@contextmanager
-def _running(log: IO[bytes], backend: str) -> Generator[subprocess.Popen[bytes]]:
-    # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
-    # The pipe at its standard input ends it should this process be killed.
     # It is for this command alone, and asks it for nothing.
     inherited = {name: text for name, text in os.environ.items() if name != "GRADWIRE_TOKENS"}
-    with subprocess.Popen(  # noqa: S603 (our own server)
-        [sys.executable, "-m", "gradwire.cli.tethered", MODULE, "--address", "127.0.0.1:0"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env={"GRADWIRE_BACKEND": backend, **inherited},
-        start_new_session=True,
-    ) as child:
+    # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
+    # The pipe at its standard input ends it should this process be killed.
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(  # noqa: S603 (our own server)
+            [sys.executable, "-m", "gradwire.cli.tethered", MODULE, "--address", "127.0.0.1:0"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={"GRADWIRE_BACKEND": backend, **inherited},
+            start_new_session=True,
+        ) as child,
+    ):
         try:
-            yield child
+            yield LocalServer(_address(child, log), child.pid)
         finally:
-            _stop(child)
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    child.terminate()
-    try:
-        child.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
+            child.terminate()
+            try:
+                child.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
 
 
 def _address(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:

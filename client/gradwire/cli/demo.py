@@ -20,10 +20,12 @@ NumPy here. The minimum is approached with Nesterov's momentum, dropped whenever
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -34,83 +36,74 @@ import numpy.typing as npt
 
 from gradwire import Client, ops
 from gradwire.cli.connection import Connection
-from gradwire.cli.exits import CommandError
-from gradwire.cli.options import (
-    OUTPUT_FILE,
-    check_folder,
-    server_options,
-)
+from gradwire.cli.options import OutputFile, json_option, server_options
+from gradwire.cli.output import load_pictures
+
+# Lines printed of a long descent.
+LINES = 12
 
 
 @click.command(short_help="Rebuild a photograph through the service.")
 @click.option(
     "--output",
-    type=OUTPUT_FILE,
-    callback=check_folder,
+    type=OutputFile(),
     default="demo.png",
     show_default=True,
     help="Picture to write.",
 )
 @click.option("--iterations", type=click.IntRange(min=1), default=60, show_default=True)
 @server_options()
-def demo(*, output: Path, iterations: int, server: Connection) -> None:
+@json_option
+def demo(*, output: Path, iterations: int, server: Connection, as_json: bool) -> None:
     """Rebuild a photograph from its 4x smaller copy, by gradient descent through the service."""
-    run(output, server, iterations=iterations)
-
-
-# Lines printed of a long descent.
-LINES = 12
-
-
-def run(output: Path, connection: Connection, *, iterations: int) -> None:
-    """Rebuild the photograph, print the falling loss, and write the picture."""
-    try:
-        from gradwire.cli import pictures  # noqa: PLC0415 - matplotlib is slow, or missing
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise CommandError('the demo draws with matplotlib: pip install "gradwire[plot]"') from None
-    truth = pictures.photograph()
-    click.echo(f"Photograph  {_size(truth)}, sample data of matplotlib: {pictures.CREDIT}")
-    with connection.client() as client:
+    say = partial(click.echo, err=as_json)
+    pictures = load_pictures()
+    truth: Image = pictures.photograph()
+    say(f"Photograph  {_size(truth)}, sample data of matplotlib: {pictures.CREDIT}")
+    with server.client() as client:
         info = client.server_info()
-        click.echo(f"Server      gradwire {info.version}, backend {info.backend}")
+        say(f"Server      gradwire {info.version}, backend {info.backend}")
         shrinking = Shrinking(client, truth.shape)
         small = shrinking.apply(truth)
         bilinear = enlarged(client, small)
-        click.echo(f"Task        rebuild it from its 4x smaller copy, {_size(small)}\n")
-        steps = descend(shrinking, small, start=bilinear)
-        losses, rebuilt = _follow(steps, truth, iterations)
+        say(f"Task        rebuild it from its 4x smaller copy, {_size(small)}\n")
+        say("  step        loss      misfit        PSNR")
+        losses: list[float] = []
+        rebuilt, start = bilinear, time.monotonic()
+        for step in islice(descend(shrinking, small, start=bilinear), iterations + 1):
+            losses.append(step.loss)
+            rebuilt = step.image
+            if step.number % max(1, iterations // LINES) == 0 or step.number == iterations:
+                decibels = psnr_db(rebuilt, truth)
+                figures = f"{step.loss:10.4f}  {step.misfit:10.4f}  {decibels:7.2f}"
+                say(f"{step.number:6}  {figures} dB")
+        seconds = time.monotonic() - start
+    calls = 4 * iterations + 2
+    say(f"\n{calls} calls in {seconds:.1f} s, gradients and forwards alike")
     before, after = (psnr_db(image, truth) for image in (bilinear, rebuilt))
     gain = f"{after - before:+.2f} dB"
-    click.echo(f"Bilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: {gain}")
-    panels = (
-        pictures.Panel(f"given: {_size(small)}", small),
-        pictures.Panel(f"bilinear enlargement, {before:.2f} dB", bilinear),
-        pictures.Panel(f"reconstruction, {after:.2f} dB", rebuilt),
-        pictures.Panel(f"the photograph: {_size(truth)}", truth),
-    )
-    pictures.draw_demo(panels, losses, path=output)
-    click.echo(f"Wrote {output}")
-
-
-def _follow(steps: Iterator[DemoStep], truth: Image, iterations: int) -> tuple[list[float], Image]:
-    """Take the first `iterations` steps; return the losses on the way and the last image."""
-    click.echo("  step        loss      misfit        PSNR")
-    every = max(1, iterations // LINES)
-    losses: list[float] = []
-    image, start = truth, time.monotonic()
-    for step in islice(steps, iterations + 1):
-        losses.append(step.loss)
-        image = step.image
-        if step.number % every == 0 or step.number == iterations:
-            decibels = psnr_db(image, truth)
-            click.echo(
-                f"{step.number:6}  {step.loss:10.4f}  {step.misfit:10.4f}  {decibels:7.2f} dB"
-            )
-    calls = 4 * iterations + 2
-    click.echo(f"\n{calls} calls in {time.monotonic() - start:.1f} s, gradients and forwards alike")
-    return losses, image
+    say(f"Bilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: {gain}")
+    images = {
+        f"given: {_size(small)}": small,
+        f"bilinear enlargement, {before:.2f} dB": bilinear,
+        f"reconstruction, {after:.2f} dB": rebuilt,
+        f"the photograph: {_size(truth)}": truth,
+    }
+    pictures.draw_demo(images, losses, path=output)
+    say(f"Wrote {output}")
+    if as_json:
+        facts = {
+            "version": info.version,
+            "backend": info.backend,
+            "iterations": iterations,
+            "calls": calls,
+            "seconds": round(seconds, 3),
+            "losses": losses,
+            "bilinear_db": before,
+            "reconstruction_db": after,
+            "output": str(output),
+        }
+        click.echo(json.dumps(facts))
 
 
 def _size(image: Image) -> str:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire import Client
-from gradwire.cli import exits
+from gradwire.cli import output
 from gradwire.cli.connection import Connection
-from gradwire.cli.exits import INVALID, CommandError
 from gradwire.cli.options import (
     INPUT_FILE,
-    OUTPUT_FILE,
     SECONDS,
+    OutputFile,
     attribute_option,
-    check_folder,
     json_option,
     operator_from,
     operator_kind,
     operator_option,
-    read_shape,
+    output_shape_option,
     server_options,
 )
-from gradwire.cli.output import ProgressBar
+from gradwire.cli.output import INVALID, CommandError, progress_bar
 from gradwire.ops import Operator
 from gradwire.tensors import DATA_TYPES
+
+Array = npt.NDArray[Any]
 
 EXAMPLE = """\b
 Example:
@@ -46,17 +45,14 @@ Example:
 """
 
 
-@click.command(short_help="Evaluate an operator on a .npy file.", epilog=f"{EXAMPLE}\n{exits.HELP}")
-@click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
-@click.argument("result", metavar="OUTPUT.npy", type=OUTPUT_FILE, callback=check_folder)
-@operator_option()
-@attribute_option
-@click.option(
-    "--output-shape",
-    callback=read_shape,
-    metavar="N,N,...",
-    help="Shape of the result; may be left out where attributes determine it.",
+@click.command(
+    short_help="Evaluate an operator on a .npy file.", epilog=f"{EXAMPLE}\n{output.HELP}"
 )
+@click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
+@click.argument("result", metavar="OUTPUT.npy", type=OutputFile())
+@operator_option(help="See `gradwire operators`.")
+@attribute_option
+@output_shape_option
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16"]),
@@ -76,53 +72,45 @@ Example:
 )
 @server_options()
 @json_option
-def evaluate(*, server: Connection, as_json: bool, **options: Any) -> None:
+def evaluate(
+    *,
+    source: Path,
+    result: Path,
+    operator: str,
+    attributes: tuple[str, ...],
+    output_shape: tuple[int, ...] | None,
+    dtype: str | None,
+    timeout_s: float | None,
+    split: bool,
+    server: Connection,
+    as_json: bool,
+) -> None:
     """Evaluate one operator on the tensor in INPUT.npy and write its result to OUTPUT.npy.
 
     Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete
     or not at all.
     """
-    run(EvaluateArguments(**options), server, as_json=as_json)
-
-
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateArguments:
-    """Arguments of an evaluation; None for omitted ones."""
-
-    source: Path
-    result: Path
-    operator: str
-    attributes: tuple[str, ...]
-    output_shape: tuple[int, ...] | None
-    dtype: str | None
-    timeout_s: float | None
-    split: bool
-
-
-def run(job: EvaluateArguments, connection: Connection, *, as_json: bool) -> None:
-    """Evaluate, write the file, and report the rates."""
-    kind = operator_kind(job.operator)
-    operator = operator_from(kind, job.attributes)
-    if kind.output_required and job.output_shape is None:
+    kind = operator_kind(operator)
+    made = operator_from(kind, attributes)
+    if kind.output_required and output_shape is None:
         raise CommandError(
-            f"--output-shape is missing; no attribute of {kind.name} tells it",
-            code=INVALID,
+            f"--output-shape is missing; no attribute of {kind.name} tells it", code=INVALID
         )
-    array = mapped(job.source, job.dtype)
-    _check_size(job.output_shape, array.dtype)
-    result = _regular(job.result)
-    with connection.client(split=job.split) as client, _complete(result) as part:
+    array = mapped(source, dtype)
+    # NumPy counts the bytes of a file in 64 bits.
+    if math.prod(output_shape or ()) * array.itemsize > sys.maxsize // 2:
+        message = f"--output-shape: {output_shape} of {array.dtype} is larger than files can be"
+        raise CommandError(f"{message}; give shorter lengths", code=INVALID)
+    path = _regular(result)
+    with server.client(split=split) as client, _complete(path) as part:
         start = time.monotonic()
-        shape = _evaluate(client, operator, array, job, part)
+        shape = _evaluate(client, made, array, output_shape, part, timeout_s=timeout_s)
         seconds = time.monotonic() - start
-    facts = _facts(operator, array, shape, seconds)
+    facts = _facts(made, array, shape, seconds)
     if as_json:
-        click.echo(json.dumps({**facts, "result": str(job.result)}))
+        click.echo(json.dumps({**facts, "result": str(result)}))
     else:
-        click.echo(_sentence(facts), file=sys.stderr)
+        click.echo(_sentence(facts), err=True)
 
 
 def mapped(path: Path, dtype: str | None) -> Array:
@@ -133,10 +121,8 @@ def mapped(path: Path, dtype: str | None) -> Array:
         raise CommandError(f"{path} is not a .npy file of numbers: {error}", code=INVALID) from None
     if dtype == "bfloat16":
         if array.dtype.itemsize != np.dtype(ml_dtypes.bfloat16).itemsize:
-            raise CommandError(
-                f"--dtype bfloat16: {path} holds {array.dtype}; give 2-byte elements",
-                code=INVALID,
-            )
+            message = f"--dtype bfloat16: {path} holds {array.dtype}; give 2-byte elements"
+            raise CommandError(message, code=INVALID)
         return array.view(ml_dtypes.bfloat16)
     if array.dtype == np.dtype("V2"):
         raise CommandError(
@@ -150,15 +136,6 @@ def mapped(path: Path, dtype: str | None) -> Array:
             code=INVALID,
         )
     return array
-
-
-def _check_size(shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
-    """Refuse a result that no file can hold, since NumPy counts its bytes in 64 bits."""
-    if shape is not None and math.prod(shape) * dtype.itemsize > sys.maxsize // 2:
-        raise CommandError(
-            f"--output-shape: {shape} of {dtype} is larger than files can be; give shorter lengths",
-            code=INVALID,
-        )
 
 
 def _regular(path: Path) -> Path:
@@ -182,28 +159,31 @@ def _complete(path: Path) -> Generator[Path]:
 
 
 def _evaluate(
-    client: Client, operator: Operator, array: Array, job: EvaluateArguments, part: Path
+    client: Client,
+    operator: Operator,
+    array: Array,
+    shape: tuple[int, ...] | None,
+    part: Path,
+    *,
+    timeout_s: float | None,
 ) -> tuple[int, ...]:
     """Write the result to the file `part`; return its shape."""
-    if job.output_shape is None:
-        with ProgressBar(array.nbytes) as progress:
-            result = client.evaluate(
-                operator, array, timeout_s=job.timeout_s, on_progress=progress.sent
-            )
-        with part.open("xb") as file:
-            np.lib.format.write_array(file, result)
-        return result.shape
-    out = _allocated(part, array.dtype, job.output_shape)
-    with ProgressBar(array.nbytes + out.nbytes) as progress:
-        client.evaluate(
+    out = None if shape is None else _allocated(part, array.dtype, shape)
+    # Of a result of unknown size only the bytes sent are counted.
+    total_bytes = array.nbytes + (0 if out is None else out.nbytes)
+    with progress_bar(total_bytes) as moved:
+        result = client.evaluate(
             operator,
             array,
-            output_shape=job.output_shape,
+            output_shape=shape,
             out=out,
-            timeout_s=job.timeout_s,
-            on_progress=progress.moved,
+            timeout_s=timeout_s,
+            on_progress=lambda sent, received: moved(sent if out is None else sent + received),
         )
-    return job.output_shape
+    if out is None:
+        with part.open("xb") as file:
+            np.lib.format.write_array(file, result)
+    return result.shape
 
 
 def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

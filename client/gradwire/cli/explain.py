@@ -1,35 +1,336 @@
-"""`gradwire explain`: the tables of an operator's axes, as text, JSON and a picture."""
+"""Tables of an operator's axes, and the terms of one element of a result.
+
+The server package of this installation computes the tables, in a child process, so that the command
+line never imports the server.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
-from gradwire.cli import exits
-from gradwire.cli.axis_tables import AxisTable, Call, Tables, forward_name, tables
-from gradwire.cli.exits import INVALID, CommandError
+from gradwire import v1
+from gradwire._wire.statuses import from_in_band
+from gradwire.errors import counted
+from gradwire.cli import output
+from gradwire.cli.connection import INSTALL
 from gradwire.cli.options import (
-    OUTPUT_FILE,
+    OutputFile,
     attribute_option,
-    check_picture,
     dtype_option,
+    input_shape_option,
     json_option,
     operator_from,
     operator_kind,
     operator_option,
-    shape_options,
+    output_shape_option,
 )
-from gradwire.cli.output import as_json, middle_left_out, number, numbers, places, table
-from gradwire.errors import counted
-from gradwire.ops import OPERATORS
+from gradwire.cli.output import (
+    INVALID,
+    CommandError,
+    json_number,
+    load_pictures,
+    middle_left_out,
+    number,
+    numbers,
+    places,
+    table,
+)
+from gradwire.ops import OPERATORS, Operator, to_message
+from gradwire.tensors import data_type_of
+
+PACKAGE = "gradwire_server"
+MODULE = f"{PACKAGE}.rpc.axis_tables"
+
+Indices = NDArray[np.int64]
+Weights = NDArray[np.float64]
+
+
+# Not slotted: cached properties need a dict.
+@dataclass(frozen=True, eq=False)
+class AxisTable:
+    """One axis of an operator's forward: output o is a weighted sum of some inputs side by side.
+
+    inputs, outputs  lengths in the forward's direction
+    start            int64[outputs], first input that each output reads
+    offset           int64[outputs + 1]: output o has weight[offset[o]:offset[o + 1]]
+    weight           float64[nnz], exact
+    coordinates      floating[outputs], where each output reads; None where the dialect tells none
+    """
+
+    inputs: int
+    outputs: int
+    start: Indices
+    offset: Indices
+    weight: Weights
+    coordinates: NDArray[np.floating[Any]] | None
+
+    def read_by(self, output: int) -> tuple[Indices, Weights]:
+        """Return the inputs that an output reads, ascending, and their weights."""
+        weights = self.weight[self.offset[output] : self.offset[output + 1]]
+        return self.start[output] + np.arange(len(weights)), weights
+
+    def feeding(self, input_: int) -> tuple[Indices, Weights]:
+        """Return the outputs that read an input, ascending, and its weights in them."""
+        chosen = self._by_column[self._bounds[input_] : self._bounds[input_ + 1]]
+        return self.rows[chosen], self.weight[chosen]
+
+    @cached_property
+    def rows(self) -> Indices:
+        """Output of each weight: int64[nnz]."""
+        return np.repeat(np.arange(self.outputs), np.diff(self.offset))
+
+    @cached_property
+    def columns(self) -> Indices:
+        """Input of each weight: int64[nnz]."""
+        return np.arange(len(self.weight)) + (self.start - self.offset[:-1])[self.rows]
+
+    @cached_property
+    def totals(self) -> Weights:
+        """Total weight of each input: float64[inputs], the gradient of ones."""
+        return np.bincount(self.columns, self.weight, self.inputs).astype(np.float64, copy=False)
+
+    @cached_property
+    def unread(self) -> Indices:
+        """Inputs that no output reads."""
+        return np.flatnonzero(np.diff(self._bounds) == 0)
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether every output is the input of its own index."""
+        whole = self.inputs == self.outputs == len(self.weight)
+        return whole and bool((self.columns == self.rows).all() and (self.weight == 1).all())
+
+    def equals(self, other: AxisTable) -> bool:
+        """Whether both have the same numbers."""
+        return self.inputs == other.inputs and all(
+            np.array_equal(getattr(self, name), getattr(other, name))
+            for name in ("start", "offset", "weight", "coordinates")
+        )
+
+    @cached_property
+    def _by_column(self) -> Indices:
+        return np.argsort(self.columns, kind="stable")
+
+    @cached_property
+    def _bounds(self) -> Indices:
+        return np.searchsorted(self.columns[self._by_column], np.arange(self.inputs + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call without its data; output_shape is None if attributes determine it."""
+
+    operator: Operator
+    dtype: np.dtype[Any]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...] | None
+
+    def header(self) -> bytes:
+        """Return the request, serialized."""
+        header = v1.EvaluateRequest(operator=to_message(self.operator))
+        data_type = data_type_of(self.dtype)
+        header.input.CopyFrom(v1.TensorDescriptor(data_type=data_type, sizes=self.input_shape))
+        if self.output_shape is not None:
+            output = v1.TensorDescriptor(data_type=data_type, sizes=self.output_shape)
+            header.output.CopyFrom(output)
+        return header.SerializeToString()
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Output and axis tables of a call.
+
+    gradient      whether it is that of a gradient
+    output_shape  of its result
+    fill          what an element of a forward's result is that reads nothing along some axis
+    axes          the forward's table along each axis
+    """
+
+    gradient: bool
+    output_shape: tuple[int, ...]
+    fill: float
+    axes: tuple[AxisTable, ...]
+
+
+def tables(calls: Sequence[Call]) -> list[Tables]:
+    """Return the tables of calls; raise the error of evaluating the first bad one."""
+    if find_spec(PACKAGE) is None:
+        raise CommandError(f"the tables of an operator need the package {PACKAGE}: {INSTALL}")
+    headers = [base64.b64encode(call.header()).decode() for call in calls]
+    done = subprocess.run(  # noqa: S603 (our own program)
+        [sys.executable, "-m", MODULE],
+        input=json.dumps(headers).encode(),
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = words[-1] if words else f"code {done.returncode}"
+        raise CommandError(f"the tables could not be computed: {reason}")
+    with np.load(io.BytesIO(done.stdout), allow_pickle=False) as arrays:
+        if "error" in arrays:
+            raise from_in_band(v1.Error.FromString(arrays["error"].tobytes()))
+        told: list[Tables] = []
+        for number_, (call, facts_) in enumerate(
+            zip(calls, json.loads(arrays["facts"].tobytes()), strict=True)
+        ):
+            axes = tuple(
+                AxisTable(
+                    sides["inputs"],
+                    sides["outputs"],
+                    arrays[f"{number_}.{axis}.start"],
+                    arrays[f"{number_}.{axis}.offset"],
+                    arrays[f"{number_}.{axis}.weight"],
+                    arrays.get(f"{number_}.{axis}.coordinates"),
+                )
+                for axis, sides in enumerate(facts_["axes"])
+            )
+            gradient = OPERATORS[call.operator.name].gradient
+            told.append(Tables(gradient, tuple(facts_["output_shape"]), facts_["fill"], axes))
+        return told
+
+
+# Terms of a sum that are printed.
+MOST_TERMS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One operator's view of one element of its result, along one axis.
+
+    weights      by given element that the result's is a sum of, exact
+    coordinates  where the forward's output reads, by given element of any operator; None where the
+                 dialect tells none
+    """
+
+    weights: dict[int, float]
+    coordinates: dict[int, float] | None
+
+    @property
+    def taps(self) -> set[int]:
+        """Given elements whose weights are not zero."""
+        return {given for given, weight in self.weights.items() if weight}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One axis of an element of the result, with a side for each operator.
+
+    axis, element  of the result
+    gradients      which operators are gradients
+    given          elements that enter the result's by any of the operators
+    """
+
+    axis: int
+    element: int
+    gradients: set[bool]
+    given: list[int]
+    sides: list[Side]
+
+    @property
+    def differ(self) -> list[str]:
+        """Differences between the operators, of "coordinates", "taps" and "weights"."""
+        first, *others = self.sides
+        kinds: list[str] = []
+        if any(side.coordinates != first.coordinates for side in others):
+            kinds.append("coordinates")
+        if any(side.taps != first.taps for side in others):
+            kinds.append("taps")
+        elif any(side.weights != first.weights for side in others):
+            kinds.append("weights")
+        return kinds
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether the element is a given one, unchanged."""
+        return all([*side.weights.values()] == [1] for side in self.sides)
+
+    def words(self, names: Sequence[str]) -> list[str]:
+        """Write it as a table, with two columns for each operator."""
+        heading, given = f"element {self.element} of the result is a sum of", "given"
+        if self.gradients == {True}:
+            heading, given = f"input {self.element} is read by", "output"
+        elif self.gradients == {False}:
+            heading, given = f"output {self.element} reads", "input"
+        if not self.given:
+            return [f"axis {self.axis}: {heading} nothing"]
+        titles = [given]
+        for name in names:
+            titles += [f"{name} coordinate".strip(), "weight"]
+        rows = [
+            f"... {len(self.given) - MOST_TERMS} more" if place is None else self._row(place)
+            for place in middle_left_out(len(self.given), MOST_TERMS)
+        ]
+        return [f"axis {self.axis}: {heading}", *table(titles, rows)]
+
+    def _row(self, place: int) -> list[str]:
+        given = self.given[place]
+        cells = [str(given)]
+        for side in self.sides:
+            cells.append("-" if side.coordinates is None else number(side.coordinates[given]))
+            cells.append(number(side.weights[given]) if given in side.weights else "-")
+        return cells
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        sides: list[list[dict[str, Any]]] = []
+        for side in self.sides:
+            known = side.coordinates
+            sides.append(
+                [
+                    {
+                        "given": given,
+                        "coordinate": None if known is None else json_number(known[given]),
+                        "weight": weight,
+                    }
+                    for given, weight in side.weights.items()
+                ]
+            )
+        return {
+            "axis": self.axis,
+            "element": self.element,
+            "differ": self.differ,
+            "sides": sides,
+        }
+
+
+def reasons(told: Sequence[Tables], element: Sequence[int]) -> list[Reason]:
+    """Return, for each axis, the terms of an element of the result of each operator."""
+    found: list[Reason] = []
+    for axis, place in enumerate(element):
+        weights: list[dict[int, float]] = []
+        for tables_ in told:
+            terms = tables_.axes[axis].feeding if tables_.gradient else tables_.axes[axis].read_by
+            given, values = terms(place)
+            weights.append(dict(zip(given.tolist(), values.tolist(), strict=True)))
+        every = sorted({given for each in weights for given in each})
+        sides: list[Side] = []
+        for tables_, each in zip(told, weights, strict=True):
+            known = tables_.axes[axis].coordinates
+            read = [given if tables_.gradient else place for given in every]
+            sides.append(
+                Side(
+                    each,
+                    None if known is None else dict(zip(every, known[read].tolist(), strict=True)),
+                )
+            )
+        found.append(Reason(axis, place, {one.gradient for one in told}, every, sides))
+    return found
+
 
 EXAMPLE = """\b
 Example:
@@ -40,13 +341,14 @@ Example:
 
 @click.command(
     short_help="Show an operator's coordinates, taps and weights.",
-    epilog=f"{EXAMPLE}\n{exits.HELP}",
+    epilog=f"{EXAMPLE}\n{output.HELP}",
 )
-@operator_option()
+@operator_option(help="See `gradwire operators`.")
 @attribute_option
-@shape_options(input_required=True)
-@dtype_option(text="Type of the tensors; few operators' tables depend on it.")
-@click.option("--axis", type=click.IntRange(min=0), help="The only axis to tell about.")
+@input_shape_option(required=True)
+@output_shape_option
+@dtype_option(help="Type of the tensors; few operators' tables depend on it.")
+@click.option("--axis", "only", type=click.IntRange(min=0), help="The only axis to tell about.")
 @click.option(
     "--rows",
     type=click.IntRange(min=0),
@@ -57,8 +359,8 @@ Example:
 @click.option(
     "--output",
     "picture",
-    type=OUTPUT_FILE,
-    callback=check_picture,
+    # Formats that matplotlib draws without further programs.
+    type=OutputFile(".png", ".svg", ".pdf"),
     help="Picture to draw, as .png, .svg or .pdf.",
 )
 @json_option
@@ -69,7 +371,10 @@ def explain(
     dtype: np.dtype[Any],
     input_shape: tuple[int, ...],
     output_shape: tuple[int, ...] | None,
-    **showing: Any,
+    only: int | None,
+    rows: int,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     """Show what an operator does along each axis: coordinates, taps and weights.
 
@@ -77,159 +382,97 @@ def explain(
     come from the server package of this installation; no server is called.
     """
     made = operator_from(operator_kind(operator), attributes)
-    call = Call(made, dtype, input_shape, output_shape)
-    run(call, Showing(**showing))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Showing:
-    """Parts of a call's tables to show.
-
-    axis     the only axis; None for all
-    rows     rows of a longer table that are printed, from both ends; 0 for all
-    picture  file to draw to, if any
-    """
-
-    axis: int | None
-    rows: int
-    picture: Path | None
-    as_json: bool
-
-
-def run(call: Call, showing: Showing) -> None:
-    """Print the tables, and draw them where there is a file to draw to."""
-    rank = len(call.input_shape)
-    if showing.axis is not None and not 0 <= showing.axis < rank:
-        raise CommandError(
-            f"--axis: {showing.axis} is none of the axes 0 to {rank - 1}", code=INVALID
-        )
-    (told,) = tables([call])
-    axes = range(rank) if showing.axis is None else (showing.axis,)
-    if showing.as_json:
-        click.echo(json.dumps(_facts(call, told, axes), allow_nan=False))
+    rank = len(input_shape)
+    if only is not None and only >= rank:
+        raise CommandError(f"--axis: {only} is none of the axes 0 to {rank - 1}", code=INVALID)
+    drawing = None if picture is None else load_pictures()
+    (told,) = tables([Call(made, dtype, input_shape, output_shape)])
+    kind = OPERATORS[made.name]
+    forward = kind.counterpart if kind.gradient else kind.name
+    title = [f"{made!r}", f"{made.name}: {dtype} {input_shape} to {told.output_shape}"]
+    axes = range(rank) if only is None else (only,)
+    if as_json:
+        facts = {
+            "operator": made.name,
+            "attributes": made.shown(),
+            "gradient": kind.gradient,
+            "forward": forward,
+            "dtype": str(dtype),
+            "input_shape": list(input_shape),
+            "output_shape": list(told.output_shape),
+            "fill": told.fill,
+            "axes": [_facts(told.axes[axis], axis) for axis in axes],
+        }
+        click.echo(json.dumps(facts, allow_nan=False))
     else:
-        most = showing.rows or sys.maxsize
-        blocks = [_axis(told, axis, most, alone=len(axes) == 1) for axis in axes]
-        click.echo("\n".join(chain(_heading(call, told), *blocks)))
-    if showing.picture is not None:
-        _draw(call, told, showing.axis, path=showing.picture)
-        click.echo(f"\nWrote {showing.picture}", err=showing.as_json)
-
-
-def _heading(call: Call, told: Tables) -> list[str]:
-    name = call.operator.name
-    gradient = OPERATORS[name].gradient
-    lines = [
-        f"{call.operator!r}",
-        f"{name}: {call.dtype} {call.input_shape} to {told.output_shape}",
-    ]
-    if gradient:
-        forward = forward_name(call.operator)
-        lines.append(
+        note = (
             f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs "
             "to its inputs."
         )
-    return lines
+        blocks = [line for axis in axes for line in _axis(told, axis, rows, alone=len(axes) == 1)]
+        click.echo("\n".join([*title, *([note] if kind.gradient else []), *blocks]))
+    if drawing is not None:
+        groups = _interesting(told) if only is None else [[only]]
+        captioned = [(_caption(told.axes[alike[0]], alike, forward), told.axes[alike[0]])
+                     for alike in groups]  # fmt: skip
+        drawing.draw(captioned, title="\n".join(title), path=picture)
+        click.echo(f"\nWrote {picture}", err=as_json)
 
 
-def _axis(told: Tables, number_: int, most: int, *, alone: bool) -> Iterator[str]:
-    axis = told.axes[number_]
+def _axis(told: Tables, place: int, rows: int, *, alone: bool) -> Iterator[str]:
+    axis = told.axes[place]
     sides = f"{counted(axis.inputs, 'input')}, {counted(axis.outputs, 'output')}"
     if axis.is_identity and not alone:
-        yield f"\naxis {number_}: {sides}: the identity, each output is the input of its index"
+        yield f"\naxis {place}: {sides}: the identity, each output is the input of its index"
         return
-    like = next((n for n in range(number_) if told.axes[n].equals(axis)), None)
+    like = next((n for n in range(place) if told.axes[n].equals(axis)), None)
     if like is not None and not alone:
-        yield f"\naxis {number_}: as axis {like}"
+        yield f"\naxis {place}: as axis {like}"
         return
-    yield f"\naxis {number_}: {sides}, {counted(len(axis.weight), 'weight')}"
-    if axis.coordinates is None:
+    yield f"\naxis {place}: {sides}, {counted(len(axis.weight), 'weight')}"
+    known = axis.coordinates
+    if known is None:
         yield "This dialect tells no coordinates."
-    yield ""
-    yield from _outputs(axis, most, fill=told.fill)
-    yield ""
-    yield from _inputs(axis, most)
+
+    def of_output(output: int) -> list[str]:
+        read, weights = axis.read_by(output)
+        where = [] if known is None else [number(known[output])]
+        terms = [places(read), numbers(weights) if len(read) else f"(it is {number(told.fill)})"]
+        return [str(output), *where, *terms]
+
+    def of_input(input_: int) -> list[str]:
+        outputs, weights = axis.feeding(input_)
+        return [str(input_), f"{axis.totals[input_]:.9g}", places(outputs), numbers(weights)]
+
+    where = [] if known is None else ["coordinate"]
+    titles = ["output", *where, "reads inputs", "with weights"]
+    yield from ("", *_table(titles, axis.outputs, rows, of_output))
+    titles = ["input", "total weight", "is read by outputs", "with weights"]
+    yield from ("", *_table(titles, axis.inputs, rows, of_input))
     if len(axis.unread):
         yield f"  {counted(len(axis.unread), 'input')} that no output reads: {places(axis.unread)}"
 
 
-def _outputs(axis: AxisTable, most: int, *, fill: float) -> list[str]:
-    known = axis.coordinates
-
-    def row(output: int) -> list[str]:
-        read, weights = axis.read_by(output)
-        where = [] if known is None else [number(known[output])]
-        if not len(read):
-            return [str(output), *where, "none", f"(it is {number(fill)})"]
-        return [str(output), *where, places(read), numbers(weights)]
-
-    titles = ["output", *([] if known is None else ["coordinate"]), "reads inputs", "with weights"]
-    return table(titles, _rows(axis.outputs, most, row))
+def _table(titles: list[str], count: int, rows: int, row: Callable[[int], list[str]]) -> list[str]:
+    shown = [
+        f"... {count - rows} more: --rows 0 prints all, so does --json" if at is None else row(at)
+        for at in middle_left_out(count, rows or sys.maxsize)
+    ]
+    return table(titles, shown, last_to_left=True)
 
 
-def _inputs(axis: AxisTable, most: int) -> list[str]:
-    def row(input_: int) -> list[str]:
-        outputs, weights = axis.feeding(input_)
-        total = f"{axis.totals[input_]:.9g}"
-        return [str(input_), total, places(outputs), numbers(weights)]
-
-    titles = ["input", "total weight", "is read by outputs", "with weights"]
-    return table(titles, _rows(axis.inputs, most, row))
-
-
-def _rows(count: int, most: int, row: Callable[[int], list[str]]) -> Iterator[list[str] | str]:
-    for index in middle_left_out(count, most):
-        if index is None:
-            yield f"... {count - most} more: --rows 0 prints all, so does --json"
-        else:
-            yield row(index)
-
-
-def _facts(call: Call, told: Tables, axes: Sequence[int]) -> dict[str, Any]:
-    name = call.operator.name
-    return {
-        "operator": name,
-        "attributes": call.operator.shown(),
-        "gradient": OPERATORS[name].gradient,
-        "forward": forward_name(call.operator),
-        "dtype": str(call.dtype),
-        "input_shape": list(call.input_shape),
-        "output_shape": list(told.output_shape),
-        "fill": told.fill,
-        "axes": [_axis_facts(told.axes[axis], axis) for axis in axes],
-    }
-
-
-def _axis_facts(axis: AxisTable, number_: int) -> dict[str, Any]:
+def _facts(axis: AxisTable, place: int) -> dict[str, Any]:
     known = axis.coordinates
     return {
-        "axis": number_,
+        "axis": place,
         "inputs": axis.inputs,
         "outputs": axis.outputs,
         "identity": axis.is_identity,
-        "coordinates": None if known is None else [as_json(x) for x in known.tolist()],
+        "coordinates": None if known is None else [json_number(x) for x in known.tolist()],
         "start": axis.start.tolist(),
         "weights": [part.tolist() for part in np.split(axis.weight, axis.offset[1:-1])],
         "total_weight": axis.totals.tolist(),
     }
-
-
-def _draw(call: Call, told: Tables, axis: int | None, *, path: Path) -> None:
-    """Draw one axis, or all on which something happens; those that are alike once."""
-    try:
-        from gradwire.cli import pictures  # noqa: PLC0415 - matplotlib is slow, or missing
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise CommandError(
-            'a picture is drawn with matplotlib: pip install "gradwire[plot]"'
-        ) from None
-    chosen = _interesting(told) if axis is None else [[axis]]
-    rows = [
-        (_axis_caption(call, told.axes[alike[0]], alike), told.axes[alike[0]]) for alike in chosen
-    ]
-    title = f"{call.operator!r}\n{call.dtype} {call.input_shape} to {told.output_shape}"
-    pictures.draw(rows, title=title, path=path)
 
 
 def _interesting(told: Tables) -> list[list[int]]:
@@ -238,16 +481,15 @@ def _interesting(told: Tables) -> list[list[int]]:
     for place, axis in enumerate(told.axes):
         if axis.is_identity:
             continue
-        alike = next((each for each in groups if told.axes[each[0]].equals(axis)), None)
-        if alike is None:
-            groups.append([place])
+        for alike in groups:
+            if told.axes[alike[0]].equals(axis):
+                alike.append(place)
+                break
         else:
-            alike.append(place)
+            groups.append([place])
     return groups or [[len(told.axes) - 1]]
 
 
-def _axis_caption(call: Call, axis: AxisTable, alike: list[int]) -> str:
-    axes = "axis" if len(alike) == 1 else "axes"
-    which = " and ".join(map(str, alike))
-    forward = forward_name(call.operator)
-    return f"{axes} {which}: {axis.inputs} inputs and {axis.outputs} outputs of {forward}"
+def _caption(axis: AxisTable, alike: list[int], forward: str) -> str:
+    which = f"{'axis' if len(alike) == 1 else 'axes'} {' and '.join(map(str, alike))}"
+    return f"{which}: {axis.inputs} inputs and {axis.outputs} outputs of {forward}"

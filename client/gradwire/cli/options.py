@@ -1,8 +1,7 @@
-"""Options of several commands, operators from --op and --attr, and the checks of values."""
+"""Options of several commands, their types, and operators from --op and --attr."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -16,9 +15,8 @@ from click.core import ParameterSource
 
 from gradwire._core.options import read_target
 from gradwire._wire.environment import TARGET_VARIABLE
-from gradwire.cli import exits
 from gradwire.cli.connection import Connection
-from gradwire.cli.exits import INVALID, UNKNOWN, CommandError
+from gradwire.cli.output import INVALID, UNKNOWN, CommandError
 from gradwire.ops import OPERATORS, Operator
 from gradwire.ops._base import rule_of, unknown_name
 from gradwire.tensors import DTYPES
@@ -26,64 +24,85 @@ from gradwire.tensors import DTYPES
 Decorated = Callable[..., Any]
 
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-# Formats that matplotlib draws without further programs.
-PICTURES = (".png", ".svg", ".pdf")
-
-OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-class _Number(click.FloatRange):
+class OutputFile(click.Path):
+    """A file to write, in a folder that exists now, not after the work.
+
+    endings  of names; any where there are none
+    """
+
+    def __init__(self, *endings: str) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        path = Path(value)
+        if value == "-":
+            words = "'-' does not stand for standard output here; give the name of a file"
+            self.fail(words, param, ctx)
+        if self.endings and path.suffix.lower() not in self.endings:
+            words = f"is no name for a picture; end it in {' or '.join(self.endings)}"
+            self.fail(f"{str(path)!r} {words}", param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"{str(path)!r} is in a folder that does not exist; make it", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Positive(click.FloatRange):
     """A number above 0."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read a number; nan is none, though it compares as one."""
-        number: float = super().convert(value, param, ctx)
+        number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is no number; give one above 0", param, ctx)
         return number
 
 
-SECONDS = _Number(min=0, min_open=True)
-CALLS_PER_S = _Number(min=0, min_open=True, max=1e6)
-
-
-def read_shape(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
+def _read_shape(text: str) -> tuple[int, ...]:
     """Turn "8,64,56,56" into axis lengths."""
-    if value is None:
-        return None
     try:
-        lengths = tuple(int(item) for item in value.split(","))
+        lengths = tuple(map(int, text.split(",")))
     except ValueError:
-        lengths = ()
-    if not lengths or min(lengths) < 0:
-        message = f"{value!r} is not a shape; give lengths such as 8,64,56,56"
-        raise click.BadParameter(message, context, parameter)
+        lengths = (-1,)
+    if min(lengths) < 0:
+        raise click.BadParameter(f"{text!r} is not a shape; give lengths such as 8,64,56,56")
     return lengths
 
 
-def check_folder(context: click.Context, parameter: click.Parameter, value: Path) -> Path:
-    """Refuse a file in a folder that does not exist now, not after the work."""
-    if str(value) == "-":
-        message = "'-' does not stand for standard output here; give the name of a file"
-        raise click.BadParameter(message, context, parameter)
-    if not value.parent.is_dir():
-        message = f"{str(value)!r} is in a folder that does not exist; make it"
-        raise click.BadParameter(message, context, parameter)
-    return value
+SECONDS = _Positive(min=0, min_open=True)
+CALLS_PER_S = _Positive(min=0, min_open=True, max=1e6)
+# Element types by their names.
+DTYPE = click.Choice(list(DTYPES.values()))
 
-
-def check_picture(
-    context: click.Context, parameter: click.Parameter, value: Path | None
-) -> Path | None:
-    """Refuse a kind of picture that is not drawn, and a folder that does not exist."""
-    if value is not None and value.suffix.lower() not in PICTURES:
-        message = f"{str(value)!r} is no name for a picture; end it in {' or '.join(PICTURES)}"
-        raise click.BadParameter(message, context, parameter)
-    return value if value is None else check_folder(context, parameter, value)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+attribute_option = click.option(
+    "--attr",
+    "attributes",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An attribute; arrays are separated by commas. Once for each attribute.",
+)
+input_shape_option = functools.partial(
+    click.option,
+    "--input-shape",
+    type=_read_shape,
+    metavar="N,N,...",
+    help="Shape of what the operator is given; for a gradient, that of the forward's output.",
+)
+output_shape_option = click.option(
+    "--output-shape",
+    type=_read_shape,
+    metavar="N,N,...",
+    help="Shape of the result; may be left out where attributes determine it.",
+)
+dtype_option = functools.partial(
+    click.option, "--dtype", type=DTYPE, default="float32", show_default=True
+)
+operator_option = functools.partial(click.option, "--op", "operator", metavar="NAME", required=True)
+seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 
 
 def check_target(
@@ -97,7 +116,7 @@ def check_target(
         source = context.get_parameter_source(parameter.name or "")
         name = TARGET_VARIABLE if source is ParameterSource.ENVIRONMENT else "--target"
         text = f"{name}{str(error).removeprefix('target')}"
-        raise exits.CommandError(text, code=exits.INVALID) from error
+        raise CommandError(text, code=INVALID) from error
     return value
 
 
@@ -138,64 +157,6 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
     return decorate
 
 
-def json_option(command: Decorated) -> Decorated:
-    """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-
-
-def operator_option(
-    *, multiple: bool = False, text: str = "See `gradwire operators`."
-) -> Callable[[Decorated], Decorated]:
-    """Add --op."""
-    return click.option(
-        "--op", "operator", metavar="NAME", required=True, multiple=multiple, help=text
-    )
-
-
-def attribute_option(command: Decorated) -> Decorated:
-    """Add --attr."""
-    return click.option(
-        "--attr",
-        "attributes",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="An attribute; arrays are separated by commas. Once for each attribute.",
-    )(command)
-
-
-def dtype_option(*, multiple: bool = False, text: str) -> Callable[[Decorated], Decorated]:
-    """Add --dtype, which reaches the command as a NumPy type, or several."""
-
-    def read(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        del context, parameter
-        if multiple:
-            return tuple(_DTYPES[name] for name in dict.fromkeys(value))
-        return _DTYPES[value]
-
-    return click.option(
-        "--dtype",
-        "dtypes" if multiple else "dtype",
-        type=click.Choice(list(_DTYPES)),
-        default=["float32"] if multiple else "float32",
-        show_default=True,
-        multiple=multiple,
-        callback=read,
-        help=text,
-    )
-
-
-_DTYPES = {str(dtype): dtype for dtype in DTYPES.values()}
-
-
-NUMBERS: dict[str, Callable[[str], object]] = {
-    "float": float,
-    "double": float,
-    "int64": int,
-    "int32": int,
-}
-FLAGS = {"true": True, "false": False}
-
-
 def operator_kind(name: str) -> type[Operator]:
     """Return the class of the operator called `name`."""
     if name in OPERATORS:
@@ -215,23 +176,29 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
     given: dict[str, object] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
-        if not separator:
-            raise CommandError(f"--attr: {assignment!r} has no '='; give NAME=VALUE", code=INVALID)
+        lacking = "no '='" if not separator else "no name before '='" if not name else None
+        if lacking:
+            message = f"--attr: {assignment!r} has {lacking}; give NAME=VALUE"
+            raise CommandError(message, code=INVALID)
         if name in given:
             raise CommandError(f"--attr: {name} is given twice; give it once", code=INVALID)
         given[name] = _value(kind, name, text)
     return kind(**given)
 
 
+_NUMBERS: dict[str, Callable[[str], object]] = {"float": float, "double": float}
+_NUMBERS |= {"int64": int, "int32": int}
+
+
 def _value(kind: type[Operator], name: str, text: str) -> object:
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    if name not in fields:
-        raise unknown_name(f"operator.{kind.name}", name, fields)
-    rule = rule_of(fields[name])
+    rules = {field.name: rule_of(field) for field in fields(kind)}
+    if name not in rules:
+        raise unknown_name(f"operator.{kind.name}", name, rules)
+    rule = rules[name]
     kind_of_one, array, _ = rule.type_name.partition("[]")
     if kind_of_one == "bool":
-        return FLAGS.get(text.lower(), text)
-    number = NUMBERS.get(kind_of_one)
+        return {"true": True, "false": False}.get(text.lower(), text)
+    number = _NUMBERS.get(kind_of_one)
     if number is None:
         return text
     try:
@@ -241,25 +208,3 @@ def _value(kind: type[Operator], name: str, text: str) -> object:
         raise CommandError(
             f"--attr {name}: is {text!r}; {rule.wanted}{separated}", code=INVALID
         ) from None
-
-
-def shape_options(*, input_required: bool) -> Callable[[Decorated], Decorated]:
-    """Add --input-shape and --output-shape, the shapes of the operator as it is called."""
-
-    def decorate(command: Decorated) -> Decorated:
-        with_output = click.option(
-            "--output-shape",
-            callback=read_shape,
-            metavar="N,N,...",
-            help="Shape of the result; may be left out where attributes determine it.",
-        )(command)
-        return click.option(
-            "--input-shape",
-            callback=read_shape,
-            required=input_required,
-            metavar="N,N,...",
-            help="Shape of what the operator is given; for a gradient, that of the forward's "
-            "output.",
-        )(with_output)
-
-    return decorate

@@ -1,20 +1,140 @@
-"""Output of commands: numbers, tables, progress."""
+"""Exit codes, and error messages of one line on stderr."""
 
 from __future__ import annotations
 
 import logging
 import math
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import Any, Self
+from types import FrameType, ModuleType
+from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
+
+from gradwire import errors
+from gradwire.errors import GradwireError
+
+OTHER = 1
+INVALID = 2
+UNKNOWN = 3
+UNAVAILABLE = 7
+REFUSED = 8
+DIFFERENT = 9
+INTERRUPTED = 130
+TERMINATED = 143
+
+CODES: dict[type[GradwireError], int] = {
+    errors.InvalidRequestError: INVALID,
+    errors.UnsupportedOperatorError: UNKNOWN,
+    errors.LimitExceededError: 4,
+    errors.OverloadedError: 5,
+    errors.DeadlineExceededError: 6,
+    errors.UnavailableError: UNAVAILABLE,
+    errors.AuthenticationError: REFUSED,
+    errors.PermissionDeniedError: REFUSED,
+}
+
+HELP = """\b
+Exit codes:
+  0    done
+  1    any other failure
+  2    wrong usage, or an invalid request
+  3    the operator is not known, or the server does not know an attribute
+  4    a limit of the server is exceeded; a retry does not help
+  5    the server is overloaded; a retry does help
+  6    the deadline has passed
+  7    no server answers, or it is shutting down
+  8    the server takes no call without a token, or the token does not open this
+  9    compare or check has found a difference
+  130  interrupted
+  143  ended by SIGTERM
+"""
+
+
+class CommandError(click.ClickException):
+    """Failure of a command itself: one line, with an exit code."""
+
+    def __init__(self, message: str, *, code: int = OTHER) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the user ends the program, as Ctrl-C does."""
+
+
+@contextmanager
+def terminable() -> Generator[None]:
+    """Have SIGTERM raise Terminated within the block; not where it is ignored, or a thread asks."""
+    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def code_of_interruption(error: BaseException) -> int:
+    """Return the exit code of a program that the user has ended; click wraps what ended it."""
+    ended = error.__cause__ if isinstance(error, click.Abort) else error
+    return TERMINATED if isinstance(ended, Terminated) else INTERRUPTED
+
+
+def code_of(error: Exception) -> int | None:
+    """Return the exit code of an error that a user can meet; None for a fault of this program."""
+    if isinstance(error, GradwireError):
+        return next((code for kind, code in CODES.items() if isinstance(error, kind)), OTHER)
+    if isinstance(error, CommandError):
+        return error.code
+    if isinstance(error, click.ClickException):
+        return error.exit_code
+    return OTHER if isinstance(error, (OSError, MemoryError)) else None
+
+
+_FLAGS = {
+    "array.shape": "the input's shape",
+    "array": "the input",
+    "output_shape": "--output-shape",
+    "timeout_s": "--timeout",
+    "token_file": "--token-file",
+}
+
+
+def report(error: Exception) -> None:
+    """Print an error in one line on stderr, in the names of the command line."""
+    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    if isinstance(error, errors.InvalidRequestError):
+        field = error.field or ""
+        name, separator, rest = text.partition(": ")
+        if field.startswith("operator.") and separator:
+            name = f"--attr {name}"
+        named, bracket, index = name.partition("[")
+        text = f"{_FLAGS.get(named, named)}{bracket}{index}{separator}{rest}"
+    elif isinstance(error, (errors.AuthenticationError, errors.PermissionDeniedError)):
+        text = f"{text}; tokens come from --token-file or GRADWIRE_TOKEN"
+    if isinstance(error, GradwireError):
+        text = text.replace("within timeout_s,", "within")
+        # Among the words too, which compare one argument with another.
+        for argument in ("array.shape", "output_shape"):
+            text = text.replace(argument, _FLAGS[argument])
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+    click.echo(f"gradwire: error: {' '.join(text.split())}", file=sys.stderr)
+
 
 # Numbers of a longer list that are written, half of them from each end.
 SHOWN = 6
@@ -25,36 +145,34 @@ def number(value: Any) -> str:
 
     A float64 that float32 can hold is written as that: tables in float32 arithmetic arrive widened.
     """
-    wide = float(value)
-    if not math.isfinite(wide):
-        return str(wide)
-    narrow = _float32(wide)
-    written = str(narrow if float(narrow) == wide else np.float64(wide))
-    return written.removesuffix(".0")
+    wide = np.float64(value)
+    with np.errstate(over="ignore"):
+        narrow = np.float32(wide)
+    return str(narrow if narrow == wide else wide).removesuffix(".0")
 
 
 def numbers(values: NDArray[Any]) -> str:
     """Write numbers, the middle of many left out."""
-    if len(values) <= SHOWN:
-        return " ".join(map(number, values))
-    first, last = values[: SHOWN // 2], values[-SHOWN // 2 :]
-    left_out = len(values) - len(first) - len(last)
-    return f"{numbers(first)} .. {left_out} more .. {numbers(last)}"
+    return _shortened(list(map(number, values)))
 
 
 def places(indices: NDArray[np.int64]) -> str:
     """Write ascending indices, neighbors as a range: "0 2-4"; the middle of many left out."""
-    runs: list[list[int]] = []
-    for index in map(int, indices):
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    words = [f"{low}" if low == high else f"{low}-{high}" for low, high in runs]
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1) if len(indices) else ()
+    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return _shortened(words) or "none"
+
+
+def _shortened(words: list[str]) -> str:
     if len(words) > SHOWN:
         half = SHOWN // 2
-        words = [*words[:half], f".. {len(words) - 2 * half} more ..", *words[-half:]]
-    return " ".join(words) or "none"
+        words = [*words[:half], f".. {len(words) - SHOWN} more ..", *words[-half:]]
+    return " ".join(words)
+
+
+def index(place: Sequence[int]) -> str:
+    """Write the index of an element."""
+    return f"[{', '.join(map(str, place))}]"
 
 
 def middle_left_out(count: int, shown: int) -> Iterable[int | None]:
@@ -66,12 +184,12 @@ def middle_left_out(count: int, shown: int) -> Iterable[int | None]:
 
 
 def table(
-    titles: Sequence[str], rows: Iterable[Sequence[str] | str], *, last_to_left: bool = True
+    titles: Sequence[str], rows: Iterable[Sequence[str] | str], *, last_to_left: bool = False
 ) -> list[str]:
     """Align columns to the right, the last one optionally to the left. A string is a row."""
     listed = list(rows)
-    cells = [row for row in listed if not isinstance(row, str)]
-    widths = [max(len(row[column]) for row in (titles, *cells)) for column in range(len(titles))]
+    cells = [row for row in (titles, *listed) if not isinstance(row, str)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:
         aligned = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
@@ -82,12 +200,7 @@ def table(
     return [line(titles), *(f"  {row}" if isinstance(row, str) else line(row) for row in listed)]
 
 
-def _float32(value: float) -> np.float32:
-    with np.errstate(over="ignore"):
-        return np.float32(value)
-
-
-def as_json(value: Any) -> float | str:
+def json_number(value: Any) -> float | str:
     """Return a number for JSON; numbers that are not finite as protobuf writes them."""
     wide = float(value)
     if math.isfinite(wide):
@@ -95,49 +208,52 @@ def as_json(value: Any) -> float | str:
     return "NaN" if math.isnan(wide) else "Infinity" if wide > 0 else "-Infinity"
 
 
+def load_pictures() -> ModuleType:
+    """Import what draws; raise CommandError without matplotlib."""
+    try:
+        from gradwire.cli import pictures  # noqa: PLC0415 - matplotlib is slow, or missing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        install = 'pip install "gradwire[plot]", or ".[plot]" in a checkout'
+        raise CommandError(f"pictures are drawn with matplotlib: {install}") from None
+    return pictures
+
+
 PATIENCE_S = 1.0
 
 
-class ProgressBar:
-    """Follows a transfer of `total_bytes`; after a second shows a bar on stderr, if a terminal."""
+@contextmanager
+def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
+    """Yield what is told how many bytes were moved so far.
 
-    def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._start = time.monotonic()
-        self._shown = ExitStack()
-        self._update: Callable[[int], None] | None = None
-        self._done_bytes = 0
+    After a second it shows a bar with MB/s and the time left on stderr, if a terminal.
+    """
+    start = time.monotonic()
+    bar: Any = None
+    with ExitStack() as shown:
 
-    def __enter__(self) -> Self:
-        return self
+        def moved(done_bytes: int) -> None:
+            nonlocal bar
+            seconds = time.monotonic() - start
+            if bar is None and seconds > PATIENCE_S and sys.stderr.isatty():
+                bar = shown.enter_context(
+                    click.progressbar(
+                        length=total_bytes,
+                        label="gradwire",
+                        file=sys.stderr,
+                        item_show_func=lambda rate: rate,
+                    )
+                )
+            if bar is not None:
+                bar.update(done_bytes - bar.pos, f"{done_bytes / seconds / 1e6:.0f} MB/s")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._shown.close()
+        yield moved
 
-    def moved(self, sent_bytes: int, received_bytes: int) -> None:
-        """Update with the bytes sent and received."""
-        self._advance(sent_bytes + received_bytes)
 
-    def sent(self, sent_bytes: int, received_bytes: int) -> None:
-        """Update with the bytes sent, for a result of unknown size."""
-        del received_bytes
-        self._advance(sent_bytes)
-
-    def _advance(self, done_bytes: int) -> None:
-        if self._update is None and self._is_due():
-            bar = click.progressbar(length=self._total_bytes, label="gradwire", file=sys.stderr)
-            self._update = self._shown.enter_context(bar).update
-        if self._update is not None:
-            self._update(done_bytes - self._done_bytes)
-            self._done_bytes = done_bytes
-
-    def _is_due(self) -> bool:
-        return sys.stderr.isatty() and time.monotonic() - self._start > PATIENCE_S
+def _cut(text: str) -> str:
+    """Cut a text to the width of the terminal."""
+    return text[: shutil.get_terminal_size().columns - 1]
 
 
 @contextmanager
@@ -158,43 +274,27 @@ def retries_shown() -> Generator[None]:
 
 
 class _FirstRetry(logging.Handler):
-    """Prints the first record that comes, as a line cut to the width of the terminal."""
+    """Prints the first record that comes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print it, and no other."""
         self.setLevel(logging.CRITICAL + 1)
-        text = f"gradwire: {record.getMessage()}"[: shutil.get_terminal_size().columns - 1]
-        click.echo(text, file=sys.stderr)
+        click.echo(_cut(f"gradwire: {record.getMessage()}"), file=sys.stderr)
 
 
-class StatusLine:
-    """One line on stderr, if a terminal, which each text replaces; gone with the block."""
+@contextmanager
+def status_line() -> Generator[Callable[[str], None]]:
+    """Yield what shows a text on one line of stderr, if a terminal, in place of the one before."""
+    shown = ""
 
-    def __init__(self) -> None:
-        self._shown = 0
+    def show(text: str) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and text != shown:
+            # Erased up to the end of the line, so that what is printed next starts at its left.
+            click.echo(f"\r{_cut(text)}\x1b[K\r", file=sys.stderr, nl=False)
+            shown = text
 
-    @property
-    def is_seen(self) -> bool:
-        """Whether there is a terminal to show it."""
-        return sys.stderr.isatty()
-
-    def show(self, text: str) -> None:
-        """Show a text, cut to the width of the terminal."""
-        if not self.is_seen:
-            return
-        text = text[: shutil.get_terminal_size().columns - 1]
-        click.echo(f"\r{text.ljust(self._shown)}", file=sys.stderr, nl=False)
-        self._shown = len(text)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._shown:
-            self.show("")
-            click.echo("\r", file=sys.stderr, nl=False)
+    try:
+        yield show
+    finally:
+        show("")

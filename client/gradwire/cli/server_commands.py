@@ -11,16 +11,16 @@ import click
 from gradwire import AttributeInfo, OperatorInfo
 from gradwire._core.options import DEFAULT
 from gradwire.cli.connection import Connection
-from gradwire.cli.exits import CODES, CommandError
-from gradwire.cli.options import (
-    SECONDS,
-    json_option,
-    server_options,
-)
-from gradwire.errors import DeadlineExceededError, UnavailableError, UnsupportedOperatorError
+from gradwire.cli.options import SECONDS, json_option, server_options
+from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError
+from gradwire.errors import DeadlineExceededError, UnavailableError
 from gradwire.health import SERVING
 from gradwire.ops import OPERATORS
 from gradwire.ops._base import Choice, rule_of
+
+WIDTH = 96
+# Types of numbers as --attr has them.
+NUMBERS = {"double": "float", "int64": "int", "int32": "int"}
 
 
 @click.command(short_help="List operators, or tell all about one.")
@@ -29,7 +29,22 @@ from gradwire.ops._base import Choice, rule_of
 @json_option
 def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
     """List the server's operators, or tell all about the one called NAME."""
-    print_operators(name, server, as_json=as_json)
+    with server.client() as client:
+        known = {info.name: info for info in client.operators()}
+    if name is not None and name not in known:
+        raise CommandError(
+            f"the server has no operator {name!r}; it has {', '.join(known)}", code=UNKNOWN
+        )
+    chosen = list(known.values()) if name is None else [known[name]]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(info) for info in chosen], indent=2))
+    elif name is None:
+        width = max(len(info.name) for info in chosen) + 2
+        for info in chosen:
+            click.echo(f"{info.name:{width}}{info.summary}")
+        click.echo("\n`gradwire operators NAME` tells the attributes of one.")
+    else:
+        click.echo(_described(chosen[0]))
 
 
 @click.command()
@@ -37,7 +52,17 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
 @json_option
 def info(*, server: Connection, as_json: bool) -> None:
     """Tell the server's version, backend and limits."""
-    print_info(server, as_json=as_json)
+    with server.client() as client:
+        told = client.server_info()
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(told), indent=2))
+        return
+    click.echo(f"gradwire {told.version}, numerics version {told.numerics_version}")
+    click.echo(f"backend    {told.backend}: {told.backend_reason}")
+    click.echo(f"operators  {', '.join(told.operators)}")
+    click.echo("limits")
+    for limit, value in dataclasses.asdict(told.limits).items():
+        click.echo(f"  {limit:26}{value:>16,}")
 
 
 @click.command(short_help="Ask a running server for its health.")
@@ -61,64 +86,15 @@ def info(*, server: Connection, as_json: bool) -> None:
 @json_option
 def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_json: bool) -> None:
     """Ask a running server for its health; exit with 0 only if it is SERVING."""
-    print_health(server, timeout_s=timeout_s, wait_s=wait_s, as_json=as_json)
-
-
-WIDTH = 96
-NUMBERS = {"double": "float", "int64": "int", "int32": "int"}
-
-
-def print_operators(name: str | None, connection: Connection, *, as_json: bool) -> None:
-    """Print all operators, or everything about one."""
-    with connection.client() as client:
-        known = {info.name: info for info in client.operators()}
-    if name is not None and name not in known:
-        raise CommandError(
-            f"the server has no operator {name!r}; it has {', '.join(known)}",
-            code=CODES[UnsupportedOperatorError],
-        )
-    chosen = list(known.values()) if name is None else [known[name]]
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(info) for info in chosen], indent=2))
-    elif name is None:
-        width = max(len(info.name) for info in chosen) + 2
-        for info in chosen:
-            click.echo(f"{info.name:{width}}{info.summary}")
-        click.echo("\n`gradwire operators NAME` tells the attributes of one.")
-    else:
-        click.echo(_described(chosen[0]))
-
-
-def print_info(connection: Connection, *, as_json: bool) -> None:
-    """Print the server's version, backend, operators and limits."""
-    with connection.client() as client:
-        info = client.server_info()
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(info), indent=2))
-        return
-    click.echo(f"gradwire {info.version}, numerics version {info.numerics_version}")
-    click.echo(f"backend    {info.backend}: {info.backend_reason}")
-    click.echo(f"operators  {', '.join(info.operators)}")
-    click.echo("limits")
-    for limit, value in dataclasses.asdict(info.limits).items():
-        click.echo(f"  {limit:26}{value:>16,}")
-
-
-def print_health(
-    connection: Connection, *, timeout_s: float, wait_s: float | None, as_json: bool
-) -> None:
-    """Print the server's health; raise CommandError unless it is SERVING."""
     if wait_s is not None:
-        _tell_of_wait(connection, timeout_s=min(timeout_s, wait_s))
-        with connection.client() as client:
+        _tell_of_wait(server, timeout_s=min(timeout_s, wait_s))
+        with server.client() as client:
             client.wait_ready(wait_s)
-    status = connection.health(timeout_s=timeout_s)
+    status = server.health(timeout_s=timeout_s)
     if as_json:
-        click.echo(json.dumps({"target": connection.target, "status": status}))
+        click.echo(json.dumps({"target": server.target, "status": status}))
     if status != SERVING:
-        raise CommandError(
-            f"the server at {connection.target} is {status}", code=CODES[UnavailableError]
-        )
+        raise CommandError(f"the server at {server.target} is {status}", code=UNAVAILABLE)
     if not as_json:
         click.echo(status)
 
@@ -128,7 +104,7 @@ def _tell_of_wait(connection: Connection, *, timeout_s: float) -> None:
     try:
         status = connection.health(timeout_s=timeout_s)
     except (UnavailableError, DeadlineExceededError, CommandError) as error:
-        if isinstance(error, CommandError) and error.code != CODES[UnavailableError]:
+        if isinstance(error, CommandError) and error.code != UNAVAILABLE:
             raise
         told = "no server answers yet"
         if isinstance(error, UnavailableError):
@@ -144,28 +120,23 @@ def _tell_of_wait(connection: Connection, *, timeout_s: float) -> None:
     click.echo(f"Waiting for {connection.target}: {told}.", err=True)
 
 
-def _ranks(info: OperatorInfo) -> str:
-    few, many = info.min_rank, info.max_rank
-    return f"{few}" if few == many else f"{few} to {many}"
-
-
 def _described(info: OperatorInfo) -> str:
-    lines = [
-        f"{info.name}",
-        f"  {info.summary}",
-        "",
-        f"  {'forward' if info.gradient else 'gradient':14}{info.counterpart}",
-        f"  {'axes':14}{_ranks(info)}",
-        f"  {'types':14}{', '.join(info.data_types)}",
-        f"  {'output shape':14}{'always needed' if info.output_required else 'told by attributes'}",
-        f"  {'source':14}{info.source}",
-        "",
-    ]
+    few, many = info.min_rank, info.max_rank
+    facts = {
+        "forward" if info.gradient else "gradient": info.counterpart,
+        "axes": f"{few}" if few == many else f"{few} to {many}",
+        "types": ", ".join(info.data_types),
+        "output shape": "always needed" if info.output_required else "told by attributes",
+        "source": info.source,
+    }
+    lines = [info.name, f"  {info.summary}", ""]
+    lines += [f"  {name:14}{text}" for name, text in facts.items()]
+    lines.append("")
+    indented = textwrap.TextWrapper(WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
     for attribute in info.attributes:
         values, default = _words(info.name, attribute)
         lines.append(f"  --attr {attribute.name}={values}")
-        notes = f"{attribute.description} {default}"
-        lines += textwrap.wrap(notes, WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
+        lines += indented.wrap(f"{attribute.description} {default}")
     return "\n".join(lines)
 
 
@@ -178,8 +149,6 @@ def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
         if field.name == attribute.name and isinstance(rule, Choice):
             values = "|".join(rule.allowed)
             default = field.default if isinstance(field.default, str) else default
-    if values == "bool":
-        values = "true|false"
-    number, array, _ = values.partition("[]")
+    number, array, _ = values.replace("bool", "true|false").partition("[]")
     values = NUMBERS.get(number, number) + (",..." if array else "")
     return values, "Required." if attribute.required else f"Default: {default}."

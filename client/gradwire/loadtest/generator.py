@@ -18,8 +18,9 @@ import selectors
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Final, NamedTuple, Protocol
@@ -39,6 +40,10 @@ from gradwire.loadtest.scenarios import Flow, Judge, Problem
 
 # A load test counts refusals, which retries would hide.
 ONCE: Final = RetryPolicy(max_attempts=1)
+# gRPC statuses of errors that the SDK raises by itself.
+_LOCAL: Final = {DeadlineExceededError: "DEADLINE_EXCEEDED", CallCancelledError: "CANCELLED"}
+# Times of calls, in seconds.
+Times = NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
@@ -85,9 +90,9 @@ class Maker:
         try:
             result = await self._result()
         except GradwireError as error:
-            streamed = self._flow.what.is_streamed
-            retryable = is_retryable(error, streamed=streamed)
-            return Outcome(error.status or _status_of(error), error.reason, retryable)
+            status = error.status or _LOCAL.get(type(error), type(error).__name__)
+            retryable = is_retryable(error, streamed=self._flow.what.is_streamed)
+            return Outcome(status, error.reason, retryable)
         except Exception as error:  # noqa: BLE001 - local faults are counted like others
             return Outcome(type(error).__name__, str(error)[:80])
         if result is None:
@@ -96,55 +101,30 @@ class Maker:
 
     async def _result(self) -> NDArray[Any] | None:
         """Return the result; None where the caller lost interest."""
-        match self._flow.manner:
-            case "cancelled":
-                return await self._cancelled()
-            case "slow":
-                return await evaluate_slowly(
-                    self._client,
-                    self._flow.what,
-                    self._input,
-                    pause_s=self._flow.within_s,
-                    timeout_s=self._timeout_s,
-                )
-            case "many":
-                return await self._many()
-            case _:
-                return await self._evaluate()
-
-    async def _cancelled(self) -> NDArray[Any] | None:
-        patience_s = self._chance.uniform(0, self._flow.within_s)
+        flow, what = self._flow, self._flow.what
+        if flow.manner == "slow":
+            return await evaluate_slowly(
+                self._client, what, self._input, pause_s=flow.within_s, timeout_s=self._timeout_s
+            )
+        if flow.manner == "many":
+            item = (what.operator, self._input, what.received)
+            results = self._client.evaluate_many([item] * flow.items, timeout_s=self._timeout_s)
+            came = [result async for result in results]
+            # One of them, a wrong one if there is any.
+            return next((one for one in came if not self._judge.is_right(one)), came[-1])
+        call = self._client.evaluate(
+            what.operator, self._input, output_shape=what.received, timeout_s=self._timeout_s
+        )
+        if flow.manner != "cancelled":
+            return await call
         try:
-            async with asyncio.timeout(patience_s):
-                return await self._evaluate()
+            async with asyncio.timeout(self._chance.uniform(0, flow.within_s)):
+                return await call
         except TimeoutError as error:
             # An error of the service may be one too.
             if isinstance(error, GradwireError):
                 raise
             return None
-
-    async def _many(self) -> NDArray[Any]:
-        """Return one of many results, a wrong one if there is any."""
-        what = self._flow.what
-        item = (what.operator, self._input, what.received)
-        results = self._client.evaluate_many(
-            (item for _ in range(self._flow.items)), timeout_s=self._timeout_s
-        )
-        came = [result async for result in results]
-        return next((one for one in came if not self._judge.is_right(one)), came[-1])
-
-    async def _evaluate(self) -> NDArray[Any]:
-        what = self._flow.what
-        return await self._client.evaluate(
-            what.operator, self._input, output_shape=what.received, timeout_s=self._timeout_s
-        )
-
-
-def _status_of(error: GradwireError) -> str:
-    """Return the gRPC status of an error that the SDK raised by itself."""
-    if isinstance(error, DeadlineExceededError):
-        return "DEADLINE_EXCEEDED"
-    return "CANCELLED" if isinstance(error, CallCancelledError) else type(error).__name__
 
 
 def now() -> float:
@@ -179,7 +159,7 @@ async def evaluate_slowly(
     try:
         await ended.in_loop.wait()
     except BaseException:
-        transfer.hurry()
+        transfer.pause_s = 0.0
         stream.cancel()
         await ended.in_loop.wait()
         raise
@@ -200,14 +180,10 @@ class _SlowTransfer(Transfer):
 
     def __init__(self, job: ArrayRequest, pause_s: float) -> None:
         super().__init__(job, chunk_bytes=CHUNK_BYTES)
-        self._pause_s = pause_s
-
-    def hurry(self) -> None:
-        """Pause no more."""
-        self._pause_s = 0.0
+        self.pause_s = pause_s
 
     def store(self, offset: int, data: bytes | memoryview) -> None:
-        time.sleep(self._pause_s)
+        time.sleep(self.pause_s)
         super().store(offset, data)
 
 
@@ -219,8 +195,6 @@ _LAST_PAUSE_S: Final = 0.5
 READY: Final = "ready"
 # What ends a load test from outside.
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
-# Times of a call, in seconds: when it was due, made, over.
-Times = NDArray[np.float64]
 
 
 class Connect(Protocol):
@@ -251,40 +225,19 @@ class Phase:
     processes: int
 
 
-@dataclass(slots=True)
-class Batch:
-    """Outcomes of calls since the last batch, by the flow's index in its phase.
+class Batch(NamedTuple):
+    """Calls that ended since the last batch, by the flow's index in its phase.
 
-    made     times at which calls were made that count: due and made
-    ended    times at which calls were due, made and over
+    ended    float64[n, 3]: times at which calls were due, made and over
     cpu_s    processor time that the process has had so far
     time     of that
     """
 
     number: int
-    made: dict[int, Times] = field(default_factory=dict[int, Times])
-    ended: dict[tuple[int, Outcome], Times] = field(
-        default_factory=dict[tuple[int, Outcome], Times]
-    )
-    cpu_s: float = 0.0
-    time: float = 0.0
-    over: bool = False
-
-
-class _Record:
-    """Outcomes not reported yet."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self.made: dict[int, list[tuple[float, float]]] = {}
-        self.ended: dict[tuple[int, Outcome], list[tuple[float, float, float]]] = {}
-
-    def batch(self, *, over: bool) -> Batch:
-        """Return it, and forget it."""
-        made = {flow: np.array(times) for flow, times in self.made.items()}
-        ended = {key: np.array(times) for key, times in self.ended.items()}
-        self.made, self.ended = {}, {}
-        return Batch(self._number, made, ended, time.process_time(), now(), over)
+    ended: dict[tuple[int, Outcome], Times]
+    cpu_s: float
+    time: float
+    over: bool
 
 
 def main(pipe: Pipe, connect: Connect) -> None:
@@ -331,16 +284,13 @@ async def _run(pipe: Pipe, connect: Connect) -> None:
 
 
 class _Load:
-    """A phase under way.
-
-    begin  when calls begin to count
-    """
+    """A phase under way; calls count from `begin` on."""
 
     def __init__(self, phase: Phase, client: AsyncClient, pipe: Pipe) -> None:
         self._phase = phase
         self._begin = 0.0
         self._pipe = pipe
-        self._record = _Record(phase.number)
+        self._ended: dict[tuple[int, Outcome], list[tuple[float, float, float]]] = defaultdict(list)
         self._makers = [
             Maker(flow, client, timeout_s=phase.timeout_s, seed=phase.number)
             for flow in phase.flows
@@ -352,7 +302,7 @@ class _Load:
     ) -> None:
         """Make all calls and wait for their ends; stop on an order."""
         if not isinstance(begin, float):
-            self._pipe.send(self._record.batch(over=True))
+            self._send(over=True)
             return
         self._begin = begin
         telling = asyncio.create_task(self._tell())
@@ -362,7 +312,7 @@ class _Load:
         for task in (order, making, telling, *self._calls):
             task.cancel()
         ends: list[object] = await asyncio.gather(making, *self._calls, return_exceptions=True)
-        self._pipe.send(self._record.batch(over=True))
+        self._send(over=True)
         for end in ends:
             if isinstance(end, Exception):
                 raise end
@@ -370,7 +320,12 @@ class _Load:
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
-            self._pipe.send(self._record.batch(over=False))
+            self._send(over=False)
+
+    def _send(self, *, over: bool) -> None:
+        ended = {key: np.array(times) for key, times in self._ended.items()}
+        self._ended.clear()
+        self._pipe.send(Batch(self._phase.number, ended, time.process_time(), now(), over))
 
     async def _make(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -405,16 +360,12 @@ class _Load:
 
     async def _call(self, index: int, due: float) -> Outcome:
         made = now()
-        counts = self._begin <= due < self._begin + self._phase.duration_s
-        if counts:
-            self._record.made.setdefault(index, []).append((due, made))
         outcome = STOPPED
         try:
             outcome = await self._makers[index]()
         finally:
-            if counts:
-                times = self._record.ended.setdefault((index, outcome), [])
-                times.append((due, made, now()))
+            if self._begin <= due < self._begin + self._phase.duration_s:
+                self._ended[index, outcome].append((due, made, now()))
         return outcome
 
 

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
-from collections.abc import Sequence
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+
+from gradwire.loadtest.generator import OK, STOPPED, WRONG, Batch, Outcome, Times
+from gradwire.loadtest.scenarios import Flow
 
 # Raised with every change of the schema.
 FORMAT: Final = "gradwire-bench/2"
@@ -210,112 +217,270 @@ class Document:
     scenarios: list[ScenarioResult]
 
 
-class SchemaError(ValueError):
-    """A file that is not what `gradwire bench` writes."""
-
-
 def to_json(document: Document) -> str:
     """Write a document."""
     return json.dumps(dataclasses.asdict(document), indent=1) + "\n"
 
 
-def from_json(text: str) -> Document:
-    """Read a document; raise SchemaError for anything else."""
+def from_json(text: str) -> Any:
+    """Read a document: objects with the fields of its classes; raise ValueError for other text."""
     try:
-        value: Any = json.loads(text)
-    except ValueError as error:
-        raise SchemaError(f"it is no JSON: {error}") from None
-    except RecursionError:
-        raise SchemaError("it is JSON with too many brackets") from None
-    if not isinstance(value, dict):
-        raise SchemaError(f"it is JSON of another kind: {value!r:.40}")
-    told = cast("dict[str, Any]", value).get("format")
-    if told is None:
-        keys = ", ".join(sorted(cast("dict[str, Any]", value)))
-        raise SchemaError(f'it is JSON without a "format"; its keys are: {keys or "none":.60}')
+        document = json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+    told = getattr(document, "format", None)
     if told != FORMAT:
-        raise SchemaError(f"its format is {told!r:.40}; this version reads {FORMAT!r}")
-    try:
-        document: Document = _read(Document, value)
-    except KeyError as error:
-        raise SchemaError(f"its key {error} is missing") from None
-    except (TypeError, ValueError) as error:
-        raise SchemaError(f"a value is of another type: {error}") from None
+        raise ValueError(f"its format is {told!r:.40}; this version reads {FORMAT!r}")
     return document
-
-
-def _read(kind: Any, value: Any) -> Any:
-    """Return objects as dataclasses, and all else as JSON has it."""
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        return cast("Any", kind)(**{name: _read(hint, value[name]) for name, hint in hints.items()})
-    if typing.get_origin(kind) is list:
-        (item,) = typing.get_args(kind)
-        return [_read(item, one) for one in value]
-    return value
 
 
 # How the figures of B are to be read.
 TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
+# What affects the figures of a test besides its settings.
+_CIRCUMSTANCES = {
+    "processor": "machine.cpu",
+    "cores": "machine.cores",
+    "backend": "server.backend",
+    "server's version": "server.version",
+    **{one.name: f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)},
+}
 
 
-def comparison(
-    first: Document, second: Document
-) -> tuple[Sequence[str], list[tuple[str, ...]], list[str]]:
-    """Return titles and rows of a table of the second's figures over the first's, and notes."""
-    before, after = _flows(first), _flows(second)
+def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return rows, under TITLES, of the second document's figures over the first's, and notes."""
+    first, second = (
+        {(scenario.name, flow.name): flow for scenario in one.scenarios for flow in scenario.flows}
+        for one in (before, after)
+    )
     rows = [
-        (*key, *_ratios(before[key], after[key]), _failed(before[key]), _failed(after[key]))
-        for key in before
-        if key in after
+        (*key, *_ratios(flow, second[key]), str(failed(flow)), str(failed(second[key])))
+        for key, flow in first.items()
+        if key in second
     ]
     notes = ["Ratios B / A; times are corrected for coordinated omission."]
     notes += [
         f"{name} was interrupted: its figures are those until then"
-        for name, one in (("A", first), ("B", second))
+        for name, one in (("A", before), ("B", after))
         if one.interrupted
     ]
-    notes += [f"{name} differs: {one} and {other}" for name, one, other in _odds(first, second)]
-    for key in before.keys() ^ after.keys():
-        where = "A" if key in before else "B"
-        notes.append(f"{key[0]}, {key[1]} is in {where} only")
-    return TITLES, rows, notes
+    for name, path in _CIRCUMSTANCES.items():
+        one, other = map(operator.attrgetter(path), (before, after))
+        if one != other:
+            notes.append(f"{name} differs: {one} and {other}")
+    for key in first.keys() ^ second.keys():
+        notes.append(f"{key[0]}, {key[1]} is in {'A' if key in first else 'B'} only")
+    return rows, notes
 
 
-def _flows(document: Document) -> dict[tuple[str, str], FlowResult]:
-    return {
-        (scenario.name, flow.name): flow
-        for scenario in document.scenarios
-        for flow in scenario.flows
-    }
+def _ratios(before: Any, after: Any) -> Iterator[str]:
+    for path in ("calls_per_s", "corrected.p50_ms", "corrected.p99_ms", "corrected.p999_ms"):
+        early, late = map(operator.attrgetter(path), (before, after))
+        # A time of 0 is that of no call.
+        yield f"{late / early:.2f}" if early and late else "-"
 
 
-def _ratios(before: FlowResult, after: FlowResult) -> tuple[str, ...]:
-    one, other = before.corrected, after.corrected
-    pairs = (
-        (before.calls_per_s, after.calls_per_s),
-        (one.p50_ms, other.p50_ms),
-        (one.p99_ms, other.p99_ms),
-        (one.p999_ms, other.p999_ms),
+def failed(flow: Any) -> int:
+    """Return how many calls ended in a way that the scenario is not about."""
+    return sum(outcome.count for outcome in flow.outcomes if not outcome.expected)
+
+
+def failures(scenario: ScenarioResult) -> int:
+    """Return how many of all calls did."""
+    return sum(map(failed, scenario.flows))
+
+
+# Seconds; a shorter interval would add times without end.
+_LEAST_INTERVAL_S: Final = 1e-6
+# Points of a curve beside each nine.
+_BETWEEN: Final = 12
+_MOST_NINES: Final = 5
+
+
+class Tally:
+    """Times of all calls of a scenario, and the usage of their processes.
+
+    right  calls so far whose results were right
+    other  calls so far that ended otherwise
+    """
+
+    def __init__(self, flows: Sequence[Flow], *, begin: float, duration_s: float) -> None:
+        self._flows = flows
+        self._begin = begin
+        self._duration_s = duration_s
+        # float64[n, 3] of the test: due, made, over.
+        self._ended: dict[tuple[int, Outcome], list[Times]] = defaultdict(list)
+        self._late: dict[int, list[Times]] = defaultdict(list)
+        self._cpu: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self._answered_s = -np.inf
+        self._unanswered: list[Times] = []
+        self.right = self.other = 0
+
+    def add(self, batch: Batch) -> None:
+        """Count a report of a process; calls that the user has stopped do not count."""
+        self._cpu[batch.number].append((batch.time, batch.cpu_s))
+        for (index, outcome), absolute in batch.ended.items():
+            if outcome == STOPPED:
+                continue
+            times = absolute - self._begin
+            self._ended[index, outcome].append(times)
+            if self._flows[index].is_open:
+                self._late[batch.number].append(times[:, 1] - times[:, 0])
+            if outcome.is_unanswered:
+                self._unanswered.append(times[:, 2])
+            else:
+                self._answered_s = max(self._answered_s, float(times[:, 2].max()))
+            if outcome == OK:
+                self.right += len(times)
+            else:
+                self.other += len(times)
+
+    def silent_since(self, least_s: float) -> float | None:
+        """Return the second since which calls, over `least_s` at least, met no server, if any."""
+        failed = _joined(self._unanswered)
+        # Reports arrive in any order: a failure may be older than an answer.
+        failed = failed[failed > self._answered_s]
+        return float(failed.min()) if len(failed) and np.ptp(failed) >= least_s else None
+
+    def results(self, duration_s: float) -> list[FlowResult]:
+        """Return the results of the calls due within so many seconds."""
+        return [self._result(index, flow, duration_s) for index, flow in enumerate(self._flows)]
+
+    def _result(self, index: int, flow: Flow, duration_s: float) -> FlowResult:
+        ends = {
+            outcome: np.concatenate(parts)
+            for (of, outcome), parts in self._ended.items()
+            if of == index
+        }
+        right = ends.get(OK, np.empty((0, 3)))
+        due, made, over = right.T
+        uncorrected, from_due = over - made, over - due
+        interval_s = None if flow.is_open else percentile(uncorrected, 50)
+        times = from_due if interval_s is None else corrected(uncorrected, interval_s)
+        per_s = len(right) / duration_s
+        sent_bytes, received_bytes = (
+            flow.items * size for size in (flow.what.sent_bytes, flow.what.received_bytes)
+        )
+        return FlowResult(
+            name=flow.name,
+            problem=flow.problem,
+            manner=flow.manner,
+            rate=flow.rate if flow.is_open else None,
+            callers=None if flow.is_open else flow.callers,
+            sent_bytes=sent_bytes,
+            received_bytes=received_bytes,
+            sent=sum(map(len, ends.values())),
+            ok=len(right),
+            wrong=len(ends.get(WRONG, ())),
+            outcomes=_outcomes(flow, ends),
+            calls_per_s=round(per_s, 3),
+            megabytes_per_s=round(per_s * (sent_bytes + received_bytes) / 1e6, 3),
+            expected_interval_ms=None if interval_s is None else _ms(interval_s),
+            corrected=_latency(times),
+            uncorrected=_latency(uncorrected),
+            seconds=_seconds(ends, right, from_due if flow.is_open else uncorrected),
+        )
+
+    def generators(self) -> list[GeneratorUsage]:
+        """Return the usage of the processes."""
+        return [self._generator(number) for number in sorted(self._cpu)]
+
+    def _generator(self, number: int) -> GeneratorUsage:
+        end = self._begin + self._duration_s
+        within = [one for one in self._cpu[number] if self._begin <= one[0] <= end]
+        time, cpu_s = np.ptp(within, axis=0) if within else (0.0, 0.0)
+        late = _joined(self._late[number])
+        return GeneratorUsage(
+            cpu_cores=round(float(cpu_s / time), 3) if time else 0.0,
+            late_p50_ms=_ms(percentile(late, 50)),
+            late_p99_ms=_ms(percentile(late, 99)),
+            late_max_ms=_ms(percentile(late, 100)),
+        )
+
+
+def percentile(times: Times, percent: float) -> float:
+    """Return the least time that so many percent do not exceed; 0 without times."""
+    return float(np.percentile(times, percent, method="inverted_cdf")) if len(times) else 0.0
+
+
+def corrected(times: Times, interval_s: float) -> Times:
+    """Return times with those that callers at this interval would have met.
+
+    A time t longer than the interval adds t - interval, t - 2 intervals and so on, down to the
+    interval (HdrHistogram's copyCorrectedForCoordinatedOmission).
+    """
+    if interval_s < _LEAST_INTERVAL_S:
+        return times
+    # Rounding must not lose the last one, which is the interval itself.
+    added = np.maximum(np.floor(times / interval_s + 1e-6).astype(np.int64) - 1, 0)
+    firsts = np.repeat(np.cumsum(added) - added, added)
+    steps = np.arange(1, len(firsts) + 1) - firsts
+    return np.concatenate([times, np.repeat(times, added) - steps * interval_s])
+
+
+def nines(count: int) -> int:
+    """Return how many nines of a percentile so many calls determine."""
+    return max(1, min(_MOST_NINES, len(str(count)) - 1))
+
+
+def _joined(parts: Sequence[Times]) -> Times:
+    return np.concatenate([np.empty(0), *parts])
+
+
+def _outcomes(flow: Flow, ends: dict[Outcome, Times]) -> list[OutcomeResult]:
+    """Return right results first, then other ends, the most frequent first."""
+    results: list[OutcomeResult] = []
+    for outcome, ended in sorted(ends.items(), key=lambda end: (end[0] != OK, -len(end[1]))):
+        times = ended[:, 2] - ended[:, 1]
+        results.append(
+            OutcomeResult(
+                **outcome._asdict(),
+                expected=outcome == OK or outcome.status in flow.expected,
+                count=len(times),
+                p50_ms=_ms(percentile(times, 50)),
+                p99_ms=_ms(percentile(times, 99)),
+            )
+        )
+    return results
+
+
+def _seconds(ends: dict[Outcome, Times], right: Times, latencies: Times) -> list[Second]:
+    """Return each second from the first to the last one in which a call was made or ended."""
+    every = np.concatenate([np.empty((0, 3)), *ends.values()])[:, 1:].astype(int)
+    count = int(every.max(initial=-1)) + 1
+    made, over = (np.bincount(column, minlength=count).tolist() for column in every.T)
+    within = right[:, 2].astype(int)
+    seconds: list[Second] = []
+    for second in range(count):
+        times = latencies[within == second]
+        seconds.append(
+            Second(
+                second=second,
+                made=made[second],
+                ok=len(times),
+                errors=over[second] - len(times),
+                p50_ms=_ms(percentile(times, 50)),
+                p99_ms=_ms(percentile(times, 99)),
+            )
+        )
+    return seconds
+
+
+def _latency(times: Times) -> Latency:
+    """Return percentiles, and a curve of them on which every nine has as many points."""
+    exponents = np.arange(nines(len(times)) * _BETWEEN + 1 if len(times) else 0) / _BETWEEN
+    percents = 100 * (1 - 10.0**-exponents)
+    curve = [[round(float(one), 6), _ms(percentile(times, one))] for one in percents]
+    return Latency(
+        count=len(times),
+        mean_ms=_ms(float(times.mean()) if len(times) else 0.0),
+        p50_ms=_ms(percentile(times, 50)),
+        p90_ms=_ms(percentile(times, 90)),
+        p99_ms=_ms(percentile(times, 99)),
+        p999_ms=_ms(percentile(times, 99.9)),
+        max_ms=_ms(percentile(times, 100)),
+        curve=curve,
     )
-    # A time of 0 is that of no call.
-    return tuple(f"{late / early:.2f}" if early and late else "-" for early, late in pairs)
 
 
-def _failed(flow: FlowResult) -> str:
-    return str(sum(outcome.count for outcome in flow.outcomes if not outcome.expected))
-
-
-def _odds(first: Document, second: Document) -> list[tuple[str, str, str]]:
-    """Return differences between the tests that affect their figures."""
-    pairs: list[tuple[str, object, object]] = [
-        ("processor", first.machine.cpu, second.machine.cpu),
-        ("cores", first.machine.cores, second.machine.cores),
-        ("backend", first.server.backend, second.server.backend),
-        ("server's version", first.server.version, second.server.version),
-        *(
-            (field.name, getattr(first.settings, field.name), getattr(second.settings, field.name))
-            for field in dataclasses.fields(LoadSettings)
-        ),
-    ]
-    return [(name, str(one), str(other)) for name, one, other in pairs if one != other]
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import platform
+import re
 import signal
+import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from http.client import HTTPException
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
+from pathlib import Path
 from typing import Any, Final, Self
 
+from gradwire import __version__
 from gradwire.loadtest import generator
 from gradwire.loadtest.generator import Batch, Connect, Phase, now
-from gradwire.loadtest.result import FlowResult, GeneratorUsage, ScenarioResult, ServerSecond
-from gradwire.loadtest.sampling import Probe, ProcessSampler
+from gradwire.loadtest.result import (
+    FlowResult,
+    GeneratorUsage,
+    Machine,
+    ScenarioResult,
+    ServerSecond,
+    Tally,
+)
 from gradwire.loadtest.scenarios import Flow, Scenario
-from gradwire.loadtest.tally import Tally
 
 # Seconds from the last order to the first call.
 _LEAD_S: Final = 0.05
@@ -32,7 +46,7 @@ class FleetError(RuntimeError):
     """A process ended that should not have."""
 
 
-class Fleet:
+class Fleet(AbstractContextManager["Fleet"]):
     """Processes that make calls, started by spawn and ended with the block."""
 
     def __init__(self, connect: Connect, *, processes: int, connections: int) -> None:
@@ -46,7 +60,7 @@ class Fleet:
                 with _undisturbed():
                     self._start(connect)
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
 
     def _start(self, connect: Connect) -> None:
@@ -83,16 +97,17 @@ class Fleet:
         Calls in flight when the user ends it are reported as stopped.
         """
         for number, pipe in enumerate(self._pipes):
-            phase = Phase(
-                flows=tuple(flows),
-                warm_up_s=warm_up_s,
-                duration_s=duration_s,
-                timeout_s=timeout_s,
-                connections=self._connections,
-                number=number,
-                processes=len(self._pipes),
+            pipe.send(
+                Phase(
+                    flows=tuple(flows),
+                    warm_up_s=warm_up_s,
+                    duration_s=duration_s,
+                    timeout_s=timeout_s,
+                    connections=self._connections,
+                    number=number,
+                    processes=len(self._pipes),
+                )
             )
-            pipe.send(phase)
         try:
             for pipe in self._pipes:
                 # READY; there is no hurry any more.
@@ -116,27 +131,15 @@ class Fleet:
         left = set(self._pipes)
         while left and now() < until:
             ready = wait(list(left), timeout=0.1)
-            for pipe in [pipe for pipe in left if pipe in ready]:
+            for pipe in left.intersection(ready):
                 batch = _received(pipe)
-                if not isinstance(batch, Batch):
-                    continue
-                on_batch(batch)
-                if batch.over:
-                    left.discard(pipe)
+                if isinstance(batch, Batch):
+                    on_batch(batch)
+                    if batch.over:
+                        left.discard(pipe)
             on_tick()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -232,18 +235,21 @@ class Runner:
 
     def run(self, scenario: Scenario) -> ScenarioResult:
         """Run one; return its result so far if the user ends it."""
+        duration_s, warm_up_s = self._pace.duration_s, self._pace.warm_up_s
         peak = None
         if scenario.of_peak:
-            peak = self._peak(scenario)
+            # The rate of its first flow in a closed loop.
+            alone = replace(scenario, name=f"{scenario.name}: peak", flows=scenario.flows[:1])
+            tally, _, span_s = self._measured(alone, min(PEAK_S, duration_s), warm_up_s)
+            peak = tally.right / span_s
             flow = replace(scenario.flows[0], callers=0, rate=max(1.0, scenario.of_peak * peak))
             scenario = replace(scenario, flows=(flow, *scenario.flows[1:]), of_peak=0.0)
-        duration_s = self._pace.duration_s
+        seconds: list[ServerSecond] = []
         if self.interrupted is not None or self.silent_since is not None:
-            tally, seconds = _nothing(scenario, duration_s)
+            tally = Tally(scenario.flows, begin=now(), duration_s=duration_s)
         else:
-            tally, seconds, duration_s = self._measured(scenario, duration_s, self._pace.warm_up_s)
-        flows = [flow.result(duration_s) for flow in tally.flows]
-        generators = tally.generators()
+            tally, seconds, duration_s = self._measured(scenario, duration_s, warm_up_s)
+        flows, generators = tally.results(duration_s), tally.generators()
         return ScenarioResult(
             name=scenario.name,
             summary=scenario.summary,
@@ -257,13 +263,6 @@ class Runner:
                 *warnings(flows, generators, seconds, cores=self._cores),
             ],
         )
-
-    def _peak(self, scenario: Scenario) -> float:
-        """Return how many right results per second its first flow has in a closed loop."""
-        alone = replace(scenario, name=f"{scenario.name}: peak", flows=scenario.flows[:1])
-        span_s = min(PEAK_S, self._pace.duration_s)
-        tally, _, span_s = self._measured(alone, span_s, self._pace.warm_up_s)
-        return tally.flows[0].ok / span_s
 
     def _measured(
         self, scenario: Scenario, duration_s: float, warm_up_s: float
@@ -279,9 +278,6 @@ class Runner:
             begin = at
             tally = Tally(scenario.flows, begin=begin, duration_s=duration_s)
 
-        def take(batch: Batch) -> None:
-            tally.add(batch)
-
         def tick() -> None:
             self._show(_line(scenario.name, now() - begin, duration_s, tally, silent_s=silent_s))
 
@@ -292,10 +288,10 @@ class Runner:
                 duration_s=duration_s,
                 timeout_s=self._pace.timeout_s,
                 on_begin=start,
-                on_batch=take,
+                on_batch=lambda batch: tally.add(batch),  # noqa: PLW0108 - start() makes another
                 on_tick=tick,
             )
-        self.silent_since = tally.silence.since_s(silent_s)
+        self.silent_since = tally.silent_since(silent_s)
         if self.interrupted is not None:
             duration_s = min(duration_s, max(0.001, now() - begin))
         return tally, sampler.seconds(begin), duration_s
@@ -344,29 +340,184 @@ def warnings(
     return told
 
 
-def failures(scenario: ScenarioResult) -> int:
-    """Return how many calls ended in a way that the scenario is not about."""
-    return sum(
-        outcome.count
-        for flow in scenario.flows
-        for outcome in flow.outcomes
-        if not outcome.expected
-    )
-
-
-def _nothing(scenario: Scenario, duration_s: float) -> tuple[Tally, list[ServerSecond]]:
-    return Tally(scenario.flows, begin=now(), duration_s=duration_s), []
-
-
 def _line(name: str, elapsed_s: float, duration_s: float, tally: Tally, *, silent_s: float) -> str:
     if elapsed_s < 0:
         return f"{name}: warming up"
-    since_s = tally.silence.since_s(silent_s)
+    since_s = tally.silent_since(silent_s)
     if since_s is not None:
         return f"{name}: {elapsed_s:.0f} of {duration_s:.0f} s, {silence(since_s)}"
-    ok, bad = sum(flow.ok for flow in tally.flows), tally.wrong_or_failed
     part = min(elapsed_s, duration_s)
     return (
-        f"{name}: {part:.0f} of {duration_s:.0f} s, {ok / max(part, 0.1):.0f} right results/s, "
-        f"{bad} calls open or otherwise ended"
+        f"{name}: {part:.0f} of {duration_s:.0f} s, {tally.right / max(part, 0.1):.0f} right "
+        f"results/s, {tally.other} calls otherwise ended"
     )
+
+
+INTERVAL_S: Final = 1.0
+_PROC: Final = Path("/proc")
+# Of what follows the name in /proc/PID/stat: parent, ticks of user and system time, pages.
+_PARENT, _USER, _SYSTEM, _PAGES = 1, 11, 12, 21
+_MIB: Final = 1 << 20
+_ANSWER_S: Final = 2.0
+_SAMPLE: Final = re.compile(
+    r"^process_(cpu_seconds_total|resident_memory_bytes)(?:\{[^}]*\})? (\S+)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Processor time so far, and present memory, of processes."""
+
+    cpu_s: float
+    rss_bytes: float
+    processes: int
+
+
+# Looks; None where there is nothing to see.
+Probe = Callable[[], Usage | None]
+
+
+class ProcessTree:
+    """A process of this machine and its descendants, from /proc."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._cpu_s: dict[int, float] = {}
+
+    def __call__(self) -> Usage | None:
+        """Return their usage, including processes that have ended."""
+        stats = _stats()
+        alive = {self._root} & stats.keys()
+        while more := {pid for pid, stat in stats.items() if int(stat[_PARENT]) in alive} - alive:
+            alive |= more
+        tick = os.sysconf("SC_CLK_TCK")
+        for pid in alive:
+            self._cpu_s[pid] = (int(stats[pid][_USER]) + int(stats[pid][_SYSTEM])) / tick
+        rss = sum(int(stats[pid][_PAGES]) for pid in alive) * os.sysconf("SC_PAGE_SIZE")
+        return Usage(sum(self._cpu_s.values()), rss, len(alive)) if alive else None
+
+
+class MetricsEndpoint:
+    """A server's Prometheus endpoint.
+
+    headers  of the request
+    context  of https; None for the system's authorities
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - checked
+        self._context = context
+
+    def __call__(self) -> Usage | None:
+        """Return the reported usage; None without an answer."""
+        try:
+            return self.ask()
+        except (OSError, HTTPException):
+            return None
+
+    def ask(self) -> Usage | None:
+        """Return the reported usage; None for another answer.
+
+        Raises OSError or HTTPException without a usable answer.
+        """
+        with urllib.request.urlopen(  # noqa: S310 - checked
+            self._request, timeout=_ANSWER_S, context=self._context
+        ) as answer:
+            text = answer.read().decode(errors="replace")
+        told: dict[str, list[float]] = {"cpu_seconds_total": [], "resident_memory_bytes": []}
+        for name, value in _SAMPLE.findall(text):
+            told[name].append(float(value))
+        cpu_s, rss = told.values()
+        return Usage(sum(cpu_s), sum(rss), len(cpu_s)) if cpu_s else None
+
+
+class ProcessSampler:
+    """Looks once a second, in a thread of its own, until the block ends."""
+
+    def __init__(self, probe: Probe | None) -> None:
+        self._probe = probe
+        self._over = threading.Event()
+        self._seen: list[tuple[float, Usage]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def seconds(self, begin: float) -> list[ServerSecond]:
+        """Return the samples from a time on, each interval at its end."""
+        told: list[ServerSecond] = []
+        for (before, was), (time, usage) in zip(self._seen, self._seen[1:], strict=False):
+            if time > begin:
+                told.append(
+                    ServerSecond(
+                        second=round(time - begin, 2),
+                        cpu_cores=round((usage.cpu_s - was.cpu_s) / (time - before), 3),
+                        rss_mib=round(usage.rss_bytes / _MIB, 1),
+                        processes=usage.processes,
+                    )
+                )
+        return told
+
+    def _run(self) -> None:
+        while self._probe is not None:
+            if (usage := self._probe()) is not None:
+                self._seen.append((now(), usage))
+            if self._over.wait(INTERVAL_S):
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _stats() -> dict[int, list[str]]:
+    """Return what follows the name in /proc/PID/stat, of every process."""
+    stats: dict[int, list[str]] = {}
+    for entry in _PROC.iterdir() if _PROC.exists() else ():
+        if entry.name.isdecimal():
+            # Processes end while one looks.
+            with contextlib.suppress(OSError):
+                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                stats[int(entry.name)] = text.rpartition(")")[2].split()
+    return stats
+
+
+_PACKAGES: Final = ("grpcio", "numpy", "protobuf")
+
+
+def machine() -> Machine:
+    """Describe this machine."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return Machine(
+        cpu=_cpu(),
+        cores=cores,
+        memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
+        system=platform.platform(),
+        python=platform.python_version(),
+        versions={"gradwire": __version__, **{name: _version(name) for name in _PACKAGES}},
+        load=round(os.getloadavg()[0], 2),
+    )
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.machine()
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "?"

@@ -85,8 +85,8 @@ def _points(values: Sequence[float]) -> str:
     return " ".join(f"{left + at},{23 - 21 * value / top:.2f}" for at, value in enumerate(values))
 
 
-def _file(name: str) -> str:
-    return files("gradwire_server.admin_http").joinpath(name).read_text("utf-8")
+def _file(name: str, package: str = "gradwire_server.admin_http") -> str:
+    return files(package).joinpath(name).read_text("utf-8")
 
 
 def _source(text: str) -> str:
@@ -94,7 +94,9 @@ def _source(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-_STYLE, _SCRIPT = _file("page.css"), _file("page.js")
+# The report of a load test has the same look.
+_STYLE = _file("page.css", "gradwire._wire") + _file("page.css")
+_SCRIPT = _file("page.js")
 # The page may use its own style and script, and its own server; nothing else.
 CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src {_source(_STYLE)}; script-src {_source(_SCRIPT)}; "

@@ -111,7 +111,7 @@ class EvaluationRequest:
                 raise InvalidFieldError(
                     "output",
                     f"absent; the attributes of {self.operator} do not determine "
-                    "its sizes: give it (output_shape in the SDK)",
+                    "its sizes: give it",
                 )
             zeros = zip(self.input.sizes, sizes, strict=True)
             sizes = tuple(0 if size == 0 and out == FILLED else out for size, out in zeros)
