@@ -8,8 +8,9 @@ from functools import partial
 from typing import Protocol
 
 from gradwire import AsyncClient, RetryPolicy
+from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import ScenarioResult
-from gradwire.loadtest.runner import Fleet, Pace, Runner
+from gradwire.loadtest.runner import Fleet, Runner
 from gradwire.loadtest.scenarios import Scenario
 
 
@@ -31,7 +32,7 @@ def connect(target: str, *, connections: int, retry: RetryPolicy) -> AsyncClient
 @contextmanager
 def fleet_of(target: str, *, processes: int = 1) -> Generator[Fleet]:
     """Run processes that call a server."""
-    with Fleet(partial(connect, target), processes=processes, connections=2) as fleet:
+    with Fleet(partial(connect, target), processes=processes) as fleet:
         yield fleet
 
 
@@ -43,7 +44,9 @@ def loading(target: str, *, processes: int = 1) -> Generator[Run]:
         def run(
             scenario: Scenario, duration_s: float, show: Callable[[str], None] = lambda _: None, /
         ) -> ScenarioResult:
-            pace = Pace(duration_s=duration_s, warm_up_s=0.0, timeout_s=20.0)
-            return Runner(fleet, pace, probe=None, cores=None, show=show).run(scenario)
+            phase = Phase(
+                flows=(), duration_s=duration_s, warm_up_s=0.0, timeout_s=20.0, connections=2
+            )
+            return Runner(fleet, phase, probe=None, cores=None, show=show).run(scenario)
 
         yield run

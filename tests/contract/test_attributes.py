@@ -11,7 +11,7 @@ import pytest
 
 from gradwire import ops, v1
 from gradwire.cli.options import operator_from
-from gradwire.cli.output import CommandError
+from gradwire.cli.output import InvalidUsage
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     Operator,
@@ -133,7 +133,7 @@ def test_the_command_line_reads_every_kind(assignment: str, value: object) -> No
     ],
 )
 def test_the_command_line_refuses_what_is_of_no_kind(assignment: str, words: str) -> None:
-    with pytest.raises((CommandError, InvalidRequestError)) as refused:
+    with pytest.raises((InvalidUsage, InvalidRequestError)) as refused:
         operator_from(Every, [assignment])
     assert str(refused.value).startswith(words)
 

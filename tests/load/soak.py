@@ -31,8 +31,9 @@ import numpy as np
 
 from benchmarks import machine
 from gradwire import AsyncClient, RetryPolicy
+from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import ScenarioResult, failures
-from gradwire.loadtest.runner import Fleet, Pace, ProcessTree, Runner, Usage
+from gradwire.loadtest.runner import Fleet, ProcessTree, Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
 from load.program import reported
 from processes import Command, running_command
@@ -215,9 +216,11 @@ def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResu
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{line[:110]:110}")
 
-    pace = Pace(duration_s=duration_s, warm_up_s=warm_up_s, timeout_s=30.0)
-    with Fleet(partial(connect, command.address), processes=1, connections=2) as fleet:
-        return Runner(fleet, pace, probe=_Probe(command.pid), cores=None, show=show).run(MIXED)
+    phase = Phase(
+        flows=(), duration_s=duration_s, warm_up_s=warm_up_s, timeout_s=30.0, connections=2
+    )
+    with Fleet(partial(connect, command.address), processes=1) as fleet:
+        return Runner(fleet, phase, probe=_Probe(command.pid), cores=None, show=show).run(MIXED)
 
 
 def _at_rest(pid: int, before: Held | None) -> Held:

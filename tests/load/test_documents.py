@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.report import to_html
 from gradwire.loadtest.result import (
     FORMAT,
@@ -125,13 +126,21 @@ def test_the_page_has_a_line_for_each_flow_and_every_figure_of_it(
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
-    nothing = Tally(SCENARIOS["mixed"].flows, begin=0.0, duration_s=1.0)
+    nothing = Tally(
+        Phase(
+            flows=SCENARIOS["mixed"].flows,
+            duration_s=1.0,
+            warm_up_s=0.0,
+            timeout_s=1.0,
+            connections=1,
+        )
+    )
     empty = ScenarioResult(
         name="mixed",
         summary="",
         duration_s=1.0,
         peak_per_s=None,
-        flows=nothing.results(1.0),
+        flows=nothing.results(),
         server=[],
         generators=nothing.generators(),
         warnings=[],

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 @click.group(
     epilog=output.HELP,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context

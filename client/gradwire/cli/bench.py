@@ -13,7 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.error import HTTPError
 
 import click
@@ -28,8 +28,9 @@ from gradwire.cli.options import (
     json_option,
     server_options,
 )
-from gradwire.cli.output import INVALID, CommandError, status_line, table
+from gradwire.cli.output import CommandError, InvalidUsage, status_line, table
 from gradwire.errors import PermissionDeniedError, UnavailableError
+from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import (
     FORMAT,
     TITLES,
@@ -48,7 +49,6 @@ from gradwire.loadtest.runner import (
     Fleet,
     FleetError,
     MetricsEndpoint,
-    Pace,
     Probe,
     ProcessTree,
     Runner,
@@ -91,8 +91,6 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     "duration_s",
     type=SECONDS,
     default=10.0,
-    show_default=True,
-    metavar="SECONDS",
     help="How long calls are made in each scenario, and count.",
 )
 @click.option(
@@ -100,14 +98,11 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     "warm_up_s",
     type=click.FloatRange(min=0),
     default=2.0,
-    show_default=True,
-    metavar="SECONDS",
     help="How long they are made before that, and do not count.",
 )
 @click.option(
     "--rate",
     type=CALLS_PER_S,
-    metavar="CALLS",
     help="Calls per second that are due, whether or not those before have ended (open loop).",
 )
 @click.option(
@@ -120,7 +115,6 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     "--connections",
     type=click.IntRange(min=1, max=1000),
     default=2,
-    show_default=True,
     help="Most that each process opens for calls, and as many for streams.",
 )
 @click.option(
@@ -135,15 +129,12 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     "timeout_s",
     type=SECONDS,
     default=10.0,
-    show_default=True,
-    metavar="SECONDS",
     help="What a call may take.",
 )
 @click.option(
     "--output",
     "output_file",
     type=OutputFile(),
-    metavar="FILE",
     help="Write everything that was found, also for --compare.",
 )
 @click.option(
@@ -199,9 +190,9 @@ def bench(
     ):
         if both:
             message = f"{first} and {second} exclude each other; give one"
-            raise CommandError(message, code=INVALID)
+            raise InvalidUsage(message)
     if metrics_url is not None and server.target is None:
-        raise CommandError("--metrics needs --target; give that too", code=INVALID)
+        raise InvalidUsage("--metrics needs --target; give that too")
     if compared is not None:
         return _compare(*compared)
     writers: dict[Path, Callable[[Document], str]] = {}
@@ -213,12 +204,12 @@ def bench(
 
 
 # Seconds that a server has to become ready: the first start of one of its own compiles.
-OWN_PATIENCE_S: Final = 600.0
-TARGET_PATIENCE_S: Final = 30.0
+OWN_PATIENCE_S = 600.0
+TARGET_PATIENCE_S = 30.0
 # Seconds of waiting before a message says so.
-SILENT_WAIT_S: Final = 0.5
+SILENT_WAIT_S = 0.5
 # Bytes shown of an endpoint's refusal.
-_MOST_SAID: Final = 1000
+_MOST_SAID = 1000
 
 Show = Callable[[str], None]
 
@@ -302,9 +293,9 @@ def _compare(before: Path, after: Path) -> int:
     return 0
 
 
-def _no_result(path: Path, reason: str) -> CommandError:
+def _no_result(path: Path, reason: str) -> InvalidUsage:
     wanted = "give a file that `gradwire bench --output` has written"
-    return CommandError(f"--compare {path}: {reason}; {wanted}", code=INVALID)
+    return InvalidUsage(f"--compare {path}: {reason}; {wanted}")
 
 
 def _chosen(names: tuple[str, ...], settings: LoadSettings) -> list[Scenario]:
@@ -368,36 +359,32 @@ def _server(connection: Connection, show: Show, *, own: bool) -> ServerFacts:
             client.wait_ready(patience_s)
         # A token that does not open calls would fail every one of them.
         client.operators()
-        told = dict.fromkeys(("version", "numerics_version", "backend", "backend_reason"), "")
         try:
             info = client.server_info()
         except PermissionDeniedError:
             # A token that opens evaluations need not open this.
-            pass
-        else:
-            told = {name: getattr(info, name) for name in told}
-    return ServerFacts(target=target, own=own, **told)
+            return ServerFacts(target, own)
+    numerics = info.numerics_version
+    return ServerFacts(target, own, info.version, numerics, info.backend, info.backend_reason)
 
 
 def _results(
     scenarios: list[Scenario],
     settings: LoadSettings,
     connection: Connection,
-    runner_of: Callable[[Fleet, Pace], Runner],
+    runner_of: Callable[[Fleet, Phase], Runner],
 ) -> Generator[ScenarioResult]:
     """Yield results until the last one; raise where the user ends it, or the server is gone."""
-    pace = Pace(
+    phase = Phase(
+        flows=(),
         duration_s=settings.duration_s,
         warm_up_s=settings.warm_up_s,
         timeout_s=settings.timeout_s,
+        connections=settings.connections,
     )
     try:
-        with Fleet(
-            connection.async_client,
-            processes=settings.processes,
-            connections=settings.connections,
-        ) as fleet:
-            runner = runner_of(fleet, pace)
+        with Fleet(connection.async_client, processes=settings.processes) as fleet:
+            runner = runner_of(fleet, phase)
             for number, scenario in enumerate(scenarios, 1):
                 result = runner.run(scenario)
                 # A scenario without counted calls has no result.

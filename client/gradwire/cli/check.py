@@ -6,13 +6,14 @@ import importlib
 import importlib.util
 import json
 import math
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import numpy as np
@@ -25,7 +26,7 @@ from gradwire.errors import counted
 from gradwire.cli import output
 from gradwire.cli.compare import differing, finfo, ulps_off
 from gradwire.cli.connection import Connection
-from gradwire.cli.explain import Call, Reason, reasons, tables
+from gradwire.cli.explain import Call, reasons, tables
 from gradwire.cli.options import (
     attribute_option,
     dtype_option,
@@ -36,7 +37,7 @@ from gradwire.cli.options import (
     seed_option,
     server_options,
 )
-from gradwire.cli.output import DIFFERENT, INVALID, CommandError, index, json_number, number
+from gradwire.cli.output import DIFFERENT, CommandError, InvalidUsage, index, json_number, number
 from gradwire.errors import InvalidRequestError, LimitExceededError
 from gradwire.ops import OPERATORS, Operator
 
@@ -328,36 +329,32 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         message = f"{name!r} is no function; give module:function, or file.py:function"
-        raise CommandError(message, code=INVALID)
-    function: Any = _module(place)
+        raise InvalidUsage(message)
+    function: Any = _namespace(place)
     for part in attribute.split("."):
         function = getattr(function, part, None)
     if not callable(function):
         kind = "nothing" if function is None else type(function).__name__
-        raise CommandError(f"{name}: {attribute} is {kind}; a function is needed", code=INVALID)
+        raise InvalidUsage(f"{name}: {attribute} is {kind}; a function is needed")
     found: Callable[[Any, Shape], Any] = function
     return found
 
 
-def _module(place: str) -> ModuleType:
+def _namespace(place: str) -> object:
+    """Return a module, or what a file defines."""
     if place.endswith(".py") and not Path(place).is_file():
         message = f"there is no file {place}; give the name of one, or module:function"
-        raise CommandError(message, code=INVALID)
+        raise InvalidUsage(message)
     sys.path.insert(0, str(Path.cwd()))
     try:
-        if not place.endswith(".py"):
-            return importlib.import_module(place)
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        assert spec is not None  # noqa: S101 (the ending is known)
-        assert spec.loader is not None  # noqa: S101 (likewise)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        if place.endswith(".py"):
+            return SimpleNamespace(**runpy.run_path(place))
+        return importlib.import_module(place)
     except (Exception, SystemExit) as error:
         message = f"{place} cannot be imported: {type(error).__name__}: {error}"
-        raise CommandError(message, code=INVALID) from error
+        raise InvalidUsage(message) from error
     finally:
         sys.path.remove(str(Path.cwd()))
-    return module
 
 
 def shrunk(trial: Trial, failure: Failure) -> Failure:
@@ -380,32 +377,29 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
     given: list[float] = failure.given.astype(np.float64).ravel().tolist()
     if len(given) > FEW:
         return failure
-    # One element that is not 0, a 1 where that is enough; or else as few as do.
+    # One element that is not 0, a 1 where that is enough.
     alone = (
         tuple(value if other == place else 0.0 for other in range(len(given)))
         for values in ([1.0] * len(given), given)
         for place, value in enumerate(values)
     )
-    if found := first(replace(failure.case, given=values) for values in alone):
-        return found
-    for place, simpler in product(range(len(given)), (1.0, 0.0)):
-        values = (*given[:place], simpler, *given[place + 1 :])
-        if given[place] and (found := first([replace(failure.case, given=values)])):
-            failure, given = found, list(values)
-    return failure
+    return first(replace(failure.case, given=values) for values in alone) or failure
 
 
 def _plainer(case: Case) -> Iterator[Case]:
     """Yield a case with one thing made plain."""
-    batch, channel = case.batch
-    changes: list[dict[str, Any]] = [{"layout": "contiguous"}]
-    if case.values not in {"ones", "counting"}:
-        changes.append({"values": "counting"})
-    changes.append({"dtype": np.dtype(np.float32)})
-    fewer = ((1, 1), (1, channel), (batch, 1), (min(2, batch), min(2, channel)))
-    changes += [{"batch": pair} for pair in fewer]
+    changes: tuple[dict[str, Any], ...] = (
+        {"layout": "contiguous"},
+        {"values": "ones"},
+        {"values": "counting"},
+        {"dtype": np.dtype(np.float32)},
+        {"batch": (1, 1)},
+        {"batch": (1, case.batch[1])},
+        {"batch": (case.batch[0], 1)},
+    )
     for change in changes:
-        if (plainer := replace(case, **change)) != case:
+        plainer = replace(case, **change)
+        if plainer != case and (case.values, plainer.values) != ("ones", "counting"):
             yield plainer
 
 
@@ -455,7 +449,6 @@ Example:
     "--tolerance",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     metavar="ULPS",
     help="How far a result may be off, in ulps of the same sum over magnitudes.",
 )
@@ -466,7 +459,6 @@ Example:
     "most",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     help="Failures to tell.",
 )
 @server_options()
@@ -523,50 +515,36 @@ def check(
             message = f"no case fits the operator with these attributes: {tally.reason}"
             pinned = " and ".join(size for size in SIZES if getattr(made, size, ()))
             hint = f"; each case has its own sizes: leave {pinned} out, or give scales"
-            raise CommandError(message + (hint if pinned else ""), code=INVALID)
-        findings = tally.findings(made, most)
+            raise InvalidUsage(message + (hint if pinned else ""))
+        smallest = tally.smallest(most)
+    findings = [_told(made, *one) for one in smallest]
     if as_json:
         facts = {
             "function": name,
             "operator": made.name,
             "tolerance": tolerance,
             "cases": tally.ran,
-            "equal": tally.equal,
+            "equal": tally.ran - len(tally.failures),
             "different": len(tally.failures),
             "unfit": tally.unfit,
-            "failures": [_facts(finding) for finding in findings],
+            "failures": [facts_ for facts_, _ in findings],
         }
         click.echo(json.dumps(facts, allow_nan=False))
     else:
         lines = [f"{name} against {made!r}", *tally.lines(tolerance)]
-        for number_, finding in enumerate(findings, 1):
-            lines += ["", *_lines(number_, finding)]
+        for number_, (_, (first, *others)) in enumerate(findings, 1):
+            lines += ["", f"{number_}. {first}", *(f"   {line}" for line in others)]
         click.echo("\n".join(lines))
     return DIFFERENT if tally.failures else 0
-
-
-class Finding(NamedTuple):
-    """A shrunk failure, how many are like it, and why its element is what it is."""
-
-    failure: Failure
-    alike: int
-    why: list[Reason]
-    # Those of `why` along whose axes something happens.
-    shown: list[Reason]
 
 
 class _Tally:
     """Outcomes of the cases; `reason` is why the last one that does not fit does not."""
 
     def __init__(self) -> None:
-        self.equal = self.unfit = 0
+        self.ran = self.unfit = 0
         self.reason = ""
         self.failures: list[tuple[Trial, Failure]] = []
-
-    @property
-    def ran(self) -> int:
-        """Cases that the operator takes."""
-        return self.equal + len(self.failures)
 
     def run(self, trial: Trial, cases: Iterable[Case]) -> bool:
         """Run cases; return whether the operator took one in which a length changes."""
@@ -582,15 +560,14 @@ class _Tally:
                 self.unfit += 1
                 self.reason = str(unfit)
                 continue
+            self.ran += 1
             resampled |= any(one != other for one, other in case.spatial)
-            if failure is None:
-                self.equal += 1
-            else:
+            if failure is not None:
                 self.failures.append((trial, failure))
         return resampled
 
-    def findings(self, operator: Operator, most: int) -> list[Finding]:
-        """Return shrunk failures of different kinds, the smallest first."""
+    def smallest(self, most: int) -> list[tuple[Failure, int]]:
+        """Return shrunk failures, the smallest first, and how many are like each."""
         groups: dict[object, list[tuple[Trial, Failure]]] = {}
         for trial, failure in sorted(self.failures, key=lambda each: each[1].weight):
             case = failure.case
@@ -603,10 +580,7 @@ class _Tally:
                 alike = (small.kind, tuple(sorted(small.case.spatial)), small.case.layout)
                 kept, count = found.get(alike, (small, 0))
                 found[alike] = (kept, count + len(members))
-        return [
-            Finding(failure, alike, *_why(operator, failure))
-            for failure, alike in sorted(found.values(), key=lambda each: each[0].weight)
-        ]
+        return sorted(found.values(), key=lambda each: each[0].weight)
 
     def lines(self, tolerance: int) -> list[str]:
         """Tell how many cases failed, and how many of them by rounding."""
@@ -625,53 +599,38 @@ class _Tally:
         return lines
 
 
-def _why(operator: Operator, failure: Failure) -> tuple[list[Reason], list[Reason]]:
-    """Return all reasons of a wrong element, and those to be shown."""
-    if failure.element is None:
-        return [], []
-    made = operator.for_output(failure.output_shape)
-    call = Call(made, failure.case.dtype, failure.input_shape, failure.output_shape)
-    (told,) = tables([call])
-    why = reasons([told], failure.element)
-    return why, [each for each in why if not told.axes[each.axis].is_identity] or why[-1:]
-
-
-def _lines(number_: int, finding: Finding) -> list[str]:
-    failure, case = finding.failure, finding.failure.case
-    layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
-    like = "" if finding.alike == 1 else f" (the smallest of {finding.alike} like it)"
-    shapes = f"{failure.input_shape} to {failure.output_shape}"
-    lines = [f"{number_}. {case.dtype} {shapes}{layout}{like}", f"   given {failure.values}"]
-    if failure.element is None:
-        return [*lines, f"   {failure.words}"]
-    # Rounded up, so that it is visibly above a tolerance.
-    ulps = f", {number(math.ceil(failure.ulps * 100) / 100)} ulps off" if failure.ulps else ""
-    lines.append(
-        f"   at {index(failure.element)}: expected {number(failure.expected)}, came "
-        f"{number(failure.came)}{ulps}; {failure.wrong} of {math.prod(failure.output_shape)} "
-        "elements wrong"
-    )
-    return [*lines, *(f"   {line}" for reason in finding.shown for line in reason.words([""]))]
-
-
-def _facts(finding: Finding) -> dict[str, Any]:
-    failure, case = finding.failure, finding.failure.case
+def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, Any], list[str]]:
+    """Describe a failure as JSON can hold it, and in lines."""
+    case, shapes = failure.case, (failure.input_shape, failure.output_shape)
     facts: dict[str, Any] = {
         "dtype": str(case.dtype),
-        "input_shape": failure.input_shape,
-        "output_shape": failure.output_shape,
+        "input_shape": shapes[0],
+        "output_shape": shapes[1],
         "layout": case.layout,
         "values": case.values if case.given is None else list(map(json_number, case.given)),
-        "alike": finding.alike,
+        "alike": alike,
     }
+    layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
+    like = "" if alike == 1 else f" (the smallest of {alike} like it)"
+    lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {failure.values}"]
     if failure.element is None:
-        return {**facts, "error": failure.words}
-    return {
-        **facts,
+        return {**facts, "error": failure.words}, [*lines, failure.words]
+    (told,) = tables([Call(operator.for_output(shapes[1]), case.dtype, *shapes)])
+    why = reasons([told], failure.element)
+    facts |= {
         "element": failure.element,
         "expected": json_number(failure.expected),
         "came": json_number(failure.came),
         "ulps": failure.ulps,
         "wrong": failure.wrong,
-        "why": [reason.facts() for reason in finding.why],
+        "why": [reason.facts() for reason in why],
     }
+    # Rounded up, so that it is visibly above a tolerance.
+    off = f"{math.ceil((failure.ulps or 0) * 100) / 100:.2f}".rstrip("0").rstrip(".")
+    ulps = f", {off} ulps off" if failure.ulps else ""
+    wrong = f"{failure.wrong} of {math.prod(shapes[1])} elements wrong"
+    values = f"expected {number(failure.expected)}, came {number(failure.came)}{ulps}"
+    lines.append(f"at {index(failure.element)}: {values}; {wrong}")
+    for reason in [one for one in why if not told.axes[one.axis].is_identity] or why[-1:]:
+        lines += reason.words([""])
+    return facts, lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
-from gradwire.cli.explain import AxisTable, Call, Reason, Tables, reasons, tables
+from gradwire.cli.explain import Call, Reason, Tables, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
     attribute_option,
@@ -31,7 +32,7 @@ from gradwire.cli.options import (
     seed_option,
     server_options,
 )
-from gradwire.cli.output import DIFFERENT, INVALID, CommandError, index, json_number, number
+from gradwire.cli.output import DIFFERENT, InvalidUsage, index, json_number, number
 from gradwire.ops import Operator
 
 _ORDER = "gradwire.order"
@@ -114,7 +115,7 @@ def compare(
         ((source is None) is (input_shape is None), "give one of --input and --input-shape"),
     ):
         if wrong:
-            raise CommandError(message, code=INVALID)
+            raise InvalidUsage(message)
     # A .npy file has no name for this type.
     unnamed = "bfloat16" if str(dtype) == "bfloat16" else None
     if source is None:
@@ -126,7 +127,7 @@ def compare(
     shapes = [each.output_shape for each in told]
     if len(set(shapes)) > 1:
         message = f"the results are of two shapes, {shapes[0]} and {shapes[1]}"
-        raise CommandError(f"{message}; give --output-shape", code=INVALID)
+        raise InvalidUsage(f"{message}; give --output-shape")
     with server.client(backend="numpy_cpu") as client:
         results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
     if other is not None:
@@ -155,7 +156,7 @@ def _grouped(
             given = next(rest_of_attributes)
             if not groups:
                 message = f"--attr: {given!r} stands before any --op; give it behind its own"
-                raise CommandError(message, code=INVALID)
+                raise InvalidUsage(message)
             groups[-1][1].append(given)
     return tuple(operator_from(operator_kind(name), given) for name, given in groups)
 
@@ -166,10 +167,9 @@ NAMES = ("A", "B")
 
 def _fitting(other: Array, ours: Array, path: Path | None) -> Array:
     if (other.shape, other.dtype) != (ours.shape, ours.dtype):
-        raise CommandError(
+        raise InvalidUsage(
             f"--against: {path} holds {other.dtype} {other.shape}; ours is {ours.dtype} "
-            f"{ours.shape}",
-            code=INVALID,
+            f"{ours.shape}"
         )
     return other
 
@@ -219,33 +219,15 @@ def _table_lines(told: Sequence[Tables]) -> list[str]:
     pairs = list(zip(told[0].axes, told[1].axes, strict=True))
     if any((one.inputs, one.outputs) != (other.inputs, other.outputs) for one, other in pairs):
         return []
-    lines = [
-        f"  axis {axis}: {unequal}"
-        for axis, pair in enumerate(pairs)
-        if (unequal := _unequal(*pair))
-    ]
+    lines: list[str] = []
+    for number_, (one, other) in enumerate(pairs):
+        counts = Counter[str]()
+        for output_ in range(one.outputs):
+            counts.update(Reason(number_, output_, [(one, False), (other, False)]).differ)
+        if counts:
+            told_ = ", ".join(f"{kind} at {count}" for kind, count in sorted(counts.items()))
+            lines.append(f"  axis {number_}: of {one.outputs} outputs differ: {told_}")
     return lines or ["  every table is equal: coordinates, taps and weights"]
-
-
-def _unequal(one: AxisTable, other: AxisTable) -> str:
-    """Tell at how many outputs two tables of one size differ; nothing where they are equal."""
-    kinds: dict[str, NDArray[Any]] = {}
-    if one.coordinates is not None and other.coordinates is not None:
-        apart = one.coordinates.astype(float) != other.coordinates.astype(float)
-        kinds["coordinates"] = np.flatnonzero(apart)
-    (first, first_weights), (second, second_weights) = _entries(one), _entries(other)
-    kinds["taps"] = np.unique(np.setxor1d(first, second) // one.inputs)
-    common, mine, its = np.intersect1d(first, second, return_indices=True)
-    unequal = first_weights[mine] != second_weights[its]
-    kinds["weights"] = np.unique(common[unequal] // one.inputs)
-    told = [f"{kind} at {len(outputs)}" for kind, outputs in kinds.items() if len(outputs)]
-    return f"of {one.outputs} outputs differ: {', '.join(told)}" if told else ""
-
-
-def _entries(axis: AxisTable) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return a number for each place of the matrix that is not zero, ascending, and its weight."""
-    used = axis.weight != 0
-    return (axis.rows * axis.inputs + axis.columns)[used], axis.weight[used]
 
 
 def _facts(

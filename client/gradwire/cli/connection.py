@@ -6,7 +6,6 @@ package, and a fault of one does not affect the other.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import ssl
 import subprocess
@@ -24,7 +23,7 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
-from gradwire.cli.output import INVALID, UNAVAILABLE, CommandError, retries_shown
+from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
 from gradwire.errors import UnavailableError
 
 # Seconds for which a command retries connecting, while its user waits.
@@ -52,20 +51,15 @@ class Connection:
     token_file: Path | None
 
     def __post_init__(self) -> None:
-        given = {
-            field.name: getattr(self, field.name) is not None for field in dataclasses.fields(self)
-        }
-        # What an option needs besides.
-        for name, needed in (
-            ("tls_ca", "target"),
-            ("token_file", "target"),
-            ("tls_certificate", "tls_key"),
-            ("tls_key", "tls_certificate"),
-            ("tls_key", "tls_ca"),
+        for option, given, needed, there in (
+            ("--tls-ca", self.tls_ca, "--target", self.target),
+            ("--token-file", self.token_file, "--target", self.target),
+            ("--tls-certificate", self.tls_certificate, "--tls-key", self.tls_key),
+            ("--tls-key", self.tls_key, "--tls-certificate", self.tls_certificate),
+            ("--tls-key", self.tls_key, "--tls-ca", self.tls_ca),
         ):
-            if given[name] and not given[needed]:
-                option, other = (f"--{one.replace('_', '-')}" for one in (name, needed))
-                raise CommandError(f"{option} needs {other}; give that too", code=INVALID)
+            if given is not None and there is None:
+                raise InvalidUsage(f"{option} needs {needed}; give that too")
         # grpc would say no more of a file that it cannot use than that it could not connect.
         self.tls_context()
 
@@ -88,7 +82,7 @@ class Connection:
                 yield client
             return
         if split:
-            raise CommandError("--split is for the servers of --target; give that", code=INVALID)
+            raise InvalidUsage("--split is for the servers of --target; give that")
         with local_server(backend=backend) as server, Client(server.target) as client:
             yield client
 
@@ -168,7 +162,7 @@ def _naming(files: str) -> Generator[None]:
         yield
     except OSError as error:  # ssl.SSLError is one
         reason = getattr(error, "reason", None) or error.strerror or str(error)
-        raise CommandError(f"{files} cannot be used: {reason}", code=INVALID) from error
+        raise InvalidUsage(f"{files} cannot be used: {reason}") from error
 
 
 MODULE = "gradwire_server"

@@ -1,8 +1,7 @@
 """`gradwire demo`: a photograph rebuilt from its 4x smaller copy, by gradient descent.
 
-The small copy y is A x, where x is the photograph and A averages 4x4 boxes: half-pixel bilinear
-interpolation to half the size averages two neighbors along each axis, and A is two of them. Many
-images have that copy. This one is sought, with D the differences between neighbors:
+The small copy y is A x, where x is the photograph and A averages 4x4 boxes. Many images have that
+copy. This one is sought, with D the differences between neighbors:
 
     loss(x) = 1/2 |A x - y|^2  +  SLOPE * sum h(|D x|)  +  BEND * sum h(|D D x|)
 
@@ -11,11 +10,11 @@ norms take all directions and colors of a pixel together. The second term alone 
 (Rudin, Osher and Fatemi 1992), whose flat patches the third one bends (after Chambolle and Lions
 1997).
 
-A and its transpose, two `interpolate` and two `interpolate_backward`, are calls to the server; D is
-NumPy here. The minimum is approached with Nesterov's momentum, dropped whenever it points uphill
-(O'Donoghue and Candes 2015), in steps of 1 / L, where L bounds the loss's second derivative:
-|A|^2 = 1/16, for A's rows do not overlap and each holds 16 times 1/16, and |D|^2 <= 8 (Chambolle
-2004).
+A and its transpose, `torch_interpolate` and `torch_upsample_backward` of the mode "area", are calls
+to the server; D is NumPy here. The minimum is approached with Nesterov's momentum, dropped whenever
+it points uphill (O'Donoghue and Candes 2015), in steps of 1 / L, where L bounds the loss's second
+derivative: |A|^2 = 1/16, for A's rows do not overlap and each holds 16 times 1/16, and |D|^2 <= 8
+(Chambolle 2004).
 """
 
 from __future__ import annotations
@@ -48,10 +47,9 @@ LINES = 12
     "--output",
     type=OutputFile(),
     default="demo.png",
-    show_default=True,
     help="Picture to write.",
 )
-@click.option("--iterations", type=click.IntRange(min=1), default=60, show_default=True)
+@click.option("--iterations", type=click.IntRange(min=1), default=60)
 @server_options()
 @json_option
 def demo(*, output: Path, iterations: int, server: Connection, as_json: bool) -> None:
@@ -78,7 +76,7 @@ def demo(*, output: Path, iterations: int, server: Connection, as_json: bool) ->
                 figures = f"{step.loss:10.4f}  {step.misfit:10.4f}  {decibels:7.2f}"
                 say(f"{step.number:6}  {figures} dB")
         seconds = time.monotonic() - start
-    calls = 4 * iterations + 2
+    calls = 2 * iterations + 1
     say(f"\n{calls} calls in {seconds:.1f} s, gradients and forwards alike")
     before, after = (psnr_db(image, truth) for image in (bilinear, rebuilt))
     gain = f"{after - before:+.2f} dB"
@@ -147,22 +145,15 @@ class Shrinking:
     client: Client
     shape: tuple[int, int, int, int]
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return [(*self.shape[:2], self.shape[2] // n, self.shape[3] // n) for n in (1, 2, 4)]
-
     def apply(self, image: Image) -> Image:
         """Return A x."""
-        for shape in self._shapes()[1:]:
-            half = ops.Interpolate(mode="bilinear", sizes=shape[2:], data_format="NCX")
-            image = self.client.evaluate(half, image)
-        return image
+        sizes = (self.shape[2] // 4, self.shape[3] // 4)
+        return self.client.evaluate(ops.TorchInterpolate(mode="area", size=sizes), image)
 
     def transposed(self, gradient: Image) -> Image:
         """Return A^T g: the gradient with respect to x, from that with respect to A x."""
-        back = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-        for shape in self._shapes()[-2::-1]:
-            gradient = self.client.evaluate(back, gradient, output_shape=shape)
-        return gradient
+        back = ops.TorchUpsampleBackward(mode="area")
+        return self.client.evaluate(back, gradient, output_shape=self.shape)
 
 
 def enlarged(client: Client, small: Image) -> Image:
@@ -208,21 +199,15 @@ def _prior(image: Image) -> tuple[float, Image]:
 
 def _differences(field: Image) -> Image:
     """Return D x: [2, ...], the next neighbor down, and right, minus the element; 0 at the rims."""
-    result = np.zeros((2, *field.shape), field.dtype)
-    np.subtract(field[..., 1:, :], field[..., :-1, :], out=result[0, ..., :-1, :])
-    np.subtract(field[..., 1:], field[..., :-1], out=result[1, ..., :-1])
-    return result
+    down = np.diff(field, axis=-2, append=field[..., -1:, :])
+    return np.stack([down, np.diff(field, append=field[..., -1:])])
 
 
 def _differences_transposed(field: Image) -> Image:
     """Return D^T f: [2, ...] to [...]; D leaves the rims 0, so what f holds there is not read."""
-    down, right = field[0, ..., :-1, :], field[1, ..., :-1]
-    result = np.zeros(field.shape[1:], field.dtype)
-    result[..., :-1, :] -= down
-    result[..., 1:, :] += down
-    result[..., :-1] -= right
-    result[..., 1:] += right
-    return result
+    rims = field.dtype.type(0)
+    down = np.diff(field[0, ..., :-1, :], axis=-2, prepend=rims, append=rims)
+    return -(down + np.diff(field[1, ..., :-1], prepend=rims, append=rims))
 
 
 def _huber(field: Image) -> tuple[float, Image]:

@@ -32,7 +32,7 @@ from gradwire.cli.options import (
     output_shape_option,
     server_options,
 )
-from gradwire.cli.output import INVALID, CommandError, progress_bar
+from gradwire.cli.output import CommandError, InvalidUsage, progress_bar
 from gradwire.ops import Operator
 from gradwire.tensors import DATA_TYPES
 
@@ -62,7 +62,6 @@ Example:
     "--timeout",
     "timeout_s",
     type=SECONDS,
-    metavar="SECONDS",
     help="Time for the whole evaluation. Without it, 60 s without progress end it.",
 )
 @click.option(
@@ -93,14 +92,12 @@ def evaluate(
     kind = operator_kind(operator)
     made = operator_from(kind, attributes)
     if kind.output_required and output_shape is None:
-        raise CommandError(
-            f"--output-shape is missing; no attribute of {kind.name} tells it", code=INVALID
-        )
+        raise InvalidUsage(f"--output-shape is missing; no attribute of {kind.name} tells it")
     array = mapped(source, dtype)
     # NumPy counts the bytes of a file in 64 bits.
     if math.prod(output_shape or ()) * array.itemsize > sys.maxsize // 2:
         message = f"--output-shape: {output_shape} of {array.dtype} is larger than files can be"
-        raise CommandError(f"{message}; give shorter lengths", code=INVALID)
+        raise InvalidUsage(f"{message}; give shorter lengths")
     path = _regular(result)
     with server.client(split=split) as client, _complete(path) as part:
         start = time.monotonic()
@@ -118,22 +115,20 @@ def mapped(path: Path, dtype: str | None) -> Array:
     try:
         array: Array = np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
-        raise CommandError(f"{path} is not a .npy file of numbers: {error}", code=INVALID) from None
+        raise InvalidUsage(f"{path} is not a .npy file of numbers: {error}") from None
     if dtype == "bfloat16":
         if array.dtype.itemsize != np.dtype(ml_dtypes.bfloat16).itemsize:
             message = f"--dtype bfloat16: {path} holds {array.dtype}; give 2-byte elements"
-            raise CommandError(message, code=INVALID)
+            raise InvalidUsage(message)
         return array.view(ml_dtypes.bfloat16)
     if array.dtype == np.dtype("V2"):
-        raise CommandError(
+        raise InvalidUsage(
             f"{path} holds 2-byte elements of no named type; if they are bfloat16, "
-            "give --dtype bfloat16",
-            code=INVALID,
+            "give --dtype bfloat16"
         )
     if array.dtype.newbyteorder("=") not in DATA_TYPES:
-        raise CommandError(
-            f"{path} holds {array.dtype}; give one of {', '.join(map(str, DATA_TYPES))}",
-            code=INVALID,
+        raise InvalidUsage(
+            f"{path} holds {array.dtype}; give one of {', '.join(map(str, DATA_TYPES))}"
         )
     return array
 
@@ -142,7 +137,7 @@ def _regular(path: Path) -> Path:
     """Return the resolved path of a result; refuse to replace anything but a file."""
     path = path.resolve()
     if path.exists() and not path.is_file():
-        raise CommandError(f"{path} is no regular file; give another name", code=INVALID)
+        raise InvalidUsage(f"{path} is no regular file; give another name")
     return path
 
 
@@ -194,9 +189,9 @@ def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
             with part.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
     except ValueError as error:
-        raise CommandError(f"--output-shape: {shape} does not do: {error}", code=INVALID) from None
+        raise InvalidUsage(f"--output-shape: {shape} does not do: {error}") from None
     except OSError as error:
-        size = _amount(math.prod(shape) * dtype.itemsize)
+        size = f"{math.prod(shape) * dtype.itemsize / 1e6:.1f} MB"
         raise CommandError(f"no room for {size} in {part.parent}: {error.strerror}") from None
     return out
 
@@ -219,20 +214,10 @@ def _facts(
 
 
 def _sentence(facts: dict[str, Any]) -> str:
-    shapes = [tuple(facts[name]) for name in ("input_shape", "output_shape")]
-    seconds = facts["seconds"]
-    moves = [
-        f"{_amount(facts[name])} {way} at {_amount(facts[name] / seconds)}/s"
-        for name, way in (("bytes_up", "up"), ("bytes_down", "down"))
-    ]
-    return (
-        f"{facts['operator']}: {facts['dtype']} {shapes[0]} to {shapes[1]} in {seconds:.3f} s, "
-        f"{', '.join(moves)}"
+    up, down = (
+        f"{facts[f'bytes_{way}'] / 1e6:.1f} MB {way} at {facts[f'mb_per_s_{way}']:.1f} MB/s"
+        for way in ("up", "down")
     )
-
-
-def _amount(size: float) -> str:
-    """Write a number of bytes in a unit that leaves few digits."""
-    units = ("B", "kB", "MB", "GB", "TB")
-    power = min(len(units) - 1, int(math.log10(max(size, 1)) / 3))
-    return f"{size / 1000**power:.1f} {units[power]}"
+    shapes = f"{tuple(facts['input_shape'])} to {tuple(facts['output_shape'])}"
+    spent = f"in {facts['seconds']:.3f} s"
+    return f"{facts['operator']}: {facts['dtype']} {shapes} {spent}, {up}, {down}"

@@ -39,8 +39,8 @@ from gradwire.cli.options import (
     output_shape_option,
 )
 from gradwire.cli.output import (
-    INVALID,
     CommandError,
+    InvalidUsage,
     json_number,
     load_pictures,
     middle_left_out,
@@ -165,6 +165,10 @@ class Tables:
     fill: float
     axes: tuple[AxisTable, ...]
 
+    def first_like(self, place: int) -> int:
+        """Return the first axis that has the numbers of another one."""
+        return next(n for n, axis in enumerate(self.axes) if axis.equals(self.axes[place]))
+
 
 def tables(calls: Sequence[Call]) -> list[Tables]:
     """Return the tables of calls; raise the error of evaluating the first bad one."""
@@ -192,10 +196,10 @@ def tables(calls: Sequence[Call]) -> list[Tables]:
                 AxisTable(
                     sides["inputs"],
                     sides["outputs"],
-                    arrays[f"{number_}.{axis}.start"],
-                    arrays[f"{number_}.{axis}.offset"],
-                    arrays[f"{number_}.{axis}.weight"],
-                    arrays.get(f"{number_}.{axis}.coordinates"),
+                    *(
+                        arrays.get(f"{number_}.{axis}.{name}")
+                        for name in ("start", "offset", "weight", "coordinates")
+                    ),
                 )
                 for axis, sides in enumerate(facts_["axes"])
             )
@@ -208,128 +212,105 @@ def tables(calls: Sequence[Call]) -> list[Tables]:
 MOST_TERMS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One operator's view of one element of its result, along one axis.
-
-    weights      by given element that the result's is a sum of, exact
-    coordinates  where the forward's output reads, by given element of any operator; None where the
-                 dialect tells none
-    """
-
-    weights: dict[int, float]
-    coordinates: dict[int, float] | None
-
-    @property
-    def taps(self) -> set[int]:
-        """Given elements whose weights are not zero."""
-        return {given for given, weight in self.weights.items() if weight}
-
-
-@dataclass(frozen=True, slots=True)
+# Not slotted: cached properties need a dict.
+@dataclass(frozen=True, eq=False)
 class Reason:
-    """One axis of an element of the result, with a side for each operator.
+    """One axis of an element of the result.
 
     axis, element  of the result
-    gradients      which operators are gradients
-    given          elements that enter the result's by any of the operators
+    operators      each operator's table, and whether it is a gradient
     """
 
     axis: int
     element: int
-    gradients: set[bool]
-    given: list[int]
-    sides: list[Side]
+    operators: Sequence[tuple[AxisTable, bool]]
+
+    @cached_property
+    def weights(self) -> list[dict[int, float]]:
+        """Exact weights of each operator by given element that the result's is a sum of."""
+        terms = [
+            (axis.feeding if gradient else axis.read_by)(self.element)
+            for axis, gradient in self.operators
+        ]
+        return [dict(zip(given.tolist(), values.tolist(), strict=True)) for given, values in terms]
+
+    @property
+    def given(self) -> list[int]:
+        """Elements that enter the result's by any of the operators."""
+        return sorted(set().union(*self.weights))
+
+    def coordinates(self, given: int) -> list[float | None]:
+        """Return where each forward's output reads; None where the dialect tells none."""
+        return [
+            None if axis.coordinates is None else float(axis.coordinates[place])
+            for axis, gradient in self.operators
+            for place in [given if gradient else self.element]
+        ]
 
     @property
     def differ(self) -> list[str]:
         """Differences between the operators, of "coordinates", "taps" and "weights"."""
-        first, *others = self.sides
         kinds: list[str] = []
-        if any(side.coordinates != first.coordinates for side in others):
+        if any(len({*self.coordinates(given)}) > 1 for given in self.given):
             kinds.append("coordinates")
-        if any(side.taps != first.taps for side in others):
+        taps = [{given for given, weight in each.items() if weight} for each in self.weights]
+        if any(each != taps[0] for each in taps):
             kinds.append("taps")
-        elif any(side.weights != first.weights for side in others):
+        elif any(each != self.weights[0] for each in self.weights):
             kinds.append("weights")
         return kinds
 
     @property
     def is_trivial(self) -> bool:
         """Whether the element is a given one, unchanged."""
-        return all([*side.weights.values()] == [1] for side in self.sides)
+        return all([*each.values()] == [1] for each in self.weights)
 
     def words(self, names: Sequence[str]) -> list[str]:
         """Write it as a table, with two columns for each operator."""
         heading, given = f"element {self.element} of the result is a sum of", "given"
-        if self.gradients == {True}:
+        gradients = [gradient for _, gradient in self.operators]
+        if all(gradients):
             heading, given = f"input {self.element} is read by", "output"
-        elif self.gradients == {False}:
+        elif not any(gradients):
             heading, given = f"output {self.element} reads", "input"
         if not self.given:
             return [f"axis {self.axis}: {heading} nothing"]
         titles = [given]
         for name in names:
             titles += [f"{name} coordinate".strip(), "weight"]
-        rows = [
-            f"... {len(self.given) - MOST_TERMS} more" if place is None else self._row(place)
-            for place in middle_left_out(len(self.given), MOST_TERMS)
-        ]
+        rows: list[list[str] | str] = []
+        for place in middle_left_out(len(self.given), MOST_TERMS):
+            if place is None:
+                rows.append(f"... {len(self.given) - MOST_TERMS} more")
+                continue
+            one = self.given[place]
+            cells = [str(one)]
+            for known, weights in zip(self.coordinates(one), self.weights, strict=True):
+                cells += [
+                    "-" if each is None else number(each) for each in (known, weights.get(one))
+                ]
+            rows.append(cells)
         return [f"axis {self.axis}: {heading}", *table(titles, rows)]
-
-    def _row(self, place: int) -> list[str]:
-        given = self.given[place]
-        cells = [str(given)]
-        for side in self.sides:
-            cells.append("-" if side.coordinates is None else number(side.coordinates[given]))
-            cells.append(number(side.weights[given]) if given in side.weights else "-")
-        return cells
 
     def facts(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        sides: list[list[dict[str, Any]]] = []
-        for side in self.sides:
-            known = side.coordinates
-            sides.append(
-                [
-                    {
-                        "given": given,
-                        "coordinate": None if known is None else json_number(known[given]),
-                        "weight": weight,
-                    }
-                    for given, weight in side.weights.items()
-                ]
-            )
-        return {
-            "axis": self.axis,
-            "element": self.element,
-            "differ": self.differ,
-            "sides": sides,
-        }
+        sides: list[list[dict[str, Any]]] = [[] for _ in self.operators]
+        for given in self.given:
+            for side, known, weights in zip(
+                sides, self.coordinates(given), self.weights, strict=True
+            ):
+                if given in weights:
+                    at = None if known is None else json_number(known)
+                    side.append({"given": given, "coordinate": at, "weight": weights[given]})
+        return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
 
 def reasons(told: Sequence[Tables], element: Sequence[int]) -> list[Reason]:
     """Return, for each axis, the terms of an element of the result of each operator."""
-    found: list[Reason] = []
-    for axis, place in enumerate(element):
-        weights: list[dict[int, float]] = []
-        for tables_ in told:
-            terms = tables_.axes[axis].feeding if tables_.gradient else tables_.axes[axis].read_by
-            given, values = terms(place)
-            weights.append(dict(zip(given.tolist(), values.tolist(), strict=True)))
-        every = sorted({given for each in weights for given in each})
-        sides: list[Side] = []
-        for tables_, each in zip(told, weights, strict=True):
-            known = tables_.axes[axis].coordinates
-            read = [given if tables_.gradient else place for given in every]
-            sides.append(
-                Side(
-                    each,
-                    None if known is None else dict(zip(every, known[read].tolist(), strict=True)),
-                )
-            )
-        found.append(Reason(axis, place, {one.gradient for one in told}, every, sides))
-    return found
+    return [
+        Reason(axis, place, [(each.axes[axis], each.gradient) for each in told])
+        for axis, place in enumerate(element)
+    ]
 
 
 EXAMPLE = """\b
@@ -353,7 +334,6 @@ Example:
     "--rows",
     type=click.IntRange(min=0),
     default=24,
-    show_default=True,
     help="Rows of each table to print, from both of its ends; 0 for all.",
 )
 @click.option(
@@ -384,7 +364,7 @@ def explain(
     made = operator_from(operator_kind(operator), attributes)
     rank = len(input_shape)
     if only is not None and only >= rank:
-        raise CommandError(f"--axis: {only} is none of the axes 0 to {rank - 1}", code=INVALID)
+        raise InvalidUsage(f"--axis: {only} is none of the axes 0 to {rank - 1}")
     drawing = None if picture is None else load_pictures()
     (told,) = tables([Call(made, dtype, input_shape, output_shape)])
     kind = OPERATORS[made.name]
@@ -412,10 +392,7 @@ def explain(
         blocks = [line for axis in axes for line in _axis(told, axis, rows, alone=len(axes) == 1)]
         click.echo("\n".join([*title, *([note] if kind.gradient else []), *blocks]))
     if drawing is not None:
-        groups = _interesting(told) if only is None else [[only]]
-        captioned = [(_caption(told.axes[alike[0]], alike, forward), told.axes[alike[0]])
-                     for alike in groups]  # fmt: skip
-        drawing.draw(captioned, title="\n".join(title), path=picture)
+        drawing.draw(_captioned(told, only, forward), title="\n".join(title), path=picture)
         click.echo(f"\nWrote {picture}", err=as_json)
 
 
@@ -425,8 +402,8 @@ def _axis(told: Tables, place: int, rows: int, *, alone: bool) -> Iterator[str]:
     if axis.is_identity and not alone:
         yield f"\naxis {place}: {sides}: the identity, each output is the input of its index"
         return
-    like = next((n for n in range(place) if told.axes[n].equals(axis)), None)
-    if like is not None and not alone:
+    like = told.first_like(place)
+    if like != place and not alone:
         yield f"\naxis {place}: as axis {like}"
         return
     yield f"\naxis {place}: {sides}, {counted(len(axis.weight), 'weight')}"
@@ -475,21 +452,14 @@ def _facts(axis: AxisTable, place: int) -> dict[str, Any]:
     }
 
 
-def _interesting(told: Tables) -> list[list[int]]:
-    """Return the axes that are not the identity, alike ones together; else the last one."""
-    groups: list[list[int]] = []
-    for place, axis in enumerate(told.axes):
-        if axis.is_identity:
-            continue
-        for alike in groups:
-            if told.axes[alike[0]].equals(axis):
-                alike.append(place)
-                break
-        else:
-            groups.append([place])
-    return groups or [[len(told.axes) - 1]]
-
-
-def _caption(axis: AxisTable, alike: list[int], forward: str) -> str:
-    which = f"{'axis' if len(alike) == 1 else 'axes'} {' and '.join(map(str, alike))}"
-    return f"{which}: {axis.inputs} inputs and {axis.outputs} outputs of {forward}"
+def _captioned(told: Tables, only: int | None, forward: str) -> Iterator[tuple[str, AxisTable]]:
+    """Yield an axis, or those that are not the identity, alike ones once; else the last one."""
+    like = list(map(told.first_like, range(len(told.axes))))
+    changed = [n for n in sorted({*like}) if not told.axes[n].is_identity]
+    for place in (changed or [like[-1]]) if only is None else [only]:
+        axis = told.axes[place]
+        alike = (
+            [str(n) for n in range(len(like)) if like[n] == place] if only is None else [str(only)]
+        )
+        which = f"{'axis' if len(alike) == 1 else 'axes'} {' and '.join(alike)}"
+        yield f"{which}: {axis.inputs} inputs and {axis.outputs} outputs of {forward}", axis

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from gradwire._core.options import read_target
 from gradwire._wire.environment import TARGET_VARIABLE
 from gradwire.cli.connection import Connection
-from gradwire.cli.output import INVALID, UNKNOWN, CommandError
+from gradwire.cli.output import UNKNOWN, CommandError, InvalidUsage
 from gradwire.ops import OPERATORS, Operator
 from gradwire.ops._base import rule_of, unknown_name
 from gradwire.tensors import DTYPES
@@ -53,6 +52,10 @@ class OutputFile(click.Path):
 class _Positive(click.FloatRange):
     """A number above 0."""
 
+    def __init__(self, name: str, most: float | None = None) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+        self.name = name
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read a number; nan is none, though it compares as one."""
         number = super().convert(value, param, ctx)
@@ -72,8 +75,8 @@ def _read_shape(text: str) -> tuple[int, ...]:
     return lengths
 
 
-SECONDS = _Positive(min=0, min_open=True)
-CALLS_PER_S = _Positive(min=0, min_open=True, max=1e6)
+SECONDS = _Positive("seconds")
+CALLS_PER_S = _Positive("calls", 1e6)
 # Element types by their names.
 DTYPE = click.Choice(list(DTYPES.values()))
 
@@ -98,26 +101,18 @@ output_shape_option = click.option(
     metavar="N,N,...",
     help="Shape of the result; may be left out where attributes determine it.",
 )
-dtype_option = functools.partial(
-    click.option, "--dtype", type=DTYPE, default="float32", show_default=True
-)
+dtype_option = functools.partial(click.option, "--dtype", type=DTYPE, default="float32")
 operator_option = functools.partial(click.option, "--op", "operator", metavar="NAME", required=True)
-seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+seed_option = click.option("--seed", type=click.IntRange(min=0), default=0)
 
 
-def check_target(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> str | None:
-    """Refuse a malformed address; name its source."""
+def _checked_target(text: str) -> str:
+    """Refuse a malformed address."""
     try:
-        if value is not None:
-            read_target(value)
+        read_target(text)
     except ValueError as error:
-        source = context.get_parameter_source(parameter.name or "")
-        name = TARGET_VARIABLE if source is ParameterSource.ENVIRONMENT else "--target"
-        text = f"{name}{str(error).removeprefix('target')}"
-        raise CommandError(text, code=INVALID) from error
-    return value
+        raise click.BadParameter(str(error).removeprefix("target ")) from error
+    return text
 
 
 _FILES = {
@@ -140,15 +135,14 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
 
         with_files: Decorated = connected
         for name, text in reversed(_FILES.items()):
-            with_files = click.option(name, type=INPUT_FILE, metavar="FILE", help=text)(with_files)
+            with_files = click.option(name, type=INPUT_FILE, help=text)(with_files)
 
         of_its_own = "" if default else " Without it a server is started for this command."
         return click.option(
             "--target",
             metavar="HOST:PORT",
-            callback=check_target,
+            type=_checked_target,
             default=default,
-            show_default=True,
             envvar=TARGET_VARIABLE,
             show_envvar=True,
             help=f"Server to call, or several with commas between.{of_its_own}",
@@ -179,9 +173,9 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
         lacking = "no '='" if not separator else "no name before '='" if not name else None
         if lacking:
             message = f"--attr: {assignment!r} has {lacking}; give NAME=VALUE"
-            raise CommandError(message, code=INVALID)
+            raise InvalidUsage(message)
         if name in given:
-            raise CommandError(f"--attr: {name} is given twice; give it once", code=INVALID)
+            raise InvalidUsage(f"--attr: {name} is given twice; give it once")
         given[name] = _value(kind, name, text)
     return kind(**given)
 
@@ -205,6 +199,4 @@ def _value(kind: type[Operator], name: str, text: str) -> object:
         return tuple(map(number, filter(str.strip, text.split(",")))) if array else number(text)
     except ValueError:
         separated = ", separated by commas" if array else ""
-        raise CommandError(
-            f"--attr {name}: is {text!r}; {rule.wanted}{separated}", code=INVALID
-        ) from None
+        raise InvalidUsage(f"--attr {name}: is {text!r}; {rule.wanted}{separated}") from None

@@ -66,6 +66,12 @@ class CommandError(click.ClickException):
         self.code = code
 
 
+class InvalidUsage(click.ClickException):
+    """Arguments that make no sense."""
+
+    exit_code = INVALID
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM came: the user ends the program, as Ctrl-C does."""
 

@@ -10,7 +10,7 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,88 +18,71 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import cbook
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.ticker import MaxNLocator
 
-from gradwire.cli.explain import AxisTable, Weights
+from gradwire.cli.explain import AxisTable
 
 # Okabe and Ito's blue and vermilion, which people with any color vision tell apart.
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
 # Inputs up to which one plot shows all of them with their outputs; of more, three stretches.
 MOST_INPUTS, STRETCH = 30, 8
-# Weights, and elements of an axis, up to which weights are written into their cells.
+# Weights up to which they are written into the matrix; inputs up to which each has a bar.
 LEGIBLE, FEW = 130, 48
-# Rows and columns that a matrix is drawn with at most: each then has some pixels.
-MOST_CELLS = 160
 # Elements with a number on each side of a plot.
 NUMBERED = 30
 
 
-def draw(axes: Sequence[tuple[str, AxisTable]], *, title: str, path: Path) -> None:
+def draw(captioned: Iterable[tuple[str, AxisTable]], *, title: str, path: Path) -> None:
     """Write the picture of some axes, each with its caption, in the format of the path's ending."""
+    axes = list(captioned)
     figure = Figure((15, 1 + 5 * len(axes)), layout="constrained")
     figure.suptitle(title, fontsize=13)
     parts = figure.subfigures(len(axes), squeeze=False)[:, 0]
     for part, (caption, axis) in zip(parts, axes, strict=True):
         part.suptitle(caption, fontsize=11, color=GREY)
-        colors = _color_scale(axis.weight)
         starts = (0, (axis.inputs - STRETCH) // 2, axis.inputs - STRETCH)
         stretches = [(start, start + STRETCH) for start in starts]
         if axis.inputs <= MOST_INPUTS:
             stretches = [(0, axis.inputs)]
         grid = part.add_gridspec(len(stretches), 3, width_ratios=(4, 5.5, 3))
-        for row, (first, stop) in enumerate(stretches):
-            plot = part.add_subplot(grid[row, 0])
-            _draw_links(plot, axis, colors, first, stop)
-            if row == 0:
-                plot.set_title("which outputs read each input", fontsize=10)
         matrix = part.add_subplot(grid[:, 1])
-        _draw_matrix(matrix, axis, colors)
-        part.colorbar(colors, ax=matrix).ax.set_title("weight", fontsize=9)
+        points = _draw_matrix(matrix, axis)
+        part.colorbar(points, ax=matrix).ax.set_title("weight", fontsize=9)
+        for row, (first, stop) in enumerate(stretches):
+            _draw_links(part.add_subplot(grid[row, 0]), axis, points, first, stop)
         _draw_totals(part.add_subplot(grid[:, 2]), axis)
     figure.savefig(path)
 
 
-def _color_scale(weights: Weights) -> ScalarMappable:
-    """Return darker colors for larger weights; in two hues, each to its end, with negative ones."""
-    least, most = weights.min(initial=0), weights.max(initial=1e-30)
-    if least < 0:
-        return ScalarMappable(TwoSlopeNorm(0, least, most), "PuOr")
-    return ScalarMappable(Normalize(0, most), "viridis_r")
-
-
-def _draw_links(plot: Axes, axis: AxisTable, colors: ScalarMappable, first: int, stop: int) -> None:
+def _draw_links(plot: Axes, axis: AxisTable, colors: PathCollection, first: int, stop: int) -> None:
     """Draw inputs first .. stop - 1 at the right, and the outputs that read them."""
-    if axis.coordinates is None:
-        place = (np.arange(axis.outputs) + 0.5) * axis.inputs / axis.outputs - 0.5
+    places, where = axis.coordinates, "at its coordinate"
+    if places is None:
+        places = (np.arange(axis.outputs) + 0.5) * axis.inputs / axis.outputs - 0.5
         where = "by its index"
-    else:
-        place, where = axis.coordinates.astype(np.float64), "at its coordinate"
     top, bottom = first - 0.9, stop - 0.1
-    place = np.clip(place, top, bottom)
+    places = np.clip(places.astype(np.float64), top, bottom)
     read = (axis.columns >= first) & (axis.columns < stop) & (axis.weight != 0)
     # The heaviest last, on top.
     chosen = np.flatnonzero(read)[np.argsort(np.abs(axis.weight[read]), kind="stable")]
-    weights, outputs, inputs = axis.weight[chosen], axis.rows[chosen], axis.columns[chosen]
-    left, right = np.zeros(len(chosen)), np.ones(len(chosen))
-    ends = np.stack([left, place[outputs], right, inputs], 1).reshape(-1, 2, 2)
+    weights = axis.weight[chosen]
+    ends = np.zeros((len(chosen), 2, 2))
+    ends[:, 1, 0] = 1
+    ends[:, :, 1] = np.stack([places[axis.rows[chosen]], axis.columns[chosen]], 1)
     widths = 0.8 + 2.2 * np.abs(weights) / np.abs(axis.weight).max(initial=1e-30)
-    plot.add_collection(
-        LineCollection(list(ends), colors=colors.to_rgba(weights), linewidths=widths)
-    )
-    whole = stop - first == axis.inputs
-    shown = np.arange(axis.outputs) if whole else np.flatnonzero((place > top) & (place < bottom))
-    within = np.arange(first, stop)
+    lines = LineCollection(list(ends), colors=colors.to_rgba(weights), linewidths=widths)
+    plot.add_collection(lines)
+    outputs = np.flatnonzero((places > top) & (places < bottom) | (stop - first == axis.inputs))
+    inputs = np.arange(first, stop)
     for side, numbers, at, odd in (
-        (0, shown, place[shown], np.diff(axis.offset)[shown] == 0),
-        (1, within, within, np.isin(within, axis.unread)),
+        (0, outputs, places[outputs], np.diff(axis.offset)[outputs] == 0),
+        (1, inputs, inputs, np.isin(inputs, axis.unread)),
     ):
-        marker = "s" if side else "o"
-        plot.plot(np.full(len(at), side), at, marker, color="0.15", ms=4.5)
+        plot.plot(np.full(len(at), side), at, "s" if side else "o", color="0.15", ms=4.5)
         plot.plot(np.full(odd.sum(), side), at[odd], "X", color=VERMILION, ms=8)
         every = max(1, len(at) // NUMBERED)
         for number, height in zip(numbers[::every], at[::every], strict=True):
@@ -107,38 +90,37 @@ def _draw_links(plot: Axes, axis: AxisTable, colors: ScalarMappable, first: int,
             plot.text(x, height, str(number), ha=align, va="center", size=8)
     plot.set(xlim=(-0.2, 1.2), ylim=(bottom, top), yticks=(), frame_on=False)
     plot.set_xticks((0, 1), (f"output\n({where})", "input") if stop == axis.inputs else ("", "..."))
-    plot.tick_params(length=0)
+    plot.set_title("" if first else "which outputs read each input", fontsize=10)
 
 
-def _draw_matrix(plot: Axes, axis: AxisTable, colors: ScalarMappable) -> None:
-    height, width = (-(-length // MOST_CELLS) for length in (axis.inputs, axis.outputs))
-    rows, columns = -(-axis.inputs // height), -(-axis.outputs // width)
-    cells = np.full((rows, columns), np.nan)
-    # Of the weights in one cell the largest is written last, and stays.
-    order = np.argsort(np.abs(axis.weight), kind="stable")
-    cells[axis.columns[order] // height, axis.rows[order] // width] = axis.weight[order]
-    cells[cells == 0] = np.nan
-    plot.imshow(
-        colors.to_rgba(cells),
-        aspect="auto",
-        interpolation="none",
-        extent=(-0.5, columns * width - 0.5, rows * height - 0.5, -0.5),
+def _draw_matrix(plot: Axes, axis: AxisTable) -> PathCollection:
+    """Draw a square for each weight, darker for larger ones; negative ones in another hue."""
+    least, most = axis.weight.min(initial=0), axis.weight.max(initial=1e-30)
+    used = axis.weight != 0
+    points = plot.scatter(
+        axis.rows[used],
+        axis.columns[used],
+        # Of squares, in points, that fill a short axis.
+        s=max(1.0, 290 / max(axis.inputs, axis.outputs)) ** 2,
+        c=axis.weight[used],
+        norm=TwoSlopeNorm(0, least, most) if least < 0 else Normalize(0, most),
+        cmap="PuOr" if least < 0 else "viridis_r",
+        marker="s",
+        linewidths=0,
+        rasterized=True,
     )
-    whole = height == width == 1
-    if whole and max(rows, columns) <= FEW and len(axis.weight) <= LEGIBLE:
+    if len(axis.weight) <= LEGIBLE:
         size = min(9.0, 300 / axis.outputs, 220 / axis.inputs)
         for output, input_, weight in zip(axis.rows, axis.columns, axis.weight, strict=True):
-            luminance = np.dot(colors.to_rgba(weight)[:3], (0.3, 0.59, 0.11))
-            ink = "white" if luminance < 0.55 and weight else "black"  # noqa: PLR2004
-            plot.text(
-                output, input_, f"{weight:.3g}", ha="center", va="center", size=size, color=ink
-            )
+            dark = np.dot(points.to_rgba(weight)[:3], (0.3, 0.59, 0.11)) < 0.55  # noqa: PLR2004
+            style: Any = {"ha": "center", "va": "center", "size": size}
+            plot.text(output, input_, f"{weight:.3g}", color="white" if dark else "black", **style)
     plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5), facecolor="0.965")
-    words = "weights" if whole else f"weights, the largest of each {height} x {width}"
     plot.set(xlabel="output", ylabel="input")
-    plot.set_title(words, fontsize=10)
+    plot.set_title("weights", fontsize=10)
     for ruler in (plot.xaxis, plot.yaxis):
         ruler.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+    return points
 
 
 def _draw_totals(plot: Axes, axis: AxisTable) -> None:
@@ -149,17 +131,14 @@ def _draw_totals(plot: Axes, axis: AxisTable) -> None:
         plot.plot(axis.totals, places, color=BLUE, linewidth=0.8)
     plot.axvline(axis.outputs / axis.inputs, color=GREY, linewidth=1, linestyle="--", zorder=0)
     plot.axvline(0, color="black", linewidth=0.8)
-    size = 6 if axis.inputs <= FEW else 1.5
-    plot.plot(unread * 0, unread, "x", color=VERMILION, ms=size)
-    plot.margins(x=0.08)
+    plot.plot(unread * 0, unread, "x", color=VERMILION, ms=6 if axis.inputs <= FEW else 1.5)
     plot.set(ylim=(axis.inputs - 0.5, -0.5), ylabel="input")
     plot.set_xlabel("total weight; dashed: outputs / inputs")
     plot.yaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-    words = "total weight of each input"
+    words, color = "total weight of each input", "black"
     if len(unread):
-        words = f"no output reads {len(unread)} of {axis.inputs} inputs"
-    plot.set_title(words, fontsize=10, color=VERMILION if len(unread) else "black")
-    plot.spines[["top", "right"]].set_visible(False)
+        words, color = f"no output reads {len(unread)} of {axis.inputs} inputs", VERMILION
+    plot.set_title(words, fontsize=10, color=color)
 
 
 Pixels = npt.NDArray[np.floating[Any]]

@@ -72,15 +72,12 @@ def info(*, server: Connection, as_json: bool) -> None:
     "timeout_s",
     type=SECONDS,
     default=5.0,
-    show_default=True,
-    metavar="SECONDS",
     help="Time it has to answer.",
 )
 @click.option(
     "--wait",
     "wait_s",
     type=SECONDS,
-    metavar="SECONDS",
     help="Wait so long for a server that is starting.",
 )
 @json_option

@@ -19,11 +19,11 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection as Pipe
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +39,9 @@ from gradwire.errors import CallCancelledError, DeadlineExceededError, GradwireE
 from gradwire.loadtest.scenarios import Flow, Judge, Problem
 
 # A load test counts refusals, which retries would hide.
-ONCE: Final = RetryPolicy(max_attempts=1)
+ONCE = RetryPolicy(max_attempts=1)
 # gRPC statuses of errors that the SDK raises by itself.
-_LOCAL: Final = {DeadlineExceededError: "DEADLINE_EXCEEDED", CallCancelledError: "CANCELLED"}
+_LOCAL = {DeadlineExceededError: "DEADLINE_EXCEEDED", CallCancelledError: "CANCELLED"}
 # Times of calls, in seconds.
 Times = NDArray[np.float64]
 
@@ -64,11 +64,11 @@ class Outcome(NamedTuple):
         return self.status == "UNAVAILABLE" and not self.reason
 
 
-OK: Final = Outcome("OK")
-WRONG: Final = Outcome("WRONG_RESULT")
-CANCELLED: Final = Outcome("CANCELLED", "BY_CALLER")
+OK = Outcome("OK")
+WRONG = Outcome("WRONG_RESULT")
+CANCELLED = Outcome("CANCELLED", "BY_CALLER")
 # Calls in flight when the user ends the whole; they do not count.
-STOPPED: Final = Outcome("CANCELLED", "BY_USER")
+STOPPED = Outcome("CANCELLED", "BY_USER")
 
 
 class Maker:
@@ -187,22 +187,18 @@ class _SlowTransfer(Transfer):
         super().store(offset, data)
 
 
-REPORT_S: Final = 0.25
+REPORT_S = 0.25
 # Pauses of a closed loop's caller after unanswered calls: from the first to the second value,
 # doubled each time. Calls without a connection fail at once.
-_FIRST_PAUSE_S: Final = 0.01
-_LAST_PAUSE_S: Final = 0.5
-READY: Final = "ready"
+_FIRST_PAUSE_S = 0.01
+_LAST_PAUSE_S = 0.5
+READY = "ready"
 # What ends a load test from outside.
-ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-class Connect(Protocol):
-    """Makes a client; travels to another process, as credentials do not."""
-
-    def __call__(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
-        """Make one."""
-        ...
+# Makes a client, of (connections=, retry=); travels to another process, as credentials do not.
+Connect = Callable[..., AsyncClient]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +217,8 @@ class Phase:
     duration_s: float
     timeout_s: float
     connections: int
-    number: int
-    processes: int
+    number: int = 0
+    processes: int = 1
 
 
 class Batch(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -21,29 +21,10 @@ from markupsafe import Markup
 from gradwire.errors import counted
 from gradwire.loadtest.result import Document, ScenarioResult, failed, nines
 
-# The page's colors, by those that matplotlib draws with.
-_COLORS: Final = {
-    **{f"#0000f{number}": f"var(--c{number})" for number in range(4)},
-    "#0000e0": "var(--line)",
-    "#0000e1": "var(--faint)",
-}
-_LINES: Final = [*_COLORS][:4]
-_STYLE: Final[Any] = {
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.edgecolor": "#0000e0",
-    "axes.labelcolor": "#0000e1",
-    "axes.grid": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": "#0000e0",
-    "grid.linewidth": 0.6,
-    "text.color": "#0000e1",
-    "xtick.labelcolor": "#0000e1",
-    "ytick.labelcolor": "#0000e1",
-}
-# In inches of 72 points: type is legible on a phone.
-_SIZE: Final = (420 / 72, 240 / 72)
+# The page's colors, by those that matplotlib draws with: see report.mplstyle.
+_LINES = [f"#0000f{number}" for number in range(4)]
+_COLORS = {drawn: f"var(--c{drawn[-1]})" for drawn in _LINES}
+_COLORS |= {"#0000e0": "var(--line)", "#0000e1": "var(--faint)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +41,27 @@ class ChartLine:
     dashed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """Plots below each other over one axis of seconds, or of percentiles.
+    """Plots below each other over one axis.
 
-    plots       lines of each by the label of its axis, of which "ms" is logarithmic
-    duration_s  length of the axis
-    nines       of the last percentile, where these are the axis
+    plots  lines of each by the label of its axis, of which "ms" is logarithmic
+    end    of the axis: seconds, or nines of the last percentile
     """
 
     title: str
     plots: dict[str, list[ChartLine]]
-    duration_s: float = 0.0
-    nines: int = 0
+    end: float
+    nines: bool = False
 
     def svg(self) -> Markup:
         """Draw it; return an SVG element without identifiers, whose lines have titles."""
-        from matplotlib import rc_context  # noqa: PLC0415 - optional, and slow
+        from matplotlib import style  # noqa: PLC0415 - optional, and slow
         from matplotlib.figure import Figure  # noqa: PLC0415
 
         written = io.StringIO()
-        with rc_context(_STYLE):
-            figure = Figure(_SIZE, layout="constrained")
+        with style.context("gradwire.loadtest.report"):
+            figure = Figure()
             plots = figure.subplots(len(self.plots), sharex=True, squeeze=False)[:, 0]
             for plot, (label, lines) in zip(plots, self.plots.items(), strict=True):
                 for line in lines:
@@ -89,7 +69,7 @@ class Chart:
                 self._scale(plot, label)
             plots[-1].set_xlabel("percentile" if self.nines else "seconds")
             nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+            figure.savefig(written, metadata=nothing)
         text = "<svg" + written.getvalue().partition("<svg")[2]
         text = re.sub(r'<g id="line: (.*?)">', r"<g><title>\1</title>", text)
         text = re.sub(r' (?:id|xmlns(?::xlink)?|version)="[^"]*"', "", text)
@@ -106,13 +86,10 @@ class Chart:
         else:
             plot.set_ylim(bottom=0)
         if self.nines:
-            ticks = range(self.nines + 1)
+            ticks = range(int(self.end) + 1)
             plot.set_xticks(ticks, [f"{100 - 10.0 ** (2 - tick):.10g} %" for tick in ticks])
-            plot.set_xlim(0, self.nines)
-        else:
-            plot.set_xlim(0, max(self.duration_s, 1.0))
-        # Without marks and clipping there is nothing to refer to.
-        plot.tick_params(bottom=False, left=False)
+        plot.set_xlim(0, self.end)
+        # Without clipping there is nothing to refer to.
         for one in (*plot.lines, *plot.get_xgridlines(), *plot.get_ygridlines()):
             one.set_clip_on(False)
 
@@ -123,10 +100,8 @@ def _draw(plot: Any, line: ChartLine) -> None:
         style = (0, (1, 2)) if line.dashed else "-"
         # Of a single point nothing would be seen.
         x, y = (x * 2, y * 2) if len(x) == 1 else (x, y)
-        plot.plot(
-            x, y, color=_LINES[line.color], linestyle=style, gid=f"line: {line.label}",
-            solid_capstyle="round", dash_capstyle="round",
-        )  # fmt: skip
+        color = _LINES[line.color]
+        plot.plot(x, y, color=color, linestyle=style, gid=f"line: {line.label}")
 
 
 def to_html(document: Document) -> str:
@@ -145,35 +120,33 @@ def _charts(scenario: ScenarioResult) -> Iterator[Chart]:
         color = number % len(_LINES)
         for name, latency in (("corrected", flow.corrected), ("uncorrected", flow.uncorrected)):
             points = [(2 - math.log10(100 - percent), time) for percent, time in latency.curve]
-            label = f"{flow.name}, {name}"
-            latencies.append(ChartLine(label, points, color, name == "uncorrected"))
+            dashed = name == "uncorrected"
+            latencies.append(ChartLine(f"{flow.name}, {name}", points, color, dashed))
         # Seconds that were measured to their end.
         whole = [one for one in flow.seconds if one.second + 1 <= scenario.duration_s]
-        for lines, label, key, dashed in (
-            (ends, "right", "ok", False),
-            (ends, "other ends", "errors", True),
-            (slowest, "p99", "p99_ms", False),
-            (slowest, "p50", "p50_ms", True),
+        right = [one for one in whole if one.ok]
+        for lines, name, key, told in (
+            (ends, "right", "ok", whole),
+            (ends, "other ends", "errors", whole if any(one.errors for one in whole) else []),
+            (slowest, "p99", "p99_ms", right),
+            (slowest, "p50", "p50_ms", right),
         ):
-            told = [one for one in whole if lines is ends or one.ok]
             points = [(one.second + 0.5, getattr(one, key)) for one in told]
-            if key != "errors" or any(one.errors for one in whole):
-                lines.append(ChartLine(f"{flow.name}, {label}", points, color, dashed))
+            if points:
+                dashed = name in {"other ends", "p50"}
+                lines.append(ChartLine(f"{flow.name}, {name}", points, color, dashed))
     most = max(2, *(nines(flow.corrected.count) for flow in scenario.flows))
-    yield Chart(title="Latency by percentile", plots={"ms": latencies}, nines=most)
-    for title, plots in (
-        ("Calls that ended in each second", {"calls/s": ends}),
-        ("Latency in each second", {"ms": slowest}),
-    ):
-        yield Chart(title=title, plots=plots, duration_s=scenario.duration_s)
+    end = max(scenario.duration_s, 1.0)
+    yield Chart("Latency by percentile", {"ms": latencies}, most, nines=True)
+    yield Chart("Calls that ended in each second", {"calls/s": ends}, end)
+    yield Chart("Latency in each second", {"ms": slowest}, end)
+    usage = {
+        label: [(one.second, getattr(one, key)) for one in scenario.server if one.second <= end]
+        for label, key in (("cores busy", "cpu_cores"), ("MiB resident", "rss_mib"))
+    }
     if scenario.server:
-        usage = [one for one in scenario.server if one.second <= scenario.duration_s]
-        plots = {
-            label: [ChartLine(label, [(one.second, getattr(one, key)) for one in usage], 0)]
-            for label, key in (("cores busy", "cpu_cores"), ("MiB resident", "rss_mib"))
-        }
-        title = "What the server takes: processor and memory"
-        yield Chart(title=title, plots=plots, duration_s=scenario.duration_s)
+        plots = {label: [ChartLine(label, points, 0)] for label, points in usage.items()}
+        yield Chart("What the server takes: processor and memory", plots, end)
 
 
 def _text(package: str, name: str) -> Markup:
@@ -181,7 +154,7 @@ def _text(package: str, name: str) -> Markup:
     return Markup(files(package).joinpath(name).read_text("utf-8"))  # noqa: S704
 
 
-_PAGE: Final = Environment(
+_PAGE = Environment(
     autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
 ).from_string(
     _text("gradwire.loadtest", "report.html"),

@@ -12,18 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from gradwire.loadtest.generator import OK, STOPPED, WRONG, Batch, Outcome, Times
+from gradwire.loadtest.generator import OK, STOPPED, WRONG, Batch, Outcome, Phase, Times, now
 from gradwire.loadtest.scenarios import Flow
 
 # Raised with every change of the schema.
-FORMAT: Final = "gradwire-bench/2"
+FORMAT = "gradwire-bench/2"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Machine:
     """Where the calls were made.
 
@@ -39,7 +39,7 @@ class Machine:
     load: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class ServerFacts:
     """The server; the last four fields are empty if it did not report them.
 
@@ -48,13 +48,13 @@ class ServerFacts:
 
     target: str
     own: bool
-    version: str
-    numerics_version: str
-    backend: str
-    backend_reason: str
+    version: str = ""
+    numerics_version: str = ""
+    backend: str = ""
+    backend_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class LoadSettings:
     """Settings of a load test; None for defaults of the scenarios."""
 
@@ -67,7 +67,7 @@ class LoadSettings:
     processes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Latency:
     """Times of calls that brought a right result, in milliseconds.
 
@@ -84,7 +84,7 @@ class Latency:
     curve: list[list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class OutcomeResult:
     """Calls that ended alike, and their times, uncorrected.
 
@@ -102,7 +102,7 @@ class OutcomeResult:
     p99_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Second:
     """What happened within one second from the beginning: calls made, right, ended otherwise.
 
@@ -117,7 +117,7 @@ class Second:
     p99_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class FlowResult:
     """Calls of one kind.
 
@@ -156,7 +156,7 @@ class FlowResult:
     seconds: list[Second]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class ServerSecond:
     """Usage of the server's processes: busy cores on average, resident memory."""
 
@@ -166,7 +166,7 @@ class ServerSecond:
     processes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class GeneratorUsage:
     """One process that made calls.
 
@@ -180,7 +180,7 @@ class GeneratorUsage:
     late_max_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class ScenarioResult:
     """One scenario.
 
@@ -199,7 +199,7 @@ class ScenarioResult:
     warnings: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Document:
     """A load test.
 
@@ -290,23 +290,25 @@ def failures(scenario: ScenarioResult) -> int:
 
 
 # Seconds; a shorter interval would add times without end.
-_LEAST_INTERVAL_S: Final = 1e-6
+_LEAST_INTERVAL_S = 1e-6
 # Points of a curve beside each nine.
-_BETWEEN: Final = 12
-_MOST_NINES: Final = 5
+_BETWEEN = 12
+_MOST_NINES = 5
 
 
 class Tally:
     """Times of all calls of a scenario, and the usage of their processes.
 
-    right  calls so far whose results were right
-    other  calls so far that ended otherwise
+    begin       when calls begin to count
+    duration_s  how long calls are due
+    right       calls so far whose results were right
+    other       calls so far that ended otherwise
     """
 
-    def __init__(self, flows: Sequence[Flow], *, begin: float, duration_s: float) -> None:
-        self._flows = flows
-        self._begin = begin
-        self._duration_s = duration_s
+    def __init__(self, phase: Phase) -> None:
+        self._flows = phase.flows
+        self.begin = now()
+        self.duration_s = phase.duration_s
         # float64[n, 3] of the test: due, made, over.
         self._ended: dict[tuple[int, Outcome], list[Times]] = defaultdict(list)
         self._late: dict[int, list[Times]] = defaultdict(list)
@@ -321,7 +323,7 @@ class Tally:
         for (index, outcome), absolute in batch.ended.items():
             if outcome == STOPPED:
                 continue
-            times = absolute - self._begin
+            times = absolute - self.begin
             self._ended[index, outcome].append(times)
             if self._flows[index].is_open:
                 self._late[batch.number].append(times[:, 1] - times[:, 0])
@@ -341,11 +343,11 @@ class Tally:
         failed = failed[failed > self._answered_s]
         return float(failed.min()) if len(failed) and np.ptp(failed) >= least_s else None
 
-    def results(self, duration_s: float) -> list[FlowResult]:
-        """Return the results of the calls due within so many seconds."""
-        return [self._result(index, flow, duration_s) for index, flow in enumerate(self._flows)]
+    def results(self) -> list[FlowResult]:
+        """Return the results of the flows."""
+        return [self._result(index, flow) for index, flow in enumerate(self._flows)]
 
-    def _result(self, index: int, flow: Flow, duration_s: float) -> FlowResult:
+    def _result(self, index: int, flow: Flow) -> FlowResult:
         ends = {
             outcome: np.concatenate(parts)
             for (of, outcome), parts in self._ended.items()
@@ -356,7 +358,7 @@ class Tally:
         uncorrected, from_due = over - made, over - due
         interval_s = None if flow.is_open else percentile(uncorrected, 50)
         times = from_due if interval_s is None else corrected(uncorrected, interval_s)
-        per_s = len(right) / duration_s
+        per_s = len(right) / self.duration_s
         sent_bytes, received_bytes = (
             flow.items * size for size in (flow.what.sent_bytes, flow.what.received_bytes)
         )
@@ -385,15 +387,13 @@ class Tally:
         return [self._generator(number) for number in sorted(self._cpu)]
 
     def _generator(self, number: int) -> GeneratorUsage:
-        end = self._begin + self._duration_s
-        within = [one for one in self._cpu[number] if self._begin <= one[0] <= end]
+        end = self.begin + self.duration_s
+        within = [one for one in self._cpu[number] if self.begin <= one[0] <= end]
         time, cpu_s = np.ptp(within, axis=0) if within else (0.0, 0.0)
         late = _joined(self._late[number])
         return GeneratorUsage(
-            cpu_cores=round(float(cpu_s / time), 3) if time else 0.0,
-            late_p50_ms=_ms(percentile(late, 50)),
-            late_p99_ms=_ms(percentile(late, 99)),
-            late_max_ms=_ms(percentile(late, 100)),
+            round(float(cpu_s / time), 3) if time else 0.0,
+            *(_ms(percentile(late, percent)) for percent in (50, 99, 100)),
         )
 
 
@@ -470,14 +470,11 @@ def _latency(times: Times) -> Latency:
     exponents = np.arange(nines(len(times)) * _BETWEEN + 1 if len(times) else 0) / _BETWEEN
     percents = 100 * (1 - 10.0**-exponents)
     curve = [[round(float(one), 6), _ms(percentile(times, one))] for one in percents]
+    figures = {"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
     return Latency(
         count=len(times),
         mean_ms=_ms(float(times.mean()) if len(times) else 0.0),
-        p50_ms=_ms(percentile(times, 50)),
-        p90_ms=_ms(percentile(times, 90)),
-        p99_ms=_ms(percentile(times, 99)),
-        p999_ms=_ms(percentile(times, 99.9)),
-        max_ms=_ms(percentile(times, 100)),
+        **{name: _ms(percentile(times, percent)) for name, percent in figures.items()},
         curve=curve,
     )
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from gradwire import __version__
 from gradwire.loadtest import generator
@@ -34,12 +34,12 @@ from gradwire.loadtest.result import (
     ServerSecond,
     Tally,
 )
-from gradwire.loadtest.scenarios import Flow, Scenario
+from gradwire.loadtest.scenarios import Scenario
 
 # Seconds from the last order to the first call.
-_LEAD_S: Final = 0.05
+_LEAD_S = 0.05
 # Seconds that calls have to end which the user has stopped, and processes to end.
-_ENDING_S: Final = 5.0
+_ENDING_S = 5.0
 
 
 class FleetError(RuntimeError):
@@ -49,8 +49,7 @@ class FleetError(RuntimeError):
 class Fleet(AbstractContextManager["Fleet"]):
     """Processes that make calls, started by spawn and ended with the block."""
 
-    def __init__(self, connect: Connect, *, processes: int, connections: int) -> None:
-        self._connections = connections
+    def __init__(self, connect: Connect, *, processes: int) -> None:
         self._pipes: list[Pipe] = []
         self._processes: list[SpawnProcess] = []
         # It unblocks signals once it runs.
@@ -77,67 +76,42 @@ class Fleet(AbstractContextManager["Fleet"]):
         """The processes."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def run(
-        self,
-        flows: Sequence[Flow],
-        *,
-        warm_up_s: float,
-        duration_s: float,
-        timeout_s: float,
-        on_begin: Callable[[float], None],
-        on_batch: Callable[[Batch], None],
-        on_tick: Callable[[], None],
-    ) -> KeyboardInterrupt | None:
+    def run(self, phase: Phase, tally: Tally, tick: Callable[[], None]) -> KeyboardInterrupt | None:
         """Run a phase in all processes; return what ended it before its end, if anything did.
 
-        on_begin  called before the first call, with the time from which on calls count
-        on_batch  called with each report of a process
-        on_tick   called some times a second
+        tally  told when calls begin to count, before the first one, and what the processes report
+        tick   called some times a second
 
         Calls in flight when the user ends it are reported as stopped.
         """
         for number, pipe in enumerate(self._pipes):
-            pipe.send(
-                Phase(
-                    flows=tuple(flows),
-                    warm_up_s=warm_up_s,
-                    duration_s=duration_s,
-                    timeout_s=timeout_s,
-                    connections=self._connections,
-                    number=number,
-                    processes=len(self._pipes),
-                )
-            )
+            pipe.send(replace(phase, number=number, processes=len(self._pipes)))
         try:
             for pipe in self._pipes:
                 # READY; there is no hurry any more.
                 _received(pipe)
-            begin = now() + _LEAD_S + warm_up_s
-            on_begin(begin)
+            tally.begin = now() + _LEAD_S + phase.warm_up_s
             for pipe in self._pipes:
-                pipe.send(begin)
-            self._collect(on_batch, on_tick, until=float("inf"))
+                pipe.send(tally.begin)
+            self._collect(tally, tick, until=float("inf"))
         except KeyboardInterrupt as error:
             for pipe in self._pipes:
                 with suppress(BrokenPipeError):
                     pipe.send(None)
-            self._collect(on_batch, on_tick, until=now() + _ENDING_S)
+            self._collect(tally, tick, until=now() + _ENDING_S)
             return error
         return None
 
-    def _collect(
-        self, on_batch: Callable[[Batch], None], on_tick: Callable[[], None], *, until: float
-    ) -> None:
+    def _collect(self, tally: Tally, tick: Callable[[], None], *, until: float) -> None:
         left = set(self._pipes)
         while left and now() < until:
-            ready = wait(list(left), timeout=0.1)
-            for pipe in left.intersection(ready):
+            for pipe in left.intersection(wait(list(left), timeout=0.1)):
                 batch = _received(pipe)
                 if isinstance(batch, Batch):
-                    on_batch(batch)
+                    tally.add(batch)
                     if batch.over:
                         left.discard(pipe)
-            on_tick()
+            tick()
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
@@ -185,29 +159,21 @@ def _received(pipe: Pipe) -> Any:
 
 
 # Seconds in which the rate is found that an overload is a multiple of.
-PEAK_S: Final = 4.0
+PEAK_S = 4.0
 # Of a core that a process can use; one that is busier is late with its calls.
-_BUSY: Final = 0.8
+_BUSY = 0.8
 # How late calls may be made: so many milliseconds, and such a part of the median.
 _LATE_MS, _LATE_PART = 1.0, 0.1
 # Right results of which a 99th percentile says something.
-_ENOUGH: Final = 100
+_ENOUGH = 100
 # Seconds in which calls met no server, after which there is none; half of a shorter scenario.
-_SILENT_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Times of each scenario, in seconds; timeout_s is the limit of a call."""
-
-    duration_s: float
-    warm_up_s: float
-    timeout_s: float
+_SILENT_S = 1.0
 
 
 class Runner:
     """Runs scenarios on a fleet.
 
+    phase  of each, but for its flows
     probe  looks at the server; None where it cannot be seen
     cores  of this machine where the server is on it too; None for one elsewhere
     show   called some times a second with a line for the impatient
@@ -219,14 +185,14 @@ class Runner:
     def __init__(
         self,
         fleet: Fleet,
-        pace: Pace,
+        phase: Phase,
         *,
         probe: Probe | None,
         cores: int | None,
         show: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
-        self._pace = pace
+        self._phase = phase
         self._probe = probe
         self._cores = cores
         self._show = show
@@ -235,66 +201,46 @@ class Runner:
 
     def run(self, scenario: Scenario) -> ScenarioResult:
         """Run one; return its result so far if the user ends it."""
-        duration_s, warm_up_s = self._pace.duration_s, self._pace.warm_up_s
-        peak = None
+        phase, peak = replace(self._phase, flows=scenario.flows), None
         if scenario.of_peak:
             # The rate of its first flow in a closed loop.
-            alone = replace(scenario, name=f"{scenario.name}: peak", flows=scenario.flows[:1])
-            tally, _, span_s = self._measured(alone, min(PEAK_S, duration_s), warm_up_s)
-            peak = tally.right / span_s
-            flow = replace(scenario.flows[0], callers=0, rate=max(1.0, scenario.of_peak * peak))
-            scenario = replace(scenario, flows=(flow, *scenario.flows[1:]), of_peak=0.0)
-        seconds: list[ServerSecond] = []
-        if self.interrupted is not None or self.silent_since is not None:
-            tally = Tally(scenario.flows, begin=now(), duration_s=duration_s)
-        else:
-            tally, seconds, duration_s = self._measured(scenario, duration_s, warm_up_s)
-        flows, generators = tally.results(duration_s), tally.generators()
+            first, *others = scenario.flows
+            span_s = min(PEAK_S, phase.duration_s)
+            alone = replace(phase, flows=(first,), duration_s=span_s)
+            tally, _ = self._measured(f"{scenario.name}: peak", alone)
+            peak = tally.right / tally.duration_s
+            rate = max(1.0, scenario.of_peak * peak)
+            phase = replace(phase, flows=(replace(first, callers=0, rate=rate), *others))
+        tally, seconds = Tally(phase), list[ServerSecond]()
+        if self.interrupted is None and self.silent_since is None:
+            tally, seconds = self._measured(scenario.name, phase)
+        flows, generators = tally.results(), tally.generators()
+        silent = [] if self.silent_since is None else [silence(self.silent_since)]
         return ScenarioResult(
             name=scenario.name,
             summary=scenario.summary,
-            duration_s=round(duration_s, 3),
+            duration_s=round(tally.duration_s, 3),
             peak_per_s=None if peak is None else round(peak, 3),
             flows=flows,
             server=seconds,
             generators=generators,
-            warnings=[
-                *([] if self.silent_since is None else [silence(self.silent_since)]),
-                *warnings(flows, generators, seconds, cores=self._cores),
-            ],
+            warnings=[*silent, *warnings(flows, generators, seconds, cores=self._cores)],
         )
 
-    def _measured(
-        self, scenario: Scenario, duration_s: float, warm_up_s: float
-    ) -> tuple[Tally, list[ServerSecond], float]:
-        """Run flows; return their tally, the server's usage, and the real duration."""
-        # Where the user ends it before it begins, nothing became of it.
-        begin = now()
-        tally = Tally(scenario.flows, begin=begin, duration_s=duration_s)
-        silent_s = min(_SILENT_S, duration_s / 2)
-
-        def start(at: float) -> None:
-            nonlocal tally, begin
-            begin = at
-            tally = Tally(scenario.flows, begin=begin, duration_s=duration_s)
+    def _measured(self, name: str, phase: Phase) -> tuple[Tally, list[ServerSecond]]:
+        """Run flows; return their tally, with the real duration, and the server's usage."""
+        tally = Tally(phase)
+        silent_s = min(_SILENT_S, phase.duration_s / 2)
 
         def tick() -> None:
-            self._show(_line(scenario.name, now() - begin, duration_s, tally, silent_s=silent_s))
+            self._show(f"{name}: {_progress(tally, silent_s)}")
 
         with ProcessSampler(self._probe) as sampler:
-            self.interrupted = self._fleet.run(
-                scenario.flows,
-                warm_up_s=warm_up_s,
-                duration_s=duration_s,
-                timeout_s=self._pace.timeout_s,
-                on_begin=start,
-                on_batch=lambda batch: tally.add(batch),  # noqa: PLW0108 - start() makes another
-                on_tick=tick,
-            )
+            self.interrupted = self._fleet.run(phase, tally, tick)
         self.silent_since = tally.silent_since(silent_s)
         if self.interrupted is not None:
-            duration_s = min(duration_s, max(0.001, now() - begin))
-        return tally, sampler.seconds(begin), duration_s
+            tally.duration_s = min(phase.duration_s, max(0.001, now() - tally.begin))
+        return tally, sampler.seconds(tally.begin)
 
 
 def silence(since_s: float) -> str:
@@ -340,26 +286,25 @@ def warnings(
     return told
 
 
-def _line(name: str, elapsed_s: float, duration_s: float, tally: Tally, *, silent_s: float) -> str:
+def _progress(tally: Tally, silent_s: float) -> str:
+    elapsed_s = now() - tally.begin
     if elapsed_s < 0:
-        return f"{name}: warming up"
+        return "warming up"
+    elapsed_s = min(elapsed_s, tally.duration_s)
     since_s = tally.silent_since(silent_s)
+    told = f"{tally.right / max(elapsed_s, 0.1):.0f} right results/s, {tally.other} otherwise ended"
     if since_s is not None:
-        return f"{name}: {elapsed_s:.0f} of {duration_s:.0f} s, {silence(since_s)}"
-    part = min(elapsed_s, duration_s)
-    return (
-        f"{name}: {part:.0f} of {duration_s:.0f} s, {tally.right / max(part, 0.1):.0f} right "
-        f"results/s, {tally.other} calls otherwise ended"
-    )
+        told = silence(since_s)
+    return f"{elapsed_s:.0f} of {tally.duration_s:.0f} s, {told}"
 
 
-INTERVAL_S: Final = 1.0
-_PROC: Final = Path("/proc")
+INTERVAL_S = 1.0
+_PROC = Path("/proc")
 # Of what follows the name in /proc/PID/stat: parent, ticks of user and system time, pages.
 _PARENT, _USER, _SYSTEM, _PAGES = 1, 11, 12, 21
-_MIB: Final = 1 << 20
-_ANSWER_S: Final = 2.0
-_SAMPLE: Final = re.compile(
+_MIB = 1 << 20
+_ANSWER_S = 2.0
+_SAMPLE = re.compile(
     r"^process_(cpu_seconds_total|resident_memory_bytes)(?:\{[^}]*\})? (\S+)", re.MULTILINE
 )
 
@@ -488,7 +433,7 @@ def _stats() -> dict[int, list[str]]:
     return stats
 
 
-_PACKAGES: Final = ("grpcio", "numpy", "protobuf")
+_PACKAGES = ("grpcio", "numpy", "protobuf")
 
 
 def machine() -> Machine:
@@ -502,22 +447,13 @@ def machine() -> Machine:
         memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
         system=platform.platform(),
         python=platform.python_version(),
-        versions={"gradwire": __version__, **{name: _version(name) for name in _PACKAGES}},
+        versions={"gradwire": __version__, **{name: version(name) for name in _PACKAGES}},
         load=round(os.getloadavg()[0], 2),
     )
 
 
 def _cpu() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.machine()
+    path = Path("/proc/cpuinfo")
+    text = path.read_text("utf-8", errors="replace") if path.exists() else ""
     found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return found[1] if found else platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "?"

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from importlib.resources import files
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import ops
 from gradwire._core.options import STREAM_THRESHOLD_BYTES
-from gradwire.ops import Operator
+from gradwire.ops import OPERATORS, Operator
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
 # Knuth's multiplier for hashing by multiplication (The Art of Computer Programming, 6.4).
-_MULTIPLIER: Final = 2654435761
+_MULTIPLIER = 2654435761
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,50 +69,18 @@ class Problem:
         return 4 * math.prod(self.received)
 
 
-_BILINEAR: Final = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+_TABLES = tomllib.loads(files("gradwire.loadtest").joinpath("scenarios.toml").read_text("utf-8"))
 
-PROBLEMS: Final = {
-    problem.name: problem
-    for problem in (
-        Problem(
-            "tiny",
-            _BILINEAR,
-            (1, 3, 16, 16),
-            (1, 3, 8, 8),
-            "1e4cb42a085be44a10dc9b171523125299d99ecf2574da943ed7bed27c1ccfdb",
-        ),
-        # The largest that the SDK sends as one message.
-        Problem(
-            "medium",
-            ops.TorchUpsampleBackward(mode="bicubic"),
-            (1, 4, 128, 128),
-            (1, 4, 64, 64),
-            "b25e9d1271c25e447350133f4950e3dc26c8743fd6d5b9ef015304c965d65ca2",
-        ),
-        Problem(
-            "large",
-            _BILINEAR,
-            (1, 16, 512, 512),
-            (1, 16, 256, 256),
-            "1ef7aa67d205c6d2d40912e3787d3492841cc8df9ce508b49400ac03a63336ad",
-        ),
-        Problem(
-            "enlarging",
-            ops.DmlResample(interpolation_mode="linear"),
-            (1, 16, 256, 256),
-            (1, 16, 512, 512),
-            "6c1edb86386697711b2a456ca105c4736fd8eabbc90e85a2770f59df556c3e3f",
-        ),
-        # Some milliseconds of computing, and next to nothing to move.
-        Problem(
-            "work",
-            ops.DmlResampleGrad(interpolation_mode="linear"),
-            (8192, 8192),
-            (64, 64),
-            "6e0d4fdb9ce1c40e66135a7f53623a5e11751946e9b5513d7eab2525aa4fa76e",
-            broadcast=True,
-        ),
+PROBLEMS = {
+    name: Problem(
+        name,
+        OPERATORS[fields["operator"]](**fields["attributes"]),
+        tuple(fields["sent"]),
+        tuple(fields["received"]),
+        fields["digest"],
+        fields.get("broadcast", False),
     )
+    for name, fields in _TABLES["problems"].items()
 }
 
 
@@ -122,7 +90,7 @@ def digest_of(result: Array) -> str:
 
 
 class Judge:
-    """Tells right results from wrong ones; any thread may ask.
+    """Tells right results from wrong ones.
 
     The first right one is known by its digest; those after it are compared with it, which is a
     hundred times faster.
@@ -130,28 +98,21 @@ class Judge:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._lock = threading.Lock()
         self._right: Array | None = None
 
     def is_right(self, result: Array) -> bool:
         """Whether a result has the bits that it must have."""
-        right = self._right
-        if right is not None:
-            return np.array_equal(result.view(np.uint32), right)
-        with self._lock:
+        if self._right is None:
             if digest_of(result) != self._problem.digest:
                 return False
-            self._right = np.ascontiguousarray(result).view(np.uint32).copy()
-            return True
+            self._right = result.copy().view(np.uint32)
+        return np.array_equal(result.view(np.uint32), self._right)
 
 
 Manner = Literal["plain", "cancelled", "hurried", "slow", "many"]
 
-# Rate of an overload, as a multiple of the server's peak.
-OVERLOAD: Final = 3.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Flow:
     """Calls of one kind.
 
@@ -174,7 +135,7 @@ class Flow:
     burst: int = 1
     within_s: float = 0.0
     items: int = 1
-    expected: tuple[str, ...] = ()
+    expected: Sequence[str] = ()
     background: bool = False
 
     @property
@@ -188,7 +149,7 @@ class Flow:
         return self.callers == 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Flows at once.
 
@@ -202,103 +163,13 @@ class Scenario:
     of_peak: float = 0.0
 
 
-_BYSTANDERS: Final = Flow(name="bystanders", problem="tiny", rate=50.0, background=True)
+def _read() -> Iterator[Scenario]:
+    for name, fields in _TABLES["scenarios"].items():
+        flows = tuple(Flow(**flow) for flow in fields.pop("flows"))
+        yield Scenario(name, flows=flows, **fields)
 
-SCENARIOS: Final = {
-    scenario.name: scenario
-    for scenario in (
-        Scenario(
-            name="tiny",
-            summary="3 KiB there, 768 bytes back: what a call costs",
-            flows=(Flow(name="tiny", problem="tiny", callers=4),),
-        ),
-        Scenario(
-            name="medium",
-            summary="256 KiB there, 64 KiB back, as one message each",
-            flows=(Flow(name="medium", problem="medium", callers=4),),
-        ),
-        Scenario(
-            name="large",
-            summary="16 MiB there, 4 MiB back, as streams",
-            flows=(Flow(name="large", problem="large", callers=2),),
-        ),
-        Scenario(
-            name="mixed",
-            summary="tiny and medium calls and large streams at once",
-            flows=(
-                Flow(name="tiny", problem="tiny", callers=4),
-                Flow(name="medium", problem="medium", callers=2),
-                Flow(name="large", problem="large", callers=1),
-            ),
-        ),
-        Scenario(
-            name="overload",
-            summary="calls due at three times the rate that the server can serve",
-            flows=(
-                Flow(
-                    name="overload",
-                    problem="work",
-                    callers=8,
-                    expected=("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
-                ),
-            ),
-            of_peak=OVERLOAD,
-        ),
-        Scenario(
-            name="slow-readers",
-            summary="streams whose readers take their time, beside tiny calls",
-            flows=(
-                Flow(
-                    name="slow readers",
-                    problem="enlarging",
-                    manner="slow",
-                    callers=8,
-                    within_s=0.1,
-                ),
-                _BYSTANDERS,
-            ),
-        ),
-        Scenario(
-            name="cancellations",
-            summary="calls and streams that their callers cancel, beside tiny calls",
-            flows=(
-                Flow(
-                    name="cancelled calls",
-                    problem="medium",
-                    manner="cancelled",
-                    callers=4,
-                    within_s=0.02,
-                    expected=("CANCELLED",),
-                ),
-                Flow(
-                    name="cancelled streams",
-                    problem="large",
-                    manner="cancelled",
-                    callers=2,
-                    within_s=0.2,
-                    expected=("CANCELLED",),
-                ),
-                _BYSTANDERS,
-            ),
-        ),
-        Scenario(
-            name="deadline-storms",
-            summary="bursts of calls that have a twentieth of a second, beside tiny calls",
-            flows=(
-                Flow(
-                    name="hurried",
-                    problem="work",
-                    manner="hurried",
-                    rate=64.0,
-                    burst=64,
-                    within_s=0.05,
-                    expected=("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
-                ),
-                _BYSTANDERS,
-            ),
-        ),
-    )
-}
+
+SCENARIOS = {scenario.name: scenario for scenario in _read()}
 
 
 def at_rate(scenario: Scenario, rate: float) -> Scenario:
