@@ -182,7 +182,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda1
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
 	build/pin/bin/python $(PIP) install --upgrade pip
-	build/pin/bin/python $(PIP) install --editable '.[all,cuda13,ray]' --group test --group lint --group package hatchling
+	build/pin/bin/python $(PIP) install --editable '.[cpu,cuda13,otel,plot,ray]' --group test --group lint --group package hatchling
 	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin

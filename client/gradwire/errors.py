@@ -43,6 +43,11 @@ _ARGUMENTS: Final = (
 )
 
 
+def installing(extra: str) -> str:
+    """Return the commands that install an extra, of the package or of a checkout."""
+    return f'pip install "gradwire[{extra}]", or in a checkout pip install ".[{extra}]"'
+
+
 def counted(amount: int, noun: str) -> str:
     """Return a count with its noun: "1 axis", "2 axes", "0 values"."""
     return f"{amount} {noun if amount == 1 else _PLURALS.get(noun, f'{noun}s')}"

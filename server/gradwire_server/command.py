@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from gradwire._wire.environment import PREFIX, unknown_variables
+from gradwire.errors import installing
 from gradwire_server import backends
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port
@@ -218,7 +219,7 @@ def _serve(settings: Settings, with_workers: Callable[[int], Settings]) -> None:
     for needed in ("grpc_health", "grpc_reflection"):
         if find_spec(needed) is None:
             raise click.ClickException(
-                f'{needed} is missing; gradwire-server needs: pip install "gradwire[server]"'
+                f"{needed} is missing; gradwire-server needs: {installing('server')}"
             )
     try:
         if settings.backend == "cuda":

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gradwire.errors import installing
 from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
@@ -56,7 +57,7 @@ def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | No
     except ModuleNotFoundError as error:
         raise ValueError(
             f"--http-port is {settings.http_port}; it needs {error.name}: "
-            'pip install "gradwire[server]"'
+            + installing("server")
         ) from error
     certificates = Certificates.of(settings)
     if certificates is not None:
@@ -101,7 +102,7 @@ def tracer(settings: Settings, *, address: str) -> Tracer | None:
         url = f"{asked.rstrip('/')}/v1/traces" if asked else ""
         return Tracer(tracer_provider(url), address=address)
     except ModuleNotFoundError:
-        why = 'install "gradwire[otel]"'
+        why = installing("otel")
     except ValueError as error:
         why = str(error)
     if asked:

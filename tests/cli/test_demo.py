@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from itertools import islice
@@ -38,6 +39,17 @@ def test_the_loss_falls_and_a_picture_is_written(tmp_path: Path) -> None:
     assert gained is not None
     assert float(gained[1]) > 0.5
     assert "public domain" in done.stdout
+
+
+def test_json_tells_losses_and_decibels(tmp_path: Path, target: str) -> None:
+    path = tmp_path / "demo.png"
+    done = run_here("demo", "--iterations", 1, "--output", path, "--target", target, "--json")
+    facts = json.loads(done.stdout)
+    assert done.code == 0
+    assert len(facts["losses"]) == 2
+    assert facts["reconstruction_db"] > facts["bilinear_db"]
+    assert (facts["output"], path.is_file()) == (str(path), True)
+    assert "Photograph" in done.stderr
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:

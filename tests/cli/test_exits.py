@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from importlib.metadata import version
 
@@ -161,6 +164,37 @@ def test_an_operator_that_is_not_known_has_one_code_in_all_commands(
         "gradwire: error: --op: 'dml-resample-grad' is not an operator; give one of "
     )
     assert done.stderr.endswith("; did you mean dml_resample_grad?\n")
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    for words, expected in (("gradwire ben", "bench"), ("gradwire bench --out", "--output")):
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(  # noqa: S603 - our own program
+            GRADWIRE,
+            env={**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"plain,{expected}\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_transfer_shows_its_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    with output.progress_bar(100) as moved:
+        moved(50)
+    assert not shown.getvalue()
+    monkeypatch.setattr(output, "PATIENCE_S", 0.0)
+    with output.progress_bar(10**9) as moved:
+        time.sleep(0.01)
+        moved(5 * 10**8)
+    assert re.search(r"50%.* \d\d:\d\d:\d\d.* \d+ MB/s", shown.getvalue())
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

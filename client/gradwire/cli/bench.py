@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 
 import click
 
+from gradwire.errors import installing
 from gradwire.cli import output
 from gradwire.cli.connection import Connection, local_server
 from gradwire.cli.options import (
@@ -218,8 +219,7 @@ def _page_writer() -> Callable[[Document], str]:
     try:
         from gradwire.loadtest.report import to_html  # noqa: PLC0415 - Jinja2 may be missing
     except ModuleNotFoundError:
-        install = 'pip install "gradwire[plot]", or ".[plot]" in a checkout'
-        raise CommandError(f"--report is written with Jinja2: {install}") from None
+        raise CommandError(f"--report is written with Jinja2: {installing('plot')}") from None
     return to_html
 
 

@@ -8,9 +8,11 @@ import json
 import math
 import runpy
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,23 +48,13 @@ Shape = tuple[int, ...]
 # Lengths of the forward's input and output along an axis.
 Pair = tuple[int, int]
 
-# Single elements, doubled, halved, primes both ways, even and odd, ratios such as 2.3 and 14, steps
-# that leave elements unread, and lengths of one element more or less.
-PAIRS: tuple[Pair, ...] = (
-    *product((1, 2, 3), (1, 2, 3)),
-    *((1, 7), (7, 1), (2, 4), (4, 2), (3, 6), (6, 3), (5, 10), (10, 5), (4, 6), (6, 4), (9, 4)),
-    *((3, 7), (7, 3), (5, 13), (13, 5), (10, 23), (23, 10), (5, 30), (30, 5), (7, 100), (100, 7)),
-    *((16, 17), (17, 16), (31, 32), (32, 31), (11, 11), (64, 128), (128, 64), (129, 50)),
-)
-TALL_AND_WIDE: tuple[tuple[Pair, Pair], ...] = (
-    ((200, 399), (1, 1)),
-    ((1, 1), (399, 200)),
-    ((150, 2), (2, 150)),
-    ((3, 90), (90, 3)),
-)
-# Shapes for special values and memory layouts.
-MIXED: tuple[Pair, ...] = ((3, 7), (7, 3), (4, 8), (8, 4))
-BATCHES: tuple[Pair, ...] = ((1, 1), (1, 5), (3, 1), (2, 3))
+
+def _pairs(lists: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(_pairs(each) if isinstance(each, list) else each for each in lists)
+
+
+_LENGTHS = tomllib.loads(files("gradwire.cli").joinpath("check.toml").read_text("utf-8"))
+PAIRS, TALL_AND_WIDE, MIXED, BATCHES = map(_pairs, _LENGTHS.values())
 # Length up to which a pair stands on all axes at once.
 LONG = 32
 # How often a special value is strewn among others.

@@ -103,19 +103,14 @@ def compare(
     taps and weights in both. Exit with 0 if they are equal, with 9 if not.
     """
     operators = _grouped(context.meta[_ORDER], operator, attributes)
-    for wrong, message in (
-        (
-            len(operators) + (against is not None) != len(NAMES),
-            "--op: give it twice, or once with --against",
-        ),
-        (
-            against is not None and source is None,
-            "--against: a result from elsewhere was made of some input; give --input too",
-        ),
-        ((source is None) is (input_shape is None), "give one of --input and --input-shape"),
-    ):
-        if wrong:
-            raise InvalidUsage(message)
+    if len(operators) + (against is not None) != len(NAMES):
+        raise InvalidUsage("--op: give it twice, or once with --against")
+    if against is not None and source is None:
+        raise InvalidUsage(
+            "--against: a result from elsewhere was made of some input; give --input too"
+        )
+    if (source is None) is (input_shape is None):
+        raise InvalidUsage("give one of --input and --input-shape")
     # A .npy file has no name for this type.
     unnamed = "bfloat16" if str(dtype) == "bfloat16" else None
     if source is None:
@@ -130,16 +125,20 @@ def compare(
         raise InvalidUsage(f"{message}; give --output-shape")
     with server.client(backend="numpy_cpu") as client:
         results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
+    names = list(map(repr, operators))
     if other is not None:
-        results.append(_fitting(other, results[0], against))
+        results.append(other)
+        names.append(str(against))
+        one, dtype = results[0], other.dtype
+        if (other.shape, dtype) != (one.shape, one.dtype):
+            ours = f"ours is {one.dtype} {one.shape}"
+            raise InvalidUsage(f"--against: {against} holds {dtype} {other.shape}; {ours}")
     found = difference(*results)
-    why = [] if found is None else reasons(told, found.first)
+    facts, lines = _told(results[0], results[1], told, found)
     if as_json:
-        click.echo(json.dumps(_facts(results, found, why), allow_nan=False))
+        click.echo(json.dumps(facts, allow_nan=False))
     else:
-        names = [*map(repr, operators), *([] if against is None else [str(against)])]
-        lines = [f"{name}  {text}" for name, text in zip(NAMES, names, strict=True)]
-        click.echo("\n".join([*lines, *_text(results, told, found, why)]))
+        click.echo("\n".join([*map("{}  {}".format, NAMES, names), *lines]))
     return 0 if found is None else DIFFERENT
 
 
@@ -165,34 +164,35 @@ Array = NDArray[Any]
 NAMES = ("A", "B")
 
 
-def _fitting(other: Array, ours: Array, path: Path | None) -> Array:
-    if (other.shape, other.dtype) != (ours.shape, ours.dtype):
-        raise InvalidUsage(
-            f"--against: {path} holds {other.dtype} {other.shape}; ours is {ours.dtype} "
-            f"{ours.shape}"
-        )
-    return other
-
-
-def _text(
-    results: Sequence[Array],
-    told: Sequence[Tables],
-    found: Difference | None,
-    why: Sequence[Reason],
-) -> list[str]:
-    one, other = results
+def _told(
+    one: Array, other: Array, told: Sequence[Tables], found: Difference | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Describe a comparison as JSON can hold it, and in lines."""
+    facts: dict[str, Any] = {
+        "equal": found is None,
+        "dtype": str(one.dtype),
+        "shape": one.shape,
+        "elements": one.size,
+        "different": 0 if found is None else found.count,
+    }
     size = f"{one.size} elements of {one.dtype} {one.shape}"
     if found is None:
-        return [f"equal bits: {size}", *_table_lines(told)]
+        return facts, [f"equal bits: {size}", *_table_lines(told)]
+    places = {"first": found.first, "most": found.largest}
+    for name, at in places.items():
+        facts[name] = {"index": at, "A": json_number(one[at]), "B": json_number(other[at])}
+    facts["most"] |= {"absolute": json_number(found.absolute), "ulps": found.ulps}
+    why = reasons(told, found.first)
+    facts["why"] = [each.facts() for each in why]
     first, most = (
-        f"{index(at)}: A {number(one[at])}, B {number(other[at])}"
-        for at in (found.first, found.largest)
+        f"  {name} at {index(at)}: A {number(one[at])}, B {number(other[at])}"
+        for name, at in places.items()
     )
     apart = f"{number(found.absolute)} or {found.ulps} ulps apart"
-    return [
+    return facts, [
         f"different: {found.count} of {size}",
-        f"  first at {first}",
-        f"  most at {most}, {'one is NaN' if found.ulps is None else apart}",
+        first,
+        f"{most}, {'one is NaN' if found.ulps is None else apart}",
         *_table_lines(told),
         "",
         f"Why at {index(found.first)}",
@@ -228,29 +228,6 @@ def _table_lines(told: Sequence[Tables]) -> list[str]:
             told_ = ", ".join(f"{kind} at {count}" for kind, count in sorted(counts.items()))
             lines.append(f"  axis {number_}: of {one.outputs} outputs differ: {told_}")
     return lines or ["  every table is equal: coordinates, taps and weights"]
-
-
-def _facts(
-    results: Sequence[Array],
-    found: Difference | None,
-    why: Sequence[Reason],
-) -> dict[str, Any]:
-    one, other = results
-    told: dict[str, Any] = {
-        "equal": found is None,
-        "dtype": str(one.dtype),
-        "shape": list(one.shape),
-        "elements": one.size,
-        "different": 0 if found is None else found.count,
-    }
-    if found is not None:
-        first, most = (
-            {"index": list(at), "A": json_number(one[at]), "B": json_number(other[at])}
-            for at in (found.first, found.largest)
-        )
-        apart = {"absolute": json_number(found.absolute), "ulps": found.ulps}
-        told |= {"first": first, "most": most | apart, "why": [each.facts() for each in why]}
-    return told
 
 
 Index = tuple[int, ...]

@@ -23,6 +23,7 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
+from gradwire.errors import installing
 from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
 from gradwire.errors import UnavailableError
 
@@ -168,7 +169,7 @@ def _naming(files: str) -> Generator[None]:
 MODULE = "gradwire_server"
 # The server's first line on standard output, once it listens.
 GREETING = b"gradwire-server listening on "
-INSTALL = 'pip install "gradwire[server]", or ".[server]" in a checkout'
+INSTALL = installing("server")
 STOP_TIMEOUT_S = 5.0
 
 

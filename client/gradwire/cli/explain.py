@@ -454,12 +454,13 @@ def _facts(axis: AxisTable, place: int) -> dict[str, Any]:
 
 def _captioned(told: Tables, only: int | None, forward: str) -> Iterator[tuple[str, AxisTable]]:
     """Yield an axis, or those that are not the identity, alike ones once; else the last one."""
-    like = list(map(told.first_like, range(len(told.axes))))
-    changed = [n for n in sorted({*like}) if not told.axes[n].is_identity]
-    for place in (changed or [like[-1]]) if only is None else [only]:
+    groups: dict[int, list[str]] = {}
+    for place, axis in enumerate(told.axes):
+        if (only is None and not axis.is_identity) or place == only:
+            first = place if only is not None else told.first_like(place)
+            groups.setdefault(first, []).append(str(place))
+    last = len(told.axes) - 1
+    for place, alike in (groups or {last: [str(last)]}).items():
         axis = told.axes[place]
-        alike = (
-            [str(n) for n in range(len(like)) if like[n] == place] if only is None else [str(only)]
-        )
         which = f"{'axis' if len(alike) == 1 else 'axes'} {' and '.join(alike)}"
         yield f"{which}: {axis.inputs} inputs and {axis.outputs} outputs of {forward}", axis

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import errors
+from gradwire.errors import installing
 from gradwire.errors import GradwireError
 
 OTHER = 1
@@ -221,8 +222,7 @@ def load_pictures() -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        install = 'pip install "gradwire[plot]", or ".[plot]" in a checkout'
-        raise CommandError(f"pictures are drawn with matplotlib: {install}") from None
+        raise CommandError(f"pictures are drawn with matplotlib: {installing('plot')}") from None
     return pictures
 
 

@@ -77,18 +77,17 @@ def _draw_links(plot: Axes, axis: AxisTable, colors: PathCollection, first: int,
     lines = LineCollection(list(ends), colors=colors.to_rgba(weights), linewidths=widths)
     plot.add_collection(lines)
     outputs = np.flatnonzero((places > top) & (places < bottom) | (stop - first == axis.inputs))
-    inputs = np.arange(first, stop)
-    for side, numbers, at, odd in (
-        (0, outputs, places[outputs], np.diff(axis.offset)[outputs] == 0),
-        (1, inputs, inputs, np.isin(inputs, axis.unread)),
+    inputs, at = np.arange(first, stop), places[outputs]
+    plot.plot(outputs * 0, at, "o", inputs * 0 + 1, inputs, "s", color="0.15", ms=4.5)
+    for side, odd in (
+        (0, at[np.diff(axis.offset)[outputs] == 0]),
+        (1, np.intersect1d(inputs, axis.unread)),
     ):
-        plot.plot(np.full(len(at), side), at, "s" if side else "o", color="0.15", ms=4.5)
-        plot.plot(np.full(odd.sum(), side), at[odd], "X", color=VERMILION, ms=8)
-        every = max(1, len(at) // NUMBERED)
-        for number, height in zip(numbers[::every], at[::every], strict=True):
-            x, align = (1.06, "left") if side else (-0.06, "right")
-            plot.text(x, height, str(number), ha=align, va="center", size=8)
-    plot.set(xlim=(-0.2, 1.2), ylim=(bottom, top), yticks=(), frame_on=False)
+        plot.plot(odd * 0 + side, odd, "X", color=VERMILION, ms=8)
+    every = max(1, len(outputs) // NUMBERED)
+    plot.set_yticks(at[::every], map(str, outputs[::every]))
+    plot.twinx().set(ylim=(bottom, top), yticks=inputs, frame_on=False)
+    plot.set(xlim=(-0.1, 1.1), ylim=(bottom, top), frame_on=False)
     plot.set_xticks((0, 1), (f"output\n({where})", "input") if stop == axis.inputs else ("", "..."))
     plot.set_title("" if first else "which outputs read each input", fontsize=10)
 

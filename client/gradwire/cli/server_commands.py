@@ -57,10 +57,12 @@ def info(*, server: Connection, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(told), indent=2))
         return
-    click.echo(f"gradwire {told.version}, numerics version {told.numerics_version}")
-    click.echo(f"backend    {told.backend}: {told.backend_reason}")
-    click.echo(f"operators  {', '.join(told.operators)}")
-    click.echo("limits")
+    click.echo(
+        f"""gradwire {told.version}, numerics version {told.numerics_version}
+backend    {told.backend}: {told.backend_reason}
+operators  {", ".join(told.operators)}
+limits"""
+    )
     for limit, value in dataclasses.asdict(told.limits).items():
         click.echo(f"  {limit:26}{value:>16,}")
 
@@ -119,16 +121,16 @@ def _tell_of_wait(connection: Connection, *, timeout_s: float) -> None:
 
 def _described(info: OperatorInfo) -> str:
     few, many = info.min_rank, info.max_rank
-    facts = {
-        "forward" if info.gradient else "gradient": info.counterpart,
-        "axes": f"{few}" if few == many else f"{few} to {many}",
-        "types": ", ".join(info.data_types),
-        "output shape": "always needed" if info.output_required else "told by attributes",
-        "source": info.source,
-    }
-    lines = [info.name, f"  {info.summary}", ""]
-    lines += [f"  {name:14}{text}" for name, text in facts.items()]
-    lines.append("")
+    head = f"""{info.name}
+  {info.summary}
+
+  {"forward" if info.gradient else "gradient":14}{info.counterpart}
+  axes          {few if few == many else f"{few} to {many}"}
+  types         {", ".join(info.data_types)}
+  output shape  {"always needed" if info.output_required else "told by attributes"}
+  source        {info.source}
+"""
+    lines = [head]
     indented = textwrap.TextWrapper(WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
     for attribute in info.attributes:
         values, default = _words(info.name, attribute)

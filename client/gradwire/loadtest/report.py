@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gradwire.errors import counted
+from gradwire.errors import counted, installing
 from gradwire.loadtest.result import Document, ScenarioResult, failed, nines
 
 # The page's colors, by those that matplotlib draws with: see report.mplstyle.
@@ -162,6 +162,7 @@ _PAGE = Environment(
         "charts": _charts,
         "counted": counted,
         "failed": failed,
+        "installing": installing,
         "style": _text("gradwire._wire", "page.css") + _text("gradwire.loadtest", "report.css"),
     },
 )

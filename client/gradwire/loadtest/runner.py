@@ -257,10 +257,10 @@ def warnings(
 ) -> list[str]:
     """Say why figures may be worth less than they look."""
     told: list[str] = []
-    busiest = max((one.cpu_cores for one in generators), default=0.0)
-    if busiest >= _BUSY:
+    busy = [one.cpu_cores for one in generators]
+    if max(busy, default=0.0) >= _BUSY:
         told.append(
-            f"a process that makes calls was busy for {busiest:.2f} of one core: it may be the "
+            f"a process that makes calls was busy for {max(busy):.2f} of one core: it may be the "
             "bottleneck, not the server; give more --processes, or another machine"
         )
     late = max((one.late_p99_ms for one in generators), default=0.0)
@@ -270,20 +270,14 @@ def warnings(
             f"1 % of the calls of open loops were made {late:.1f} ms or more after they were due; "
             "corrected latencies hold that time, uncorrected ones do not"
         )
-    taken = sum(one.cpu_cores for one in generators)
-    if seconds:
-        taken += sum(one.cpu_cores for one in seconds) / len(seconds)
+    taken = sum(busy) + sum(one.cpu_cores for one in seconds) / max(len(seconds), 1)
     if cores is not None and seconds and taken >= 0.9 * cores:
         told.append(
             f"the server and the processes that call it took {taken:.1f} of the {cores} cores that "
             "they share: a server with its machine to itself does better"
         )
-    told += [
-        f"{flow.name}: percentiles are those of {flow.ok} calls only"
-        for flow in flows
-        if 0 < flow.ok < _ENOUGH
-    ]
-    return told
+    few = [flow for flow in flows if 0 < flow.ok < _ENOUGH]
+    return told + [f"{flow.name}: percentiles are those of {flow.ok} calls only" for flow in few]
 
 
 def _progress(tally: Tally, silent_s: float) -> str:

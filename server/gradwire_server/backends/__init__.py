@@ -189,7 +189,7 @@ def instead_of_compiled(name: str, error: Exception) -> tuple[Backend, str]:
     if name == _COMPILED:
         raise ValueError(
             f'backend: "{name}" came, which cannot run here: {why}; install it with '
-            'pip install "gradwire[cpu]", or choose "auto"'
+            'pip install "gradwire[cpu]", or ".[cpu]" in a checkout, or choose "auto"'
         ) from error
     if getattr(error, "name", "") not in {"numba", "llvmlite"}:
         # They are installed, so the user expects them to work.

@@ -50,7 +50,7 @@ def check() -> int:
     if find_spec("cupy") is None:
         raise ImportError(
             'CuPy is not installed; install it with pip install "gradwire[cuda13]", or '
-            "gradwire[cuda12] for a driver of CUDA 12"
+            'gradwire[cuda12] for a driver of CUDA 12; in a checkout ".[cuda13]" or ".[cuda12]"'
         )
     build.check()
     runtime = import_module("cupy.cuda").runtime
