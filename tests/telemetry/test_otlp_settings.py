@@ -124,7 +124,7 @@ def test_without_the_extra_who_asks_is_told_what_to_install(
 ) -> None:
     _without(monkeypatch, "opentelemetry", "gradwire_server.observability.otlp")
     monkeypatch.setattr(logging.getLogger("gradwire_server"), "propagate", True)
-    with pytest.raises(ValueError, match=rf"^--otlp-endpoint is {URL}; traces: install .*otel"):
+    with pytest.raises(ValueError, match=rf"^--otlp-endpoint is {URL}; traces: pip .*otel"):
         tracer(Settings(otlp_endpoint=URL), address="127.0.0.1:1")
     assert not caplog.records
     # What the environment asks of every program keeps none from running.

@@ -15,7 +15,7 @@ from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy as np
@@ -49,8 +49,8 @@ Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
 
-def _pairs(lists: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(_pairs(each) if isinstance(each, list) else each for each in lists)
+def _pairs(one: Any) -> Any:
+    return tuple(map(_pairs, cast("list[Any]", one))) if isinstance(one, list) else one
 
 
 _LENGTHS = tomllib.loads(files("gradwire.cli").joinpath("check.toml").read_text("utf-8"))
@@ -88,8 +88,8 @@ def _with(*specials: float) -> Maker:
 
 VALUES: dict[str, Maker] = {
     "random": lambda shape, _, noise: noise.standard_normal(shape),
-    "counting": lambda shape, *_: 1 + np.arange(math.prod(shape)).reshape(shape) % 97,
-    "ones": lambda shape, *_: np.ones(shape),
+    "counting": lambda shape, _, __: 1 + np.arange(math.prod(shape)).reshape(shape) % 97,
+    "ones": lambda shape, _, __: np.ones(shape),
     "zeros": _with(0.0, -0.0),
     "nan": _with(np.nan),
     "infinity": _with(np.inf, -np.inf),

@@ -237,7 +237,7 @@ class Reason:
     @property
     def given(self) -> list[int]:
         """Elements that enter the result's by any of the operators."""
-        return sorted(set().union(*self.weights))
+        return sorted({given for each in self.weights for given in each})
 
     def coordinates(self, given: int) -> list[float | None]:
         """Return where each forward's output reads; None where the dialect tells none."""

@@ -180,8 +180,12 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
     return kind(**given)
 
 
-_NUMBERS: dict[str, Callable[[str], object]] = {"float": float, "double": float}
-_NUMBERS |= {"int64": int, "int32": int}
+_NUMBERS: dict[str, Callable[[str], object]] = {
+    "float": float,
+    "double": float,
+    "int64": int,
+    "int32": int,
+}
 
 
 def _value(kind: type[Operator], name: str, text: str) -> object:

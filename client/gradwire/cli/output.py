@@ -229,6 +229,14 @@ def load_pictures() -> ModuleType:
 PATIENCE_S = 1.0
 
 
+# Typed in part only.
+_progressbar: Any = click.progressbar
+
+
+def _as_it_is(text: Any) -> Any:
+    return text
+
+
 @contextmanager
 def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
     """Yield what is told how many bytes were moved so far.
@@ -243,14 +251,12 @@ def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
             nonlocal bar
             seconds = time.monotonic() - start
             if bar is None and seconds > PATIENCE_S and sys.stderr.isatty():
-                bar = shown.enter_context(
-                    click.progressbar(
-                        length=total_bytes,
-                        label="gradwire",
-                        file=sys.stderr,
-                        item_show_func=lambda rate: rate,
-                    )
+                shown_bar = _progressbar(
+                    length=total_bytes, label="gradwire", file=sys.stderr, item_show_func=_as_it_is
                 )
+                bar = shown.enter_context(shown_bar)
+                # Time left is told from the whole of it.
+                bar.start = time.time() - seconds
             if bar is not None:
                 bar.update(done_bytes - bar.pos, f"{done_bytes / seconds / 1e6:.0f} MB/s")
 

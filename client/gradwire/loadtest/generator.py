@@ -41,7 +41,10 @@ from gradwire.loadtest.scenarios import Flow, Judge, Problem
 # A load test counts refusals, which retries would hide.
 ONCE = RetryPolicy(max_attempts=1)
 # gRPC statuses of errors that the SDK raises by itself.
-_LOCAL = {DeadlineExceededError: "DEADLINE_EXCEEDED", CallCancelledError: "CANCELLED"}
+_LOCAL: dict[type[GradwireError], str] = {
+    DeadlineExceededError: "DEADLINE_EXCEEDED",
+    CallCancelledError: "CANCELLED",
+}
 # Times of calls, in seconds.
 Times = NDArray[np.float64]
 

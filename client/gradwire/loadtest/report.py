@@ -23,8 +23,11 @@ from gradwire.loadtest.result import Document, ScenarioResult, failed, nines
 
 # The page's colors, by those that matplotlib draws with: see report.mplstyle.
 _LINES = [f"#0000f{number}" for number in range(4)]
-_COLORS = {drawn: f"var(--c{drawn[-1]})" for drawn in _LINES}
-_COLORS |= {"#0000e0": "var(--line)", "#0000e1": "var(--faint)"}
+_COLORS = {
+    **{drawn: f"var(--c{drawn[-1]})" for drawn in _LINES},
+    "#0000e0": "var(--line)",
+    "#0000e1": "var(--faint)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Chart:
 
         written = io.StringIO()
         with style.context("gradwire.loadtest.report"):
-            figure = Figure()
+            figure: Any = Figure()
             plots = figure.subplots(len(self.plots), sharex=True, squeeze=False)[:, 0]
             for plot, (label, lines) in zip(plots, self.plots.items(), strict=True):
                 for line in lines:
