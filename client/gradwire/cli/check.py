@@ -15,7 +15,7 @@ from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import click
 import numpy as np
@@ -50,7 +50,10 @@ Pair = tuple[int, int]
 
 
 def _pairs(one: Any) -> Any:
-    return tuple(map(_pairs, cast("list[Any]", one))) if isinstance(one, list) else one
+    if not isinstance(one, list):
+        return one
+    items: list[Any] = one
+    return tuple(map(_pairs, items))
 
 
 _LENGTHS = tomllib.loads(files("gradwire.cli").joinpath("check.toml").read_text("utf-8"))
