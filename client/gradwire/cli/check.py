@@ -49,15 +49,13 @@ Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
 
-def _pairs(one: Any) -> Any:
-    if not isinstance(one, list):
-        return one
-    items: list[Any] = one
-    return tuple(map(_pairs, items))
+def _pairs(lists: Any) -> Any:
+    return tuple(map(tuple, lists))
 
 
 _LENGTHS = tomllib.loads(files("gradwire.cli").joinpath("check.toml").read_text("utf-8"))
-PAIRS, TALL_AND_WIDE, MIXED, BATCHES = map(_pairs, _LENGTHS.values())
+PAIRS, MIXED, BATCHES = (_pairs(_LENGTHS[name]) for name in ("pairs", "mixed", "batches"))
+TALL_AND_WIDE = list(map(_pairs, _LENGTHS["tall_and_wide"]))
 # Length up to which a pair stands on all axes at once.
 LONG = 32
 # How often a special value is strewn among others.
