@@ -50,7 +50,7 @@ Pair = tuple[int, int]
 
 
 def _pairs(lists: Any) -> Any:
-    return tuple(map(tuple, lists))
+    return tuple((inputs, outputs) for inputs, outputs in lists)
 
 
 _LENGTHS = tomllib.loads(files("gradwire.cli").joinpath("check.toml").read_text("utf-8"))

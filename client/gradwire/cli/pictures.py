@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import cbook
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -50,15 +50,15 @@ def draw(captioned: Iterable[tuple[str, AxisTable]], *, title: str, path: Path) 
             stretches = [(0, axis.inputs)]
         grid = part.add_gridspec(len(stretches), 3, width_ratios=(4, 5.5, 3))
         matrix = part.add_subplot(grid[:, 1])
-        points = _draw_matrix(matrix, axis)
-        part.colorbar(points, ax=matrix).ax.set_title("weight", fontsize=9)
+        cells = _draw_matrix(matrix, axis)
+        part.colorbar(cells, ax=matrix).ax.set_title("weight", fontsize=9)
         for row, (first, stop) in enumerate(stretches):
-            _draw_links(part.add_subplot(grid[row, 0]), axis, points, first, stop)
+            _draw_links(part.add_subplot(grid[row, 0]), axis, cells, first, stop)
         _draw_totals(part.add_subplot(grid[:, 2]), axis)
     figure.savefig(path)
 
 
-def _draw_links(plot: Axes, axis: AxisTable, colors: PathCollection, first: int, stop: int) -> None:
+def _draw_links(plot: Axes, axis: AxisTable, colors: LineCollection, first: int, stop: int) -> None:
     """Draw inputs first .. stop - 1 at the right, and the outputs that read them."""
     places, where = axis.coordinates, "at its coordinate"
     if places is None:
@@ -92,26 +92,27 @@ def _draw_links(plot: Axes, axis: AxisTable, colors: PathCollection, first: int,
     plot.set_title("" if first else "which outputs read each input", fontsize=10)
 
 
-def _draw_matrix(plot: Axes, axis: AxisTable) -> PathCollection:
-    """Draw a square for each weight, darker for larger ones; negative ones in another hue."""
+def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
+    """Draw a cell for each weight, darker for larger ones; negative ones in another hue."""
     least, most = axis.weight.min(initial=0), axis.weight.max(initial=1e-30)
     used = axis.weight != 0
-    points = plot.scatter(
-        axis.rows[used],
-        axis.columns[used],
-        # Of squares, in points, that fill a short axis.
-        s=max(1.0, 290 / max(axis.inputs, axis.outputs)) ** 2,
-        c=axis.weight[used],
+    ends = np.repeat(axis.columns[used], 4).reshape(-1, 2, 2).astype(np.float64)
+    ends[:, :, 0] = np.stack([axis.rows[used] - 0.5, axis.rows[used] + 0.5], 1)
+    cells = LineCollection(
+        list(ends),
+        # In points, of which the plot has about 320.
+        linewidths=max(1.0, 310 / axis.inputs),
+        capstyle="butt",
+        array=axis.weight[used],
         norm=TwoSlopeNorm(0, least, most) if least < 0 else Normalize(0, most),
         cmap="PuOr" if least < 0 else "viridis_r",
-        marker="s",
-        linewidths=0,
         rasterized=True,
     )
+    plot.add_collection(cells)
     if len(axis.weight) <= LEGIBLE:
         size = min(9.0, 300 / axis.outputs, 220 / axis.inputs)
         for output, input_, weight in zip(axis.rows, axis.columns, axis.weight, strict=True):
-            dark = np.dot(points.to_rgba(weight)[:3], (0.3, 0.59, 0.11)) < 0.55  # noqa: PLR2004
+            dark = np.dot(cells.to_rgba(weight)[:3], (0.3, 0.59, 0.11)) < 0.55  # noqa: PLR2004
             style: Any = {"ha": "center", "va": "center", "size": size}
             plot.text(output, input_, f"{weight:.3g}", color="white" if dark else "black", **style)
     plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5), facecolor="0.965")
@@ -119,7 +120,7 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> PathCollection:
     plot.set_title("weights", fontsize=10)
     for ruler in (plot.xaxis, plot.yaxis):
         ruler.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-    return points
+    return cells
 
 
 def _draw_totals(plot: Axes, axis: AxisTable) -> None:
