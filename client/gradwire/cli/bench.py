@@ -99,6 +99,7 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     "warm_up_s",
     type=click.FloatRange(min=0),
     default=2.0,
+    metavar="SECONDS",
     help="How long they are made before that, and do not count.",
 )
 @click.option(

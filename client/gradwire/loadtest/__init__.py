@@ -2,7 +2,7 @@
 
 `scenarios` defines the calls; `generator` makes them, in processes of their own, as the SDK makes
 them with its retries off; `runner` controls those processes and samples the server meanwhile;
-`tally` turns their reports into a `result`, which is the schema of the JSON; `report` renders it.
+`result` is the schema of the JSON, and makes it of their reports; `report` renders it.
 
 In an open loop calls are due at a fixed rate, whether or not earlier ones have ended, and a latency
 counts from when its call was due. In a closed loop each caller waits for its result before it calls
