@@ -56,8 +56,7 @@ def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | No
         from gradwire_server.admin_http import Site  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"--http-port is {settings.http_port}; it needs {error.name}: "
-            + installing("server")
+            f"--http-port is {settings.http_port}; it needs {error.name}: " + installing("server")
         ) from error
     certificates = Certificates.of(settings)
     if certificates is not None:

@@ -18,7 +18,6 @@ from urllib.error import HTTPError
 
 import click
 
-from gradwire.errors import installing
 from gradwire.cli import output
 from gradwire.cli.connection import Connection, local_server
 from gradwire.cli.options import (
@@ -30,7 +29,7 @@ from gradwire.cli.options import (
     server_options,
 )
 from gradwire.cli.output import CommandError, InvalidUsage, status_line, table
-from gradwire.errors import PermissionDeniedError, UnavailableError
+from gradwire.errors import PermissionDeniedError, UnavailableError, installing
 from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import (
     FORMAT,

@@ -23,8 +23,6 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from gradwire import Client
-from gradwire.tensors import to_array
-from gradwire.errors import counted
 from gradwire.cli import output
 from gradwire.cli.compare import differing, finfo, ulps_off
 from gradwire.cli.connection import Connection
@@ -40,8 +38,9 @@ from gradwire.cli.options import (
     server_options,
 )
 from gradwire.cli.output import DIFFERENT, CommandError, InvalidUsage, index, json_number, number
-from gradwire.errors import InvalidRequestError, LimitExceededError
+from gradwire.errors import InvalidRequestError, LimitExceededError, counted
 from gradwire.ops import OPERATORS, Operator
+from gradwire.tensors import to_array
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

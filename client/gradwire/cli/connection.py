@@ -23,9 +23,8 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
-from gradwire.errors import installing
 from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
-from gradwire.errors import UnavailableError
+from gradwire.errors import UnavailableError, installing
 
 # Seconds for which a command retries connecting, while its user waits.
 _CONNECT_S = 1.5

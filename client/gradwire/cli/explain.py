@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from gradwire import v1
 from gradwire._wire.statuses import from_in_band
-from gradwire.errors import counted
 from gradwire.cli import output
 from gradwire.cli.connection import INSTALL
 from gradwire.cli.options import (
@@ -49,6 +48,7 @@ from gradwire.cli.output import (
     places,
     table,
 )
+from gradwire.errors import counted
 from gradwire.ops import OPERATORS, Operator, to_message
 from gradwire.tensors import data_type_of
 

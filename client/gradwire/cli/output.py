@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import errors
-from gradwire.errors import installing
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, installing
 
 OTHER = 1
 INVALID = 2
