@@ -107,6 +107,8 @@ class Server:
         settings = self.settings
         if not self._shares_port:
             check_free(settings.address)
+            if settings.local_socket:
+                check_free(f"unix:{settings.local_socket}")
         if settings.tls_certificate:
             self.port = self._server.add_secure_port(
                 settings.address, handlers.credentials(settings)
@@ -116,7 +118,11 @@ class Server:
         if settings.local_socket:
             self._server.add_insecure_port(f"unix:{settings.local_socket}")
         if self._segments is not None:
-            self._segments.start()
+            try:
+                self._segments.start()
+            except OSError as error:  # the path is too long, or of somebody else
+                _log.warning("no shared memory", extra={"facts": {"error": str(error)}})
+                self._handlers.share_no_memory()
         self.instruments.start(self.service, address=self.bound)
         self._health.tell(serving=False)
         self._device.listeners_shut.clear()

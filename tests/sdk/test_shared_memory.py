@@ -81,10 +81,11 @@ def test_unused_segments_make_room_for_another_size(
     server: ServerThread, pool: SegmentPool
 ) -> None:
     pool.keep(pool.take(20 << 20))
-    pool.take(30 << 20)
+    kept = pool.take(30 << 20)
     wait_until(lambda: held(server) == 30 << 20)
     with pytest.raises(SegmentRefusedError, match="bytes of memory"):
         pool.take(30 << 20)
+    assert kept.nbytes == 30 << 20
 
 
 def test_a_closed_pool_leaves_nothing(server: ServerThread, pool: SegmentPool) -> None:

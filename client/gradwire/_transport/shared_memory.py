@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import mmap
 import os
 import socket
@@ -43,15 +44,30 @@ _ANSWER_S: Final = 10.0
 _STEPS: Final = 8
 # Unused segments that the pool keeps.
 _MOST_UNUSED: Final = 16
+# Of a result that is written while its caller may be cancelled.
+_PIECE_BYTES: Final = 1 << 20
 
 
 class SegmentRefusedError(Exception):
     """The server takes no such segment, or its socket has gone."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Forks of this process so far. A child goes on to see the memory of its parent's arrays.
+_forks = 0
+
+
+def _note_fork() -> None:
+    global _forks  # noqa: PLW0603 - one for the process
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_note_fork)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PooledSegment:
-    """Memory that the server has mapped.
+    """Memory that the server has mapped, until nothing refers to this object.
 
     handle  the server's name for it
     """
@@ -79,44 +95,63 @@ class SegmentPool:
         self._arrays: dict[int, PooledSegment] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWER_S)
+        self.closed = False
         try:
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
             raise SegmentRefusedError(f"{path}: {error}") from error
 
-    def take(self, nbytes: int) -> PooledSegment:
-        """Return a segment of at least so many bytes; raise SegmentRefusedError without one."""
-        size = segment_bytes(nbytes)
-        with self._lock:
+    def take(self, nbytes: int, wait_s: float = _ANSWER_S) -> PooledSegment:
+        """Return a segment of at least so many bytes; raise SegmentRefusedError without one.
+
+        wait_s  most seconds to wait for the server, and for threads that wait for it
+        """
+        wait_s = min(max(wait_s, 1e-3), _ANSWER_S)
+        if not self._lock.acquire(timeout=wait_s):
+            raise SegmentRefusedError("another thread waits for the server")
+        try:
+            size = segment_bytes(nbytes)
+            with contextlib.suppress(OSError):  # it is closed
+                self._socket.settimeout(wait_s)
             while self._returned:
                 self._unused.append(self._returned.popleft())
             for index, one in enumerate(self._unused):
                 if one.nbytes == size:
-                    return self._unused.pop(index)
-            while len(self._unused) > _MOST_UNUSED:
-                self._forget(self._unused.pop(0))
+                    found = self._unused.pop(index)
+                    del self._unused[:-_MOST_UNUSED]
+                    return found
+            del self._unused[:-_MOST_UNUSED]
             try:
                 return self._register(size)
             except SegmentRefusedError:
-                if not self._unused:
+                if not self._unused or self.closed:
                     raise
             # The server counts unused segments too.
-            while self._unused:
-                self._forget(self._unused.pop())
+            for one in self._unused:
+                self._forget(one.handle)
+            self._unused.clear()
             return self._register(size)
+        finally:
+            self._lock.release()
 
     def memory(self, segment: PooledSegment, nbytes: int) -> NDArray[np.uint8]:
         """Return the first bytes of a segment, which comes back with the last view of them."""
         root = np.frombuffer(segment.mapping, np.uint8)
         address = root.ctypes.data
-        weakref.finalize(root, self._give_back, segment, address).atexit = False
+        weakref.finalize(root, self._give_back, segment, address, _forks).atexit = False
         self._arrays[address] = segment
         return root[:nbytes]
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array in a segment of its own."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        like = np.empty(0, dtype).dtype
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(size < 0 for size in sizes):
+            raise ValueError("negative dimensions are not allowed")
+        nbytes = math.prod(sizes) * like.itemsize
+        if nbytes > sys.maxsize:
+            raise ValueError("the array is too big")
         return self.memory(self.take(nbytes), nbytes).view(dtype).reshape(shape)
 
     def find(self, array: NDArray[Any]) -> v1.SharedRange | None:
@@ -130,22 +165,34 @@ class SegmentPool:
 
     def drop(self, segment: PooledSegment) -> None:
         """Forget a segment, whose memory lasts as long as arrays in it."""
-        with self._lock:
-            self._forget(segment)
+        self._forget(segment.handle)
 
     def keep(self, segment: PooledSegment) -> None:
         """Take a segment back that no array lies in."""
-        self._returned.append(segment)
+        if not self.closed:
+            self._returned.append(segment)
 
     def close(self) -> None:
         """Close the connection; the server forgets all segments."""
+        self._hang_up()
+        with self._lock:
+            self._unused.clear()
+            self._returned.clear()
+
+    def _hang_up(self) -> None:
+        self.closed = True
+        if os.getpid() == self._process:
+            # Forked processes have the socket too, and another thread may wait for an answer.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _give_back(self, segment: PooledSegment, address: int) -> None:
+    def _give_back(self, segment: PooledSegment, address: int, forks: int) -> None:
         # A forked process has a copy of the pool, and no part in the connection.
         if os.getpid() == self._process:
             self._arrays.pop(address, None)
-            self.keep(segment)
+            if forks == _forks:  # else a child may read it
+                self.keep(segment)
 
     def _register(self, size: int) -> PooledSegment:
         try:
@@ -155,19 +202,38 @@ class SegmentPool:
                 fcntl.fcntl(file, _F_ADD_SEALS, _SEALS)
                 # Its pages are there before the server touches them: they are this process's.
                 mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-                socket.send_fds(self._socket, [b"R" + _LENGTH.pack(size)], [file])
+                answer = self._ask(size, file)
             finally:
                 os.close(file)
-            answer = self._socket.recv(_ANSWER_BYTES)
         except OSError as error:
             raise SegmentRefusedError(str(error)) from error
         if answer[:1] != b"H":
-            raise SegmentRefusedError(answer[1:].decode(errors="replace") or "hung up")
-        return PooledSegment(answer[1:].decode(), mapping, size)
+            raise SegmentRefusedError(answer[1:].decode(errors="replace"))
+        segment = PooledSegment(answer[1:].decode(), mapping, size)
+        weakref.finalize(segment, self._forget, segment.handle).atexit = False
+        return segment
 
-    def _forget(self, segment: PooledSegment) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.send(b"F" + segment.handle.encode())
+    def _ask(self, size: int, file: int) -> bytes:
+        """Return the answer to a file; without one hang up.
+
+        An answer that comes later would be taken for that to the next file.
+        """
+        answer = b""
+        try:
+            socket.send_fds(self._socket, [b"R" + _LENGTH.pack(size)], [file])
+            answer = self._socket.recv(_ANSWER_BYTES)
+        finally:
+            if not answer:
+                self._hang_up()
+        if not answer:
+            raise SegmentRefusedError("hung up")
+        return answer
+
+    def _forget(self, handle: str) -> None:
+        # No lock: it has no answer, and a garbage collection may call it.
+        if os.getpid() == self._process:
+            with contextlib.suppress(OSError):
+                self._socket.send(b"F" + handle.encode(), socket.MSG_DONTWAIT)
 
 
 def segment_bytes(nbytes: int) -> int:
@@ -184,7 +250,10 @@ class SharedTry:
     Raises SegmentRefusedError if there is no segment.
     """
 
-    def __init__(self, pool: SegmentPool, request: ArrayRequest, output_bytes: int) -> None:
+    def __init__(
+        self, pool: SegmentPool, request: ArrayRequest, output_bytes: int, wait_s: float
+    ) -> None:
+        self._writing, self._is_over, self._is_late = threading.Lock(), False, True
         self._pool = pool
         self._request = request
         self._output_bytes = output_bytes
@@ -193,11 +262,11 @@ class SharedTry:
         in_place = view.in_place(0, view.nbytes)
         source = None if in_place is None else pool.find(in_place)
         if source is None:
-            self._input = pool.take(view.nbytes)
+            self._input = pool.take(view.nbytes, wait_s)
             memory = np.frombuffer(self._input.mapping, np.uint8)[: view.nbytes]
             view.copy_to(memory)
             source = v1.SharedRange(handle=self._input.handle, length=view.nbytes)
-        self._output = pool.take(output_bytes)
+        self._output = pool.take(output_bytes, wait_s)
         self.message = v1.EvaluateSharedRequest(
             evaluation=v1.EvaluateRequest(
                 request_id=request.request_id,
@@ -211,19 +280,28 @@ class SharedTry:
 
     def result(self, reply: bytes) -> NDArray[Any]:
         """Return the result, in its segment or copied to the caller's array."""
+        self._is_late = False
         output = parsed(v1.EvaluateSharedResponse, reply).output
         self._request.template.check_result(output)
         self._free_input()
         memory, out = self._pool.memory(self._output, self._output_bytes), self._request.out
         if out is None:
             return tensors.empty_result(output, memory)
-        tensors.WireView(out, output).write(0, memory.data)
+        view = tensors.WireView(out, output)
+        for start in range(0, view.nbytes, _PIECE_BYTES):
+            with self._writing:
+                if self._is_over:
+                    break
+                view.write(start, memory[start : start + _PIECE_BYTES].data)
         return out
 
     def abandon(self) -> None:
-        """Drop the output segment, since the server may still write to it."""
-        self._pool.drop(self._output)
-        self._free_input()
+        """Write no more to the caller's array; drop what the server may still write to."""
+        with self._writing:
+            self._is_over = True
+        if self._is_late:
+            self._pool.drop(self._output)
+            self._free_input()
 
     def _free_input(self) -> None:
         if self._input is not None:
@@ -251,23 +329,23 @@ class SharedMemory:
     def pool(self) -> SegmentPool | None:
         """Return the segments; None if the server takes none."""
         with self._lock:
-            if self._pool is None and self._path:
+            if (self._pool is None or self._pool.closed) and self._path:
+                self._pool = None
                 try:
                     self._pool = SegmentPool(self._path)
                 except SegmentRefusedError as error:
                     _log.debug("no shared memory: %s", error)
             return self._pool
 
-    def begin(self, request: ArrayRequest) -> SharedTry | None:
+    def begin(self, request: ArrayRequest, wait_s: float) -> SharedTry | None:
         """Begin a try of an evaluation; None if it has to go by messages."""
         pool, output_bytes = self.pool(), request.output_bytes
         if pool is None or not output_bytes or not request.input_bytes:
             return None
         try:
-            return SharedTry(pool, request, output_bytes)
+            return SharedTry(pool, request, output_bytes, wait_s)
         except (SegmentRefusedError, MemoryError) as error:
             _log.debug("no shared memory: %s", error)
-            self.renew()
             return None
 
     def renew(self) -> None:

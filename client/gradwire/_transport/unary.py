@@ -148,8 +148,8 @@ class UnaryCalls:
         shared = self._channels().shared_memory
         if not shared.possible or await self._runtime.elsewhere(shared.pool) is None:
             return
-        timeout_s = min(evaluation.left_s, self._options.timeout_s)
-        attempt = await self._runtime.elsewhere(partial(shared.begin, evaluation.begin_shared()))
+        begin = partial(shared.begin, evaluation.begin_shared(), evaluation.left_s)
+        attempt = await self._runtime.elsewhere(begin)
         if attempt is None:
             return
         done = False
@@ -157,14 +157,14 @@ class UnaryCalls:
             reply = await self._ask(
                 "EvaluateShared",
                 attempt.message,
-                timeout_s=timeout_s,
+                timeout_s=min(evaluation.left_s, self._options.timeout_s),
                 request_id=evaluation.request_id,
                 on_trailers=evaluation.on_trailers,
             )
             if not isinstance(reply, GradwireError):
-                done = True
                 evaluation.end_shared(await self._runtime.elsewhere(partial(attempt.result, reply)))
-            elif isinstance(reply, UnavailableError):
+                done = True
+            elif isinstance(reply, UnavailableError) or reply.reason == "UNKNOWN_SEGMENT":
                 shared.renew()
         finally:
             if not done:

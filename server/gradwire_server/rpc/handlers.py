@@ -41,6 +41,7 @@ class Handlers(grpc.GenericRpcHandler):
 
     def serve(self, service: ServiceContext) -> None:
         """Serve all later calls with another service context."""
+        self._service = service
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         budget, segments = MessageBudget(service.admission, service.settings), self._segments
         plain = GradientService(service, budget, shares_memory=segments is not None)
@@ -58,6 +59,11 @@ class Handlers(grpc.GenericRpcHandler):
             f"/{NAME}/ListOperators": unary(list_operators, *codec.LIST_OPERATORS),
             f"/{NAME}/GetServerInfo": unary(get_server_info, *codec.GET_SERVER_INFO),
         }
+
+    def share_no_memory(self) -> None:
+        """Tell later callers that memory cannot be shared."""
+        self._segments = None
+        self.serve(self._service)
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails

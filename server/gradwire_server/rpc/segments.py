@@ -22,12 +22,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import logging
 import mmap
 import os
 import secrets
 import socket
+import stat
 import struct
 import weakref
 from collections.abc import Collection
@@ -56,6 +58,8 @@ _LENGTH: Final = struct.Struct("<Q")
 _PACKET_BYTES: Final = 64
 # Of a connection, and connections of all clients.
 _MOST_SEGMENTS, _MOST_CONNECTIONS = 256, 256
+# Without accepting, while too many files are open.
+_PAUSE_S: Final = 1.0
 # Segments take at most this part of the memory budget.
 _SHARE: Final = 1 / 2
 
@@ -92,21 +96,24 @@ class Segments:
     async def register(self, connection: int, file: int, length: int) -> str:
         """Map a file and return its handle.
 
-        Raises InvalidFieldError if the file is not such a memory file, ServerFullError if there is
-        no room.
+        Raises InvalidFieldError if the file is not such a memory file, or there is no room.
         """
         _check_file(file, length)
+        admission = self._admission
         own = sum(one.connection == connection for one in self._all.values())
         if own >= _MOST_SEGMENTS:
             raise InvalidFieldError("segment", f"{own} are registered; at most {own} are taken")
-        if self.nbytes + length > self._most_bytes:
-            raise self._admission.full_of_memory(
+        held = admission.memory_bytes
+        if self.nbytes + length > self._most_bytes or held + length > admission.max_memory_bytes:
+            # No ServerFullError: it would make an appointment, and clients do not come back.
+            raise InvalidFieldError(
+                "segment",
                 f"segments of all clients hold {self.nbytes} bytes of memory, "
-                f"{self._most_bytes} at most, and this one needs {length}",
-                missing=self.nbytes + length - self._most_bytes,
-                amount=length,
+                f"{self._most_bytes} at most, requests and they {held} of max_memory_bytes, "
+                f"{admission.max_memory_bytes}, and this one needs {length}",
             )
-        self._admission.take_memory(length)
+        admission.take_memory(length)
+        admission.lasting_bytes += length
         self.nbytes += length
         try:
             mapping = await asyncio.to_thread(_mapped, file, length)
@@ -160,6 +167,7 @@ class Segments:
 
     def _free(self, length: int) -> None:
         self.nbytes -= length
+        self._admission.lasting_bytes -= length
         self._admission.free_memory(length, measured=False)
 
 
@@ -223,14 +231,19 @@ class SegmentListener:
         self._users = {os.geteuid(), *users}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
+        self._place: tuple[int, int] | None = None
 
     def start(self) -> None:
         """Listen. Raises OSError if the path cannot be used."""
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise FileExistsError(errno.EEXIST, "it is no socket", self.path)
         self._remove()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.settimeout(0)
         self._listener.bind(self.path)
         self._listener.listen()
+        self._place = _place(self.path)
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def stop(self) -> None:
@@ -240,7 +253,8 @@ class SegmentListener:
         asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
         self._listener = None
-        self._remove()
+        if _place(self.path) == self._place:  # else it is of the next server
+            self._remove()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -251,7 +265,12 @@ class SegmentListener:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # gone again, or too many files are open
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
+                # It would be called again at once.
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                loop.call_later(_PAUSE_S, self._listen_again, listener)
             return
         connection.settimeout(0)
         if len(self._tasks) >= _MOST_CONNECTIONS or not self._is_allowed(connection):
@@ -261,9 +280,13 @@ class SegmentListener:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _listen_again(self, listener: socket.socket) -> None:
+        if self._listener is listener:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
     def _is_allowed(self, connection: socket.socket) -> bool:
         """Whether the process at the other end runs as an allowed user."""
-        credentials = struct.Struct("3i")
+        credentials = struct.Struct("iII")
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
         _, user, _ = credentials.unpack(found)
         if user not in self._users:
@@ -321,7 +344,19 @@ async def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
     packet, files, _, _ = socket.recv_fds(
         connection, _PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
     )
-    return (packet, list(files)) if packet else None
+    if not packet:  # the end, or an empty packet, which may have a file too
+        for file in files:
+            os.close(file)
+        return None
+    return packet, list(files)
+
+
+def _place(path: str) -> tuple[int, int] | None:
+    """Return device and inode of a path, if it is there."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _set(future: asyncio.Future[None]) -> None:

@@ -191,6 +191,8 @@ class Admission:
         self._numbers = count()
         self.entered = 0
         self.memory_bytes = 0
+        # The part of them that no end of a request frees.
+        self.lasting_bytes = 0
 
     @property
     def queue_depth(self) -> int:
@@ -224,7 +226,12 @@ class Admission:
 
     def has_room(self, needed: int) -> bool:
         """Whether the budget has `needed` bytes left."""
-        return not self.memory_bytes or self.memory_bytes + needed <= self.max_memory_bytes
+        return self._is_idle or self.memory_bytes + needed <= self.max_memory_bytes
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request holds memory."""
+        return self.memory_bytes <= self.lasting_bytes
 
     def enter(self, needed: int) -> None:
         """Count a call, or raise ServerFullError if the budget lacks `needed` bytes."""
@@ -246,8 +253,8 @@ class Admission:
         """Return bytes to the budget."""
         self.memory_bytes -= held
         if measured:
-            self._memory_drain.leave(self._clock(), amount=held, empty=not self.memory_bytes)
-        elif not self.memory_bytes:
+            self._memory_drain.leave(self._clock(), amount=held, empty=self._is_idle)
+        elif self._is_idle:
             self._memory_drain.stop()
 
     def full_of_memory(self, came: str, *, missing: int, amount: int) -> ServerFullError:
