@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import platform
 import re
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gradwire_server.backends import cache_files
+from gradwire_server.backends.numba_cpu import compilation
 from numba_here import compiled, needs_numba, run_program
 
 pytestmark = needs_numba
@@ -213,8 +213,8 @@ def test_a_damaged_file_is_replaced(
 
 def test_code_that_does_not_load_is_compiled_again(packages: Path, filled: Path) -> None:
     (path,) = _files(filled)
-    entries = pickle.loads(cache_files.read(path) or b"")  # noqa: S301 - our own
-    cache_files.write(path, pickle.dumps(dict.fromkeys(entries, b"no pickle")))
+    entries = compilation.unpacked(cache_files.read(path) or b"")
+    cache_files.write(path, compilation.packed(dict.fromkeys(entries, b"no code")))
     assert _load(packages, filled, logs="kernels are compiled again") == "42 of 2 found: 0"
     assert _load(packages, filled) == "42 of 2 found: 2"
 

@@ -26,7 +26,7 @@ SOURCES = [
 # Moments that are told, or compared with those of files and the last days of tokens and
 # certificates: never what lasts.
 MAY_ASK = {
-    *("authorization.py", "certificates.py", "cache_files.py", "cells.py", "logs.py"),
+    *("authorization.py", "certificates.py", "cache_files.py", "cells.py"),
     *("cluster.py", "otlp.py", "status.py", "token_command.py"),
 }
 CLOCK = Path(__file__).parents[1] / "clock.c"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -100,3 +101,19 @@ def test_a_closed_pool_leaves_nothing(server: ServerThread, pool: SegmentPool) -
 def test_no_server_is_told(tmp_path: Path) -> None:
     with pytest.raises(SegmentRefusedError, match="nothing"):
         SegmentPool(str(tmp_path / "nothing"))
+
+
+def test_after_an_answer_that_comes_late_no_other_is_awaited() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        beside = Path(folder) / "s"
+        beside.touch()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+            silent.bind(f"{beside}.memory")
+            silent.listen()
+            pool = SegmentPool(f"{beside}.memory")
+            with pytest.raises(SegmentRefusedError):
+                pool.take(1, wait_s=0.05)
+            assert pool.closed
+            with pytest.raises(SegmentRefusedError):
+                pool.take(1)
+            pool.close()

@@ -326,6 +326,30 @@ def test_no_descriptor_stays_open(client: SharingClient) -> None:
     assert count() <= before + 2  # listdir's own
 
 
+def test_an_empty_packet_ends_the_connection_and_its_file_is_closed(client: SharingClient) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    file = memory_file(PAGE)
+    for _ in range(20):
+        other = Registrar(client.path)
+        assert other.send(b"", file) == b""
+        other.close()
+    os.close(file)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    client.call(client.request())
+
+
+def test_what_is_no_socket_is_not_removed_and_the_server_serves(folder: Path) -> None:
+    kept = folder / "socket.memory"
+    kept.write_text("mine")
+    with (
+        serving(address=f"unix:{folder}/socket") as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        stub = v1.GradientServiceStub(channel)
+        assert not stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+    assert kept.read_text() == "mine"
+
+
 def test_a_connection_has_so_many_segments_at_most(client: SharingClient) -> None:
     file = memory_file(PAGE)
     answers = [client.registrar.register(file, PAGE) for _ in range(1000)]

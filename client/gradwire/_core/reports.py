@@ -101,6 +101,7 @@ class ServerInfo:
     backend_reason    why this one was chosen
     operators         their names, as operators() tells them
     limits            in force
+    shared_memory     whether it shares memory with this client, who is on a unix socket
     """
 
     version: str
@@ -109,6 +110,7 @@ class ServerInfo:
     backend_reason: str
     operators: tuple[str, ...]
     limits: ServerLimits
+    shared_memory: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

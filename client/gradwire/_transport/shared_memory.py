@@ -17,10 +17,12 @@ import socket
 import struct
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +44,8 @@ _ANSWER_BYTES: Final = 1 << 12
 _ANSWER_S: Final = 10.0
 # A segment has at most an eighth more than was asked for, so that few sizes serve many arrays.
 _STEPS: Final = 8
+# Time without an attempt after a server has hung up.
+_PAUSE_S: Final = 1.0
 # Unused segments that the pool keeps.
 _MOST_UNUSED: Final = 16
 # Of a result that is written while its caller may be cancelled.
@@ -97,6 +101,10 @@ class SegmentPool:
         self._socket.settimeout(_ANSWER_S)
         self.closed = False
         try:
+            # In a folder that everybody may write to, another user could listen there.
+            beside = path.removesuffix(".memory")
+            if Path(path).stat().st_uid != Path(beside).stat().st_uid:
+                raise PermissionError("its owner is not that of the socket beside it")
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
@@ -320,6 +328,7 @@ class SharedMemory:
         self._path = f"{path}.memory" if wanted and can else ""
         self._lock = threading.Lock()
         self._pool: SegmentPool | None = None
+        self._again_at = 0.0
 
     @property
     def possible(self) -> bool:
@@ -329,8 +338,9 @@ class SharedMemory:
     def pool(self) -> SegmentPool | None:
         """Return the segments; None if the server takes none."""
         with self._lock:
-            if (self._pool is None or self._pool.closed) and self._path:
+            if self._pool is not None and self._pool.closed:
                 self._pool = None
+            if self._pool is None and self._path and time.monotonic() >= self._again_at:
                 try:
                     self._pool = SegmentPool(self._path)
                 except SegmentRefusedError as error:
@@ -346,6 +356,8 @@ class SharedMemory:
             return SharedTry(pool, request, output_bytes, wait_s)
         except (SegmentRefusedError, MemoryError) as error:
             _log.debug("no shared memory: %s", error)
+            if pool.closed:
+                self._again_at = time.monotonic() + _PAUSE_S
             return None
 
     def renew(self) -> None:

@@ -255,7 +255,7 @@ def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
                 )
                 bar = shown.enter_context(shown_bar)
                 # Time left is told from the whole of it.
-                bar.start = time.time() - seconds
+                bar.start -= seconds
             if bar is not None:
                 bar.update(done_bytes - bar.pos, f"{done_bytes / seconds / 1e6:.0f} MB/s")
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import pickle
 import re
+import struct
 import sys
 import tempfile
 import threading
@@ -30,6 +30,7 @@ from gradwire_server.backends import cache_files
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
 _FILE = "machine_code"
+_SIZE = struct.Struct("<Q")
 # Compiler passes that find nothing to do in kernels written with vectors, and are slow.
 _PASSES_OFF = ("LOOP_VECTORIZE", "SLP_VECTORIZE")
 # The decorator of a function with its own entry in the cache.
@@ -38,10 +39,14 @@ _COMPILED = re.compile(r"^ *@(?:cfunc|njit)\(.*\bcache=True\)", re.MULTILINE)
 _EVERY_S = 5.0
 
 _caching: Any = import_module("numba.core.caching")
+_serialize: Any = import_module("numba.core.serialize")
 _config = vars(import_module("numba.core.config"))
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _loaded: list[Kernels] = []
+
+
+Entries = dict[tuple[str, str], bytes]
 
 
 class Kernels(NamedTuple):
@@ -115,9 +120,27 @@ def _import() -> Kernels:
     return Kernels(*(import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields))
 
 
-def _stored(file: Path | None) -> dict[object, bytes]:
-    content = None if file is None else cache_files.read(file)
-    return pickle.loads(content) if content else {}  # noqa: S301 - as numba's own cache
+def packed(entries: Entries) -> bytes:
+    """Return the content of a file: three counted parts for each entry."""
+    parts = [part for key, code in entries.items() for part in (*map(str.encode, key), code)]
+    return b"".join(_SIZE.pack(len(part)) + part for part in parts)
+
+
+def unpacked(content: bytes) -> Entries:
+    """Return the entries of a file."""
+    parts: list[bytes] = []
+    at = 0
+    while at < len(content):
+        (size,) = _SIZE.unpack_from(content, at)
+        at += _SIZE.size
+        parts.append(content[at : at + size])
+        at += size
+    groups = zip(parts[0::3], parts[1::3], parts[2::3], strict=True)
+    return {(function.decode(), key.decode()): code for function, key, code in groups}
+
+
+def _stored(file: Path | None) -> Entries:
+    return unpacked(cache_files.read(file) or b"") if file is not None else {}
 
 
 def _store(file: Path | None, code: _MachineCode) -> None:
@@ -126,7 +149,7 @@ def _store(file: Path | None, code: _MachineCode) -> None:
         _log.warning("kernels cannot be cached: there is no home folder")
         return
     try:
-        cache_files.write(file, pickle.dumps(_stored(file) | code.entries))
+        cache_files.write(file, packed(_stored(file) | code.entries))
     except OSError as error:
         _log.warning("kernels cannot be cached: %s", error)
 
@@ -146,11 +169,11 @@ def _version() -> str:
 class _MachineCode:
     """The code of all functions, and log lines about its compilation, which count functions.
 
-    entries   by name of the function and numba's key, which names signature, processor and closure
+    entries   by name of the function and text of numba's key: signature, processor and closure
     compiled  names of the functions that were compiled
     """
 
-    def __init__(self, entries: dict[object, bytes]) -> None:
+    def __init__(self, entries: Entries) -> None:
         self.entries = entries
         self.compiled: set[str] = set()
         self._done: set[str] = set()
@@ -163,16 +186,16 @@ class _MachineCode:
 
     def load(self, function: str, key: object) -> object:
         """Return code; None if there is none, so that numba compiles it."""
-        code = self.entries.get((function, key))
+        code = self.entries.get((function, repr(key)))
         if code is None:
             self._note_start()
             return None
         self._done.add(function)
-        return pickle.loads(code)  # noqa: S301 - as numba's own cache
+        return _serialize.loads(code)
 
     def save(self, function: str, key: object, code: object) -> None:
         """Take code that was compiled."""
-        self.entries[function, key] = _caching.dumps(code)
+        self.entries[function, repr(key)] = _serialize.dumps(code)
         self._done.add(function)
         self.compiled.add(function)
 
