@@ -108,7 +108,9 @@ def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
         threads = threading.active_count()
         waiting = [call(client) for _ in range(3 * BOUND)]
         await asyncio.sleep(0.2)
-        assert (receivers(), threading.active_count()) == (BOUND, threads)
+        assert receivers() == BOUND
+        # Fewer where one of before has ended.
+        assert threading.active_count() <= threads
         relay.let_go()
         for task in waiting:
             np.testing.assert_array_equal(await task, ARRAY)
