@@ -116,7 +116,7 @@ def _inexact(image: Array, operator: ops.JaxResize) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _JaxCall:
-    """What a compiled graph knows of an evaluation; texts and number as _core.bridges has them."""
+    """An evaluation in a compiled graph; texts and number are those of _core.bridges."""
 
     operator: str
     adjoint: str

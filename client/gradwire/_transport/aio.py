@@ -134,7 +134,7 @@ class LoopEvent(threading.Event):
 
 
 class AsyncRuntime(Runtime):
-    """What waits in the coroutines of calls: here it suspends the task.
+    """Suspends the task wherever the coroutine of a call waits.
 
     channels  returns those of the client
     """

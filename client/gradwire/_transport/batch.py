@@ -49,7 +49,7 @@ _OF_PARENTS: list[BatchStream] = []
 
 
 class BatchEngine:
-    """What keeps a batch going: its present stream, and the calls of items that need their own.
+    """Runs a batch: its present stream, and the calls of items that need their own.
 
     stopped  whether the client was closed
 
@@ -256,7 +256,7 @@ class BatchEngine:
 
 
 class Outcomes(Generic[T_co]):
-    """What both clients' iterators over results have in common.
+    """Base of both clients' iterators over results.
 
     index  place of the item whose result or error came last; -1 before the first
     """

@@ -95,7 +95,7 @@ class SegmentPool:
         self._unused: list[PooledSegment] = []
         # Appended to without the lock: a garbage collection may run while it is held.
         self._returned: deque[PooledSegment] = deque()
-        # Those that arrays lie in, by the address of their memory.
+        # Segments that hold arrays, by the address of their memory.
         self._arrays: dict[int, PooledSegment] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWER_S)
@@ -317,7 +317,7 @@ class SharedTry:
 
 
 class SharedMemory:
-    """What a client shares with its server, if its target is one unix socket."""
+    """Shared memory of a client whose target is one unix socket."""
 
     def __init__(self, options: Options) -> None:
         target = options.target[0] if len(options.target) == 1 else ""

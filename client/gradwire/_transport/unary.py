@@ -50,7 +50,7 @@ class UnaryChannels(Protocol):
 
 
 class Runtime:
-    """What waits in the coroutines of calls: here it blocks the thread, and never suspends."""
+    """Blocks the thread wherever the coroutine of a call waits, and never suspends it."""
 
     def event(self) -> threading.Event:
         """Make an event for wait() that any thread may set."""

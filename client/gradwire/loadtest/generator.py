@@ -196,7 +196,7 @@ REPORT_S = 0.25
 _FIRST_PAUSE_S = 0.01
 _LAST_PAUSE_S = 0.5
 READY = "ready"
-# What ends a load test from outside.
+# Exceptions that end a load test from outside.
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
