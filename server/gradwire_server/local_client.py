@@ -37,6 +37,7 @@ from gradwire_server.engine import (
     Preparer,
     Step,
     TableCache,
+    are_rows,
     rows_of,
 )
 from gradwire_server.errors import DeviceLostError, EvaluationError, LayoutNotStreamableError
@@ -84,19 +85,28 @@ class _LocalCall:
         spec = self.prepared.output
         return np.ndarray(spec.sizes, spec.dtype, strides=self.strides)
 
+    def execute_at_once(self, source: Array, result: Array, backend: backends.Backend) -> bool:
+        """Write the result for source to result if that is one step on the arrays themselves."""
+        prepared = self.prepared
+        step = prepared.only_step
+        if step is None or not self.direct or prepared.walk.mode != "slices":
+            return False
+        x, y = rows_of(prepared, source), rows_of(prepared, result)
+        Execution(prepared, backend).rows(step, x, y)
+        return True
+
     def execute(self, source: Array, result: Array, backend: backends.Backend) -> Iterator[Step]:
         """Write the result for source to result, step by step."""
         prepared = self.prepared
         execution = Execution(prepared, backend)
         if self.direct:
             x, y = rows_of(prepared, source), rows_of(prepared, result)
-            if x is not None and y is not None:
-                for step in prepared.steps():
-                    outer = slice(step.outer_first, step.outer_stop)
-                    rows = x[outer, step.in_first : step.in_stop]
-                    execution.rows(step, rows, y[outer, step.out_first : step.out_stop])
-                    yield step
-                return
+            for step in prepared.steps():
+                outer = slice(step.outer_first, step.outer_stop)
+                rows = x[outer, step.in_first : step.in_stop]
+                execution.rows(step, rows, y[outer, step.out_first : step.out_stop])
+                yield step
+            return
         given, taken = tensors.WireView(source, self.input), tensors.WireView(result, self.output)
         for step in prepared.steps():
             data = np.frombuffer(given.read(*prepared.input_range(step)), np.uint8)
@@ -159,7 +169,7 @@ class LocalClient:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         operator, source = check_operator(operator), to_array(array)
         try:
-            with asking(partial(_check_time, until)):
+            with asking(partial(_check_table_time, until)):
                 call, result = self._prepare(operator, source, output_shape=output_shape, out=out)
             self._run(call, source, np.asarray(result), until, Progress(on_progress))
         except DeviceLostError:
@@ -255,8 +265,9 @@ class LocalClient:
         """
         if not prepared.output.elements:
             return prepared, False
-        rows = rows_of(prepared, source), rows_of(prepared, result)
-        if rows[0] is None or rows[1] is None or not rows[1].flags.c_contiguous:
+        if not (are_rows(prepared, source) and are_rows(prepared, result)):
+            return prepared, False
+        if not rows_of(prepared, result).flags.c_contiguous:
             return prepared, False
         itemsize = compute_dtype(prepared.input.dtype).itemsize
         between = 2 * prepared.plan.largest_intermediate * itemsize
@@ -267,13 +278,13 @@ class LocalClient:
     ) -> None:
         prepared = call.prepared
         total = prepared.output.wire_bytes
-        for step in call.execute(source, result, self._backend):
-            received = prepared.output_range(step)[1]
-            progress.report(prepared.input_range(step)[1], received)
-            if time.monotonic() > until:
-                raise DeadlineExceededError(
-                    f"timeout_s has passed after {received} of {total} result bytes"
-                )
+        if call.execute_at_once(source, result, self._backend):
+            _check_time(until, received=total, total=total)
+        else:
+            for step in call.execute(source, result, self._backend):
+                received = prepared.output_range(step)[1]
+                progress.report(prepared.input_range(step)[1], received)
+                _check_time(until, received=received, total=total)
         progress.finish(prepared.input.wire_bytes, total)
 
     def close(self) -> None:
@@ -287,9 +298,16 @@ class LocalClient:
         self.close()
 
 
-def _check_time(until: float) -> None:
+def _check_table_time(until: float) -> None:
     if time.monotonic() > until:
         raise DeadlineExceededError("timeout_s has passed while tables were built")
+
+
+def _check_time(until: float, *, received: int, total: int) -> None:
+    if time.monotonic() > until:
+        raise DeadlineExceededError(
+            f"timeout_s has passed after {received} of {total} result bytes"
+        )
 
 
 def _key(

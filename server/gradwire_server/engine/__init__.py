@@ -6,6 +6,7 @@ from gradwire_server.engine.assembly import InputAssembler, Ring
 from gradwire_server.engine.execute import (
     Execution,
     Workbench,
+    are_rows,
     at_once,
     in_memory,
     rows_of,
@@ -37,6 +38,7 @@ __all__ = [
     "TableCache",
     "TensorSpec",
     "Workbench",
+    "are_rows",
     "at_once",
     "exceeded",
     "in_memory",

@@ -101,13 +101,17 @@ def _before_stream(
     return arrived
 
 
-def rows_of(prepared: Prepared, array: Array) -> Array | None:
-    """View an input or a result as [outer, rows, *inner]; None if that needs a copy."""
+def rows_of(prepared: Prepared, array: Array) -> Array:
+    """Return an input or a result as [outer, rows, *inner]: a view if `are_rows`, else a copy."""
     walk = prepared.walk
     stored = array.transpose(walk.layout.order)
-    rows = stored.reshape(walk.outer, *stored.shape[walk.axis :])
-    is_view = array.dtype == prepared.input.dtype and np.may_share_memory(rows, array)
-    return rows if is_view else None
+    return stored.reshape(walk.outer, *stored.shape[walk.axis :])
+
+
+def are_rows(prepared: Prepared, array: Array) -> bool:
+    """Whether the array's own memory can be viewed as [outer, rows, *inner]."""
+    is_typed = array.dtype == prepared.input.dtype
+    return is_typed and np.may_share_memory(rows_of(prepared, array), array)
 
 
 def in_memory(prepared: Prepared, result: Bytes, data: Bytes, backend: Backend) -> Iterator[Step]:
