@@ -29,6 +29,7 @@ from gradwire_server.observability.definitions import (
     OUTCOME,
     QUEUE_DEPTH,
     READY,
+    SHARED_MEMORY,
     STREAMS,
     STREAMS_LIMIT,
 )
@@ -183,6 +184,7 @@ class Instruments:
             place(QUEUE_DEPTH): service.active.in_phase["queue"],
             place(MEMORY): admission.memory_bytes,
             place(MEMORY_LIMIT): self._settings.max_memory_bytes,
+            place(SHARED_MEMORY): admission.lasting_bytes,
             place(STREAMS): admission.streams,
             place(STREAMS_LIMIT): self._settings.max_streams,
             place(READY): self._serves,

@@ -14,11 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, segment_bytes
+from gradwire import ops, v1
+from gradwire._transport.shared_memory import (
+    SegmentPool,
+    SegmentRefusedError,
+    SharedTry,
+    segment_bytes,
+)
+from gradwire._wire.requests import prepare
 from raw_calls import wait_until
 from serving import ServerThread, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
+
+LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 
 
 @pytest.fixture
@@ -117,3 +126,12 @@ def test_after_an_answer_that_comes_late_no_other_is_awaited() -> None:
             with pytest.raises(SegmentRefusedError):
                 pool.take(1)
             pool.close()
+
+
+def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> None:
+    source, out = np.ones((2, 3, 40, 40), np.float32), np.full((2, 3, 20, 20), 7, np.float32)
+    request = prepare(LINEAR, source, output_shape=None, out=out)
+    attempt = SharedTry(pool, request, out.nbytes, 1.0)
+    attempt.abandon()
+    attempt.result(v1.EvaluateSharedResponse(output=request.output).SerializeToString())
+    assert (out == 7).all()

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from gated import gated, wait_for
 from gradwire import Client, v1
 from gradwire.ops import DmlResampleGrad, to_message
-from raw_calls import PATIENCE_S, float32
+from raw_calls import PATIENCE_S, float32, wait_until
 from refusals import refusal_of
+from scraping import scrape
 from serving import ServerThread, serving
 from shared_segments import (
     F_SEAL_WRITE,
@@ -85,7 +86,8 @@ def folder() -> Generator[Path]:
 
 @pytest.fixture
 def server(folder: Path) -> Generator[ServerThread]:
-    with serving(address=f"unix:{folder}/socket", max_memory_bytes=64 << 20) as one:
+    address = f"unix:{folder}/socket"
+    with serving(address=address, max_memory_bytes=64 << 20, http_port="0") as one:
         yield one
 
 
@@ -180,6 +182,18 @@ def test_a_connection_that_closes_frees_its_memory(
     reason, message = refused(client, client.request())
     assert reason == "UNKNOWN_SEGMENT"
     assert "input.handle" in message
+
+
+def test_a_metric_says_how_much_memory_is_shared(
+    server: ServerThread, client: SharingClient
+) -> None:
+    def shared() -> float:
+        return scrape(server.server.instruments.address).value("gradwire_shared_memory_bytes")
+
+    registered = len(client.input.memory) + len(client.output.memory)
+    wait_until(lambda: shared() == registered)
+    client.close()
+    wait_until(lambda: shared() == 0)
 
 
 def test_a_handle_that_is_forgotten_is_unknown(client: SharingClient) -> None:

@@ -126,6 +126,9 @@ IN_FLIGHT = Metric("gradwire_requests_in_flight", "Calls in flight.", (METHOD,),
 QUEUE_DEPTH = Metric("gradwire_queue_depth", "Calls in the phase queue.", by_worker=True)
 MEMORY = Metric("gradwire_memory_bytes", "Memory budget of calls in flight.", by_worker=True)
 MEMORY_LIMIT = Metric("gradwire_memory_limit_bytes", "Share of max_memory_bytes.", by_worker=True)
+SHARED_MEMORY = Metric(
+    "gradwire_shared_memory_bytes", "Shared memory that clients registered.", by_worker=True
+)
 STREAMS = Metric("gradwire_streams", "Open streams.", by_worker=True)
 STREAMS_LIMIT = Metric("gradwire_streams_limit", "Share of max_streams.", by_worker=True)
 READY = Metric("gradwire_worker_ready", "1 while the worker serves, otherwise 0.", by_worker=True)
@@ -137,7 +140,8 @@ BUILD = Metric("gradwire_build_info", "1, labeled with versions and backend.", _
 # Metrics that each worker stores: counts outlive their process, states do not.
 _OF_CALLS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS)
 COUNTS = (*_OF_CALLS, LOOKUPS, COMPUTED, LAG, RESTARTS)
-_USED = (IN_FLIGHT, QUEUE_DEPTH, MEMORY, MEMORY_LIMIT, STREAMS, STREAMS_LIMIT, DEVICE_MEMORY)
+_MEMORIES = (MEMORY, MEMORY_LIMIT, SHARED_MEMORY, DEVICE_MEMORY)
+_USED = (IN_FLIGHT, QUEUE_DEPTH, *_MEMORIES, STREAMS, STREAMS_LIMIT)
 STATES = (*_USED, READY, BUILD)
 
 # Metrics derived from the others, or known to the process that serves them.

@@ -32,6 +32,7 @@ import socket
 import stat
 import struct
 import weakref
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +73,8 @@ _STATFS_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Registered memory; it stays mapped as long as a view of it exists.
+    """Registered memory; it stays mapped as long as a view of it exists."""
 
-    connection  the one that registered it
-    """
-
-    connection: int
     memory: Bytes
 
 
@@ -88,6 +85,7 @@ class Segments:
         self._admission = admission
         self._most_bytes = int(admission.max_memory_bytes * _SHARE)
         self._all: dict[str, Segment] = {}
+        self._handles: defaultdict[int, set[str]] = defaultdict(set)  # by connection
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -100,7 +98,7 @@ class Segments:
         """
         _check_file(file, length)
         admission = self._admission
-        own = sum(one.connection == connection for one in self._all.values())
+        own = len(self._handles[connection])
         if own >= _MOST_SEGMENTS:
             raise InvalidFieldError("segment", f"{own} are registered; at most {own} are taken")
         held = admission.memory_bytes
@@ -123,17 +121,19 @@ class Segments:
         loop = asyncio.get_running_loop()
         weakref.finalize(mapping, self._unmapped, loop, length).atexit = False
         handle = secrets.token_hex(16)
-        self._all[handle] = Segment(connection, np.frombuffer(memoryview(mapping), np.uint8))
+        self._all[handle] = Segment(np.frombuffer(memoryview(mapping), np.uint8))
+        self._handles[connection].add(handle)
         return handle
 
     def forget(self, connection: int, handle: str) -> None:
         """Make one handle of a connection invalid."""
-        if handle in self._all and self._all[handle].connection == connection:
+        if handle in self._handles[connection]:
+            self._handles[connection].remove(handle)
             del self._all[handle]
 
     def forget_all(self, connection: int) -> None:
         """Make all handles of a connection invalid."""
-        for handle in [key for key, one in self._all.items() if one.connection == connection]:
+        for handle in self._handles.pop(connection, ()):
             del self._all[handle]
 
     def view(self, named: v1.SharedRange, field: str, nbytes: int) -> Bytes:
@@ -229,6 +229,7 @@ class SegmentListener:
         self.path = path
         self.segments = segments
         self._users = {os.geteuid(), *users}
+        self._refused_users: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._place: tuple[int, int] | None = None
@@ -289,7 +290,8 @@ class SegmentListener:
         credentials = struct.Struct("iII")
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
         _, user, _ = credentials.unpack(found)
-        if user not in self._users:
+        if user not in self._users | self._refused_users:  # one line of each is enough
+            self._refused_users.add(user)
             facts = {"user": user, "setting": "shared_memory_users"}
             _log.warning("shared memory refused: another user", extra={"facts": facts})
         return user in self._users
