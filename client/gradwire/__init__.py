@@ -13,6 +13,7 @@ from gradwire._wire.environment import VERSION
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
+    DataLossError,
     DeadlineExceededError,
     EvaluationChangedError,
     GradwireError,
@@ -45,6 +46,7 @@ __all__ = [
     "AuthenticationError",
     "CallCancelledError",
     "Client",
+    "DataLossError",
     "DeadlineExceededError",
     "EvaluationChangedError",
     "GradwireError",

@@ -60,6 +60,7 @@ class AsyncClient:
         token_file: str | None = None,
         connect_timeout_s: float | None = None,
         shared_memory: bool = True,
+        checksums: bool | None = None,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -75,6 +76,7 @@ class AsyncClient:
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
             shared_memory=shared_memory,
+            checksums=checksums,
         )
         self._per_process = PerProcess(lambda: AsyncClientChannels(self._options))
         self._runtime = AsyncRuntime(self._channels)

@@ -66,6 +66,9 @@ class Client:
 
     shared_memory           whether large tensors go through memory shared with the server, if its
                             address is a unix socket and it offers that (Linux); docs/local.md
+    checksums               whether messages carry checksums: what changed on its way is found and
+                            repeated. None means the variable GRADWIRE_CHECKSUMS, or else in plain
+                            text to other machines. A server that knows none gets none
 
     A server that vanishes without a word, as when its machine does, is noticed within 40 s by the
     calls in flight, which are tried again on a new connection.
@@ -89,6 +92,7 @@ class Client:
         token_file: str | None = None,
         connect_timeout_s: float | None = None,
         shared_memory: bool = True,
+        checksums: bool | None = None,
     ) -> None:
         self._options = Options(
             target=read_target(target),
@@ -104,6 +108,7 @@ class Client:
             token_file=token_file,
             connect_timeout_s=connect_timeout_s,
             shared_memory=shared_memory,
+            checksums=checksums,
         )
         self._channels = PerProcess(lambda: ClientChannels(self._options))
         self._unary = UnaryCalls(

@@ -13,6 +13,7 @@ GradwireError
 │                               ConnectionError)
 ├── AuthenticationError         the server takes no call without a token, or not this one
 ├── PermissionDeniedError       the caller lacks the permission
+├── DataLossError               a message changed on its way, as its checksum shows
 ├── EvaluationChangedError      the stream to resume is not the one this server computes
 └── ServerError                 a fault of the server, or an answer that makes no sense
 
@@ -68,10 +69,12 @@ class GradwireError(Exception):
     request_id  name of the request in the server's log; None where no request was sent or answered
     metadata    each variable part of the message, by name
     status      name of the gRPC status code, such as "UNAVAILABLE"; empty where no call had one
+    checked     whether the request that failed had a checksum
     """
 
     default_reason = ""
     status = ""
+    checked = False
 
     def __init__(
         self,
@@ -217,6 +220,13 @@ class PermissionDeniedError(GradwireError):
     """The token lacks the scope that the call needs, or the server does this for others only."""
 
     default_reason = "PERMISSION_DENIED"
+
+
+class DataLossError(GradwireError):
+    """A message changed on its way, as its checksum shows; a retry helps."""
+
+    default_reason = "CHECKSUM_MISMATCH"
+    status = "DATA_LOSS"
 
 
 class ServerError(GradwireError):

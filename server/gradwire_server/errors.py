@@ -17,6 +17,7 @@ EvaluationError
 ├── DrainingError               the server is shutting down
 ├── UnauthenticatedError        a token is missing, or not taken
 ├── MissingScopeError           the caller's token lacks a scope
+├── ChecksumError               a message changed on its way
 ├── UnknownSegmentError         shared memory is not registered here
 └── DigestMismatchError         the evaluation to resume is another one
 """
@@ -124,6 +125,10 @@ class UnauthenticatedError(EvaluationError):
 
 class MissingScopeError(EvaluationError):
     """The caller's token lacks a scope."""
+
+
+class ChecksumError(EvaluationError):
+    """A message's checksum is not that of the bytes that came, or is missing."""
 
 
 class UnknownSegmentError(EvaluationError):

@@ -21,8 +21,10 @@ from uuid import uuid4
 from numpy.typing import NDArray
 
 from gradwire import v1
+from gradwire._core.checking import Checking
 from gradwire._core.options import Options
 from gradwire._core.retries import RetryBudget, Tries, is_retryable
+from gradwire._wire import checksums
 from gradwire._wire.framing import many_request_frame, parsed, read_many_request, read_many_result
 from gradwire._wire.requests import (
     Item,
@@ -35,6 +37,7 @@ from gradwire._wire.requests import (
 from gradwire._wire.statuses import from_in_band
 from gradwire.errors import (
     CallCancelledError,
+    DataLossError,
     DeadlineExceededError,
     GradwireError,
     ServerError,
@@ -57,6 +60,7 @@ class PendingItem:
     template  of its evaluation
     out       where the result is stored; None where an array is made for it
     frame     the request; empty where it does not go by the stream
+    checksum  of the request; None where it has none
     alone     the item where it goes by a call of its own
     settled   whether there is an outcome: an error, else the result
     """
@@ -66,6 +70,7 @@ class PendingItem:
     template: RequestTemplate | None = None
     out: NDArray[Any] | None = None
     frame: bytes = b""
+    checksum: int | None = None
     alone: Item | None = None
     settled: bool = False
     result: NDArray[Any] | None = None
@@ -92,7 +97,9 @@ class ItemBatch:
         ordered: bool,
         max_in_flight: int,
         timeout_s: float | None,
+        checking: Checking,
     ) -> None:
+        self._checking = checking
         self.alone: deque[PendingItem] = deque()
         # Garbage collection may close a batch within its own locked sections.
         self.lock = threading.RLock()
@@ -146,7 +153,7 @@ class ItemBatch:
             if large or self._all_alone:
                 self._leave_alone(pending, given)
                 return
-            pending.frame = many_request_frame(pending.name, template.header, template.data(array))
+            self._encode(pending, template.header, template.data(array))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.settle(pending, error=error)
             return
@@ -209,11 +216,16 @@ class ItemBatch:
         parts = read_many_result(message)
         if parts is not None:
             name, header, data = parts
+            self._receive(self._answered(name, checked=False), header, data)
+            return
+        parts = checksums.read_many_result(message, self._checksum_of)
+        if parts is not None:
+            name, header, data = parts
             self._receive(self._answered(name), header, data)
             return
         name, outcome = parse_answer(message)
         if not isinstance(outcome, GradwireError):
-            self._receive(self._answered(name), *outcome)
+            self._receive(self._answered(name, checked=False), *outcome)
         elif name:
             self._refuse(self._answered(name), outcome)
         else:
@@ -250,6 +262,7 @@ class ItemBatch:
         """
         if not self._in_flight:
             return 0.0
+        error.checked = self._checking.is_on
         if isinstance(error, UnsupportedOperatorError) and not error.reason:
             # The server knows no EvaluateMany.
             self._all_alone = True
@@ -301,8 +314,7 @@ class ItemBatch:
         """Have an item evaluated by a call of its own."""
         template = pending.template
         if item is None and template is not None:
-            parts = read_many_request(pending.frame)
-            array = template.array(parts[2] if parts else _NOTHING)
+            array = template.array(_data_of(pending))
             output = template.output
             shape = None if output is None else tuple(output.sizes)
             item = Item(template.op, array, shape, pending.out)
@@ -310,10 +322,29 @@ class ItemBatch:
         self._open_alone.add(pending.index)
         self.alone.append(pending)
 
-    def _answered(self, name: bytes) -> PendingItem:
+    def _encode(self, pending: PendingItem, header: bytes, data: memoryview) -> None:
+        if self._checking.is_on:
+            frame = checksums.many_request_frame(pending.name, header, data)
+            pending.frame, pending.checksum = frame
+        else:
+            pending.frame, pending.checksum = many_request_frame(pending.name, header, data), None
+
+    def _checksum_of(self, name: bytes) -> int | None:
+        """Return the checksum of the request with a name; None without one."""
+        pending = self._in_flight.get(name)
+        return None if pending is None else pending.checksum
+
+    def _answered(self, name: bytes, *, checked: bool = True) -> PendingItem:
+        """Return the item with a name, which is no more in flight.
+
+        checked  whether its answer need not have a checksum, or has the right one
+        """
         pending = self._in_flight.pop(name, None)
         if pending is None:
             raise ServerError(f"the server answered {name.decode()}, which was not asked")
+        if pending.checksum is not None and not checked:
+            self._in_flight[name] = pending
+            raise DataLossError("a result came without its checksum")
         self._progressed = True
         self._budget.succeed()
         return pending
@@ -327,8 +358,13 @@ class ItemBatch:
             self.settle(pending, error=error)
 
     def _refuse(self, pending: PendingItem, error: GradwireError) -> None:
+        error.checked = pending.checksum is not None
         if error.reason in _TOO_LARGE:
             self._leave_alone(pending)
+            return
+        if self._checking.refused(error) and pending.template is not None:
+            self._encode(pending, pending.template.header, _data_of(pending))
+            heapq.heappush(self._later, (time.monotonic(), pending.index, pending))
             return
         try:
             if not is_retryable(error, streamed=False):
@@ -339,6 +375,15 @@ class ItemBatch:
             self.settle(pending, error=last)
         else:
             heapq.heappush(self._later, (time.monotonic() + pause_s, pending.index, pending))
+
+
+def _data_of(pending: PendingItem) -> memoryview:
+    """Return the data of an item's request."""
+    parts = read_many_request(pending.frame)
+    if parts is None and pending.checksum is not None:
+        checked = checksums.read_many_request(pending.frame)
+        parts = None if checked is None else checked[0]
+    return parts[2] if parts else _NOTHING
 
 
 def parse_answer(message: bytes) -> tuple[bytes, tuple[bytes, memoryview] | GradwireError]:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from gradwire import ops
+from gradwire._core.checking import Checking
 from gradwire._core.options import Options
 from gradwire._core.reports import Metadata, Timing, read_timing
 from gradwire._core.retries import RetryBudget, Tries, is_retryable
@@ -32,6 +33,7 @@ from gradwire._wire.requests import (
 )
 from gradwire.chunks import ResultBuffer, Transfer
 from gradwire.errors import (
+    DataLossError,
     DeadlineExceededError,
     EvaluationChangedError,
     GradwireError,
@@ -60,6 +62,7 @@ class Evaluation:
     streams      whether the next try is of EvaluateStream; otherwise of Evaluate
     stream       the last try of EvaluateStream; None before the first
     on_trailers  callback for the trailing metadata of Evaluate; None without on_timing
+    checking     whether messages carry checksums
 
     budget   retry budget of the client
     servers  returns the number of servers that can share an evaluation
@@ -78,6 +81,7 @@ class Evaluation:
         options: Options,
         budget: RetryBudget,
         servers: Callable[[], int],
+        checking: Checking,
     ) -> None:
         self._started_at = time.monotonic()
         self._request = prepare(operator, array, output_shape=output_shape, out=out)
@@ -86,6 +90,8 @@ class Evaluation:
         self.options = options
         self._budget = budget
         self._servers = servers
+        self.checking = checking
+        self._checksum: int | None = None
         self._splits = options.split
         self._share_count: int | None = None
         self._progress = Progress(on_progress)
@@ -124,14 +130,25 @@ class Evaluation:
     def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
+        self._checksum = None
+        if self.checking.is_on:
+            request, self._checksum = self._request.checked_request()
+            return request
         return self._request.unary_request()
 
     def _keep_trailers(self, trailers: Metadata) -> None:
         self._trailers = trailers
 
-    def take(self, response: bytes) -> None:
-        """Decode the response to Evaluate."""
-        self._result = self._request.unary_result(response)
+    def take(self, response: bytes | GradwireError) -> GradwireError | None:
+        """Decode the response to Evaluate; return the error of a failed try."""
+        if isinstance(response, GradwireError):
+            response.checked = self._checksum is not None
+            return response
+        try:
+            self._result = self._request.unary_result(response, after=self._checksum)
+        except DataLossError as error:
+            return error
+        return None
 
     def begin_shared(self) -> ArrayRequest:
         """Count a try of EvaluateShared; return its request."""
@@ -168,6 +185,8 @@ class Evaluation:
 
     def recover(self, error: GradwireError) -> float:
         """Return the seconds to wait before the next try; raise the error if there is none."""
+        if self.checking.refused(error):
+            return 0.0
         if not self.streams and _is_too_large(error):
             self.streams = True
             return 0.0
@@ -195,6 +214,8 @@ class Evaluation:
         self, tries: Tries, error: GradwireError, transfer: Transfer | None
     ) -> float:
         """Return the seconds to wait before the next try of a transfer, or raise the error."""
+        if self.checking.refused(error):
+            return 0.0
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self.too_late() from error
         if not is_retryable(error, streamed=self.streams):

@@ -145,6 +145,7 @@ class Options:
     token_file: str | None = None
     connect_timeout_s: float | None = None
     shared_memory: bool = True
+    checksums: bool | None = None
     bearer: BearerToken | None = field(init=False, repr=False)
     tries: Callable[[RetryBudget], Tries] = field(init=False, repr=False, compare=False)
 

@@ -4,8 +4,9 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
 
 1. A server that is away, starting or shutting down (UNAVAILABLE), and one that is full and says so
    (RESOURCE_EXHAUSTED with RetryInfo), are tried again; so is a call that a stopping server
-   dropped (CANCELLED), and a stream that broke without an error of the service. Everything else
-   would only fail again.
+   dropped (CANCELLED), and a stream that broke without an error of the service. So is what
+   changed on its way (DATA_LOSS), and of requests with checksums what may have: INVALID_DATA, since
+   this package sends none, and statuses without a reason. Everything else would only fail again.
 2. Between tries lies a growing, jittered pause, never shorter than the server asked for.
 3. Tries are counted in a row: new result bytes start the count anew.
 4. A client whose calls mostly fail stops repeating them, so that a sick server is not kept down. A
@@ -33,6 +34,7 @@ from dataclasses import dataclass
 
 from gradwire.errors import (
     CallCancelledError,
+    DataLossError,
     GradwireError,
     OverloadedError,
     ServerError,
@@ -201,10 +203,13 @@ def _is_refusal(error: GradwireError) -> bool:
 
 def is_retryable(error: GradwireError, *, streamed: bool) -> bool:
     """Whether the same call may well succeed if it is repeated."""
-    if isinstance(error, OverloadedError | UnavailableError):
+    if isinstance(error, OverloadedError | UnavailableError | DataLossError):
+        return True
+    if error.checked and error.reason == "INVALID_DATA":
         return True
     # A status without a reason of ours comes from grpc or something between. CANCELLED is what a
     # call gets that reaches a server as it stops. On a stream any often stands for another one that
     # got lost, which the next try shows.
-    retried = ServerError | CallCancelledError if streamed else CallCancelledError
+    any_status = streamed or error.checked
+    retried = ServerError | CallCancelledError if any_status else CallCancelledError
     return isinstance(error, retried) and not error.reason

@@ -20,6 +20,7 @@ import grpc
 
 from gradwire import ops
 from gradwire._core.batch import ItemBatch
+from gradwire._core.checking import Checking
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
     Options,
@@ -351,6 +352,7 @@ class ClientChannels:
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     replicas         where the target is a list of them; None otherwise
     shared_memory    with a server on this machine
+    checking         whether messages carry checksums
 
     waits  whether to wait here for the first list
     """
@@ -370,6 +372,7 @@ class ClientChannels:
             self.shares = pool(options.target)
         self.budget = RetryBudget()
         self.shared_memory = SharedMemory(options)
+        self.checking = Checking(options)
         self.max_chunk_bytes: int | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -387,11 +390,14 @@ class ClientChannels:
             options=self._options,
             budget=self.budget,
             servers=self.shares.sound_targets,
+            checking=self.checking,
         )
 
     def batch(self, **arguments: Any) -> ItemBatch:
         """Begin an evaluate_many(); the arguments are those of ItemBatch."""
-        return ItemBatch(**arguments, options=self._options, budget=self.budget)
+        return ItemBatch(
+            **arguments, options=self._options, budget=self.budget, checking=self.checking
+        )
 
     def register(self, each: Stoppable) -> None:
         """Have close() stop it."""

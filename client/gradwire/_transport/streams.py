@@ -22,10 +22,11 @@ from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
 from gradwire._transport.tracing import Context, call_span
 from gradwire._transport.unary import Runtime
-from gradwire._wire.framing import chunk_frame, parsed, read_chunk
+from gradwire._wire import checksums
+from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
 from gradwire.chunks import Transfer
-from gradwire.errors import CallCancelledError, GradwireError, UnavailableError
+from gradwire.errors import CallCancelledError, DataLossError, GradwireError, UnavailableError
 
 
 class StreamTry:
@@ -64,8 +65,13 @@ class StreamTry:
         self._metadata = metadata
         self._cancelled = self.opened = False
         self._sender = _Sender(
-            transfer, chunk_bytes=chunk_bytes, limit=channels.max_chunk_bytes if eager else None
+            transfer,
+            chunk_bytes=chunk_bytes,
+            limit=channels.max_chunk_bytes if eager else None,
+            checked=channels.checking.is_on,
         )
+        # Checksum that those of result chunks continue.
+        self._opened_checksum: int | None = None
         self.ended = ended or threading.Event()
         self.error: BaseException | None = None
         self._call: grpc.Call | None = None
@@ -135,6 +141,8 @@ class StreamTry:
         self.hang_up()
         self._sender.stop()
         failure = self._sender.error or self.error
+        if isinstance(failure, GradwireError):
+            failure.checked = self._sender.checksum is not None
         broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
         self._pool.give_back(self._taken, failed=broken and not self._cancelled)
         self._end(None if self._transfer.complete and broken else failure)
@@ -144,23 +152,42 @@ class StreamTry:
         self.ended.set()
 
     def _take(self, message: bytes) -> None:
+        if self._opened_checksum is not None and checksums.is_chunk(message):
+            self._transfer.store(*checksums.read_chunk(message, after=self._opened_checksum))
+            return
         chunk = read_chunk(message)
         if chunk is not None:
-            self._transfer.store(*chunk)
+            self._store(*chunk)
             return
         response = parsed(v1.EvaluateStreamResponse, message, request_id=self._request_id)
         match response.WhichOneof("message"):
             case "opened":
+                self._verify(response.opened, message)
                 self.opened = True
                 self._transfer.accept(response.opened)
                 self._channels.max_chunk_bytes = response.opened.max_chunk_bytes
                 self._sender.go(response.opened)
             case "chunk":
-                self._transfer.store(response.chunk.offset, response.chunk.data)
+                self._store(response.chunk.offset, response.chunk.data)
             case "error":
                 raise from_in_band(response.error, request_id=self._request_id)
             case None:
                 return
+
+    def _store(self, offset: int, data: bytes | memoryview) -> None:
+        """Store a chunk without a checksum."""
+        if self._sender.checksum is not None:
+            raise DataLossError("a chunk came before opened", request_id=self._request_id)
+        self._transfer.store(offset, data)
+
+    def _verify(self, opened: v1.Opened, message: bytes) -> None:
+        checksum = self._sender.checksum
+        if checksum is None:
+            return
+        if not opened.HasField("checksum"):
+            raise DataLossError("opened came without its checksum", request_id=self._request_id)
+        checksums.verify_sealed(message, opened.checksum, after=checksum)
+        self._opened_checksum = opened.checksum
 
 
 class _Sender:
@@ -169,12 +196,16 @@ class _Sender:
     largest  bytes of the largest chunk sent
     limit    largest chunk that the server accepts; None if unknown
     error    of reading the input
+    checksum of open; None for a stream without checksums
     """
 
-    def __init__(self, transfer: Transfer, *, chunk_bytes: int, limit: int | None) -> None:
+    def __init__(
+        self, transfer: Transfer, *, chunk_bytes: int, limit: int | None, checked: bool
+    ) -> None:
         self._transfer = transfer
         self._chunk_bytes = chunk_bytes
         self._open = transfer.begin()
+        self.checksum = checksums.seal(self._open.open) if checked else None
         self._position = 0
         self._reading = threading.Lock()
         self._stopped = False
@@ -215,7 +246,7 @@ class _Sender:
             size = min(self._chunk_bytes, self.limit or self._chunk_bytes)
             stop = min(start + size, self._transfer.read_before)
             try:
-                message = chunk_frame(start, source.read(start, stop))
+                message = self._frame(start, source.read(start, stop))
             except Exception as error:  # noqa: BLE001 - the caller's thread raises it
                 # The stream half-closes and the server ends it.
                 self.error = error
@@ -223,6 +254,11 @@ class _Sender:
         self._position = stop
         self.largest = max(self.largest, stop - start)
         return message
+
+    def _frame(self, start: int, data: Buffer) -> bytes:
+        if self.checksum is None:
+            return chunk_frame(start, data)
+        return checksums.chunk_frame(start, data, after=self.checksum)
 
 
 def _returned(error: BaseException | None) -> GradwireError | None:

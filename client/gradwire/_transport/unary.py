@@ -129,10 +129,10 @@ class UnaryCalls:
                 request_id=evaluation.request_id,
                 on_trailers=evaluation.on_trailers,
             )
-            if not isinstance(reply, GradwireError):
-                evaluation.take(reply)
+            error = evaluation.take(reply)
+            if error is None:
                 return
-            await self._pause(reply, evaluation.recover)
+            await self._pause(error, evaluation.recover)
 
     async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array in shared memory, or an ordinary one where there is none."""

@@ -16,7 +16,7 @@ serves both ways.
 
 What is written here are the very bytes that protobuf writes. Messages written in another way are
 legal too, and left to protobuf: what is read here protobuf reads alike, provided that it reads the
-header.
+header. Messages with checksums are those of `checksums`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _RESULT = _tag(v1.EvaluateManyResponse.RESULT_FIELD_NUMBER, _LENGTH_DELIMITED)
 
 _MOST_FIELDS = 8
 # Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
-_LENGTH_BYTES, _OFFSET_BYTES = 4, 9
+LENGTH_BYTES, OFFSET_BYTES = 4, 9
 
 
 def parsed(kind: type[M], message: bytes, *, request_id: str | None = None) -> M:
@@ -89,15 +89,16 @@ def many_result_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
     """Encode a result among many; it has a request_id."""
     head = _head(request_id, header, data)
     length = varint(len(head) + len(data))
-    return b"".join((_named(request_id), b"\x12", length, head, data))
+    return b"".join((named(request_id), b"\x12", length, head, data))
 
 
 def _head(request_id: bytes, header: bytes, data: Buffer) -> bytes:
     """Encode what stands before the data of an evaluation."""
-    return b"%b%b\x7a%b" % (_named(request_id), header, varint(len(data)))
+    return b"%b%b\x7a%b" % (named(request_id), header, varint(len(data)))
 
 
-def _named(request_id: bytes) -> bytes:
+def named(request_id: bytes) -> bytes:
+    """Encode a request_id as the first field; nothing where it is empty."""
     return b"\x0a%b%b" % (varint(len(request_id)), request_id) if request_id else b""
 
 
@@ -124,7 +125,7 @@ def read_many_request(message: bytes) -> Parts | None:
 def read_many_result(message: bytes) -> Parts | None:
     """Return the parts of a result among many, as of an evaluation."""
     try:
-        request_id, at = _read_request_id(message, 0)
+        request_id, at = skip_name(message, 0)
         parts = _read_enclosed(message, at, _RESULT)
     except IndexError:
         return None
@@ -135,7 +136,7 @@ def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
     """Read the field that starts here and ends with the message, as an evaluation."""
     if message[at] != tag:
         return None
-    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+    length, at = read_varint(message, at + 1, LENGTH_BYTES)
     return _read_evaluation(message, at) if at + length == len(message) else None
 
 
@@ -143,7 +144,7 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
     """Read what starts here and ends with the message."""
     request_id, start = b"", at
     if message[at] == _REQUEST_ID:
-        request_id, start = _read_request_id(message, at)
+        request_id, start = skip_name(message, at)
     at, left = start, _MOST_FIELDS
     # Of more fields each adds to one before: that takes long here, and is for protobuf to read.
     while (tag := message[at]) in _HEADER and left:
@@ -151,7 +152,7 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
         if length < 0x80:  # noqa: PLR2004 - as read_varint() does, which takes longer
             at += 2 + length
         else:
-            length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+            length, at = read_varint(message, at + 1, LENGTH_BYTES)
             at += length
         left -= 1
     stop, at = at, at + 1
@@ -162,7 +163,7 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
     if len(size) == most and message.startswith(size, at):
         at += most
     else:
-        length, at = read_varint(message, at, _LENGTH_BYTES)
+        length, at = read_varint(message, at, LENGTH_BYTES)
         if at + length != len(message):
             return None
     if tag != _BULK or not request_id.isascii():
@@ -170,12 +171,22 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
     return request_id, message[start:stop], memoryview(message)[at:]
 
 
-def _read_request_id(message: bytes, at: int) -> tuple[bytes, int]:
+def skip_name(message: bytes, at: int) -> tuple[bytes, int]:
     """Return the request_id, empty where there is none, and where the next thing starts."""
     if message[at] != _REQUEST_ID:
         return b"", at
-    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+    length, at = read_varint(message, at + 1, LENGTH_BYTES)
     return message[at : at + length], at + length
+
+
+def skip_header(message: bytes, at: int) -> int:
+    """Return where the header ends that starts here; raise IndexError if the message does."""
+    left = _MOST_FIELDS
+    while message[at] in _HEADER and left:
+        length, at = read_varint(message, at + 1, LENGTH_BYTES)
+        at += length
+        left -= 1
+    return at
 
 
 def chunk_frame(offset: int, data: Buffer) -> bytes:
@@ -199,15 +210,15 @@ def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
 def _read_chunk(message: bytes) -> tuple[int, memoryview] | None:
     if message[0] != _CHUNK:
         return None
-    length, at = read_varint(message, 1, _LENGTH_BYTES)
+    length, at = read_varint(message, 1, LENGTH_BYTES)
     if at + length != len(message):
         return None
     offset = 0
     if message[at] == _OFFSET:
-        offset, at = read_varint(message, at + 1, _OFFSET_BYTES)
+        offset, at = read_varint(message, at + 1, OFFSET_BYTES)
     if message[at] != _BULK:
         return None
-    length, at = read_varint(message, at + 1, _LENGTH_BYTES)
+    length, at = read_varint(message, at + 1, LENGTH_BYTES)
     if at + length != len(message):
         return None
     return offset, memoryview(message)[at:]

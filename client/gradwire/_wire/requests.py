@@ -16,8 +16,9 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
+from gradwire._wire import checksums
 from gradwire._wire.framing import Parts, evaluation_frame, parsed, read_evaluation
-from gradwire.errors import InvalidRequestError, ServerError
+from gradwire.errors import DataLossError, InvalidRequestError, ServerError
 
 # A year. grpc's clocks overflow some way beyond, and such calls end at once.
 MAX_TIMEOUT_S = 365 * 24 * 3600
@@ -185,12 +186,24 @@ class ArrayRequest:
         name = self.request_id.encode("ascii")
         return evaluation_frame(name, template.header, template.data(self.source))
 
-    def unary_result(self, response: bytes) -> NDArray[Any]:
-        """Decode the response."""
+    def checked_request(self) -> tuple[bytes, int]:
+        """Encode the request as one message with a checksum, which is returned too."""
+        template = self.template
+        name = self.request_id.encode("ascii")
+        return checksums.evaluation_frame(name, template.header, template.data(self.source))
+
+    def unary_result(self, response: bytes, *, after: int | None = None) -> NDArray[Any]:
+        """Decode the response.
+
+        after  checksum of the request; None if it has none
+        """
         try:
-            _, header, data = read_evaluation(response) or _parse(response)
+            if after is None:
+                _, header, data = read_evaluation(response) or _parse(response)
+            else:
+                _, header, data = _checked(response, after)
             return self.template.result(header, data, out=self.out)
-        except ServerError as error:
+        except (ServerError, DataLossError) as error:
             error.request_id = self.request_id
             raise
 
@@ -263,6 +276,13 @@ def _described_output(
         shape = tensors.check_sizes("output", shape)
         return tensors.describe(tensors.check_out(out, dtype=dtype, shape=shape, source=source))
     return None if output_shape is None else tensors.result_descriptor(described, output_shape)
+
+
+def _checked(response: bytes, after: int) -> Parts:
+    found = checksums.read_evaluation(response, after=after)
+    if found is None:
+        raise DataLossError("a response came without its checksum")
+    return found[0]
 
 
 def _parse(response: bytes) -> Parts:

@@ -19,6 +19,7 @@ from gradwire import v1
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
+    DataLossError,
     DeadlineExceededError,
     EvaluationChangedError,
     GradwireError,
@@ -58,6 +59,7 @@ BY_REASON: dict[str, type[GradwireError]] = {
     "UNAUTHENTICATED": AuthenticationError,
     "PERMISSION_DENIED": PermissionDeniedError,
     "UNKNOWN_SEGMENT": UnavailableError,
+    "CHECKSUM_MISMATCH": DataLossError,
 }
 
 # Other codes become ServerError. RESOURCE_EXHAUSTED without a reason of this service is grpc's own
@@ -72,6 +74,7 @@ BY_CODE: dict[str, type[GradwireError]] = {
     "UNAVAILABLE": UnavailableError,
     "UNAUTHENTICATED": AuthenticationError,
     "PERMISSION_DENIED": PermissionDeniedError,
+    "DATA_LOSS": DataLossError,
 }
 
 

@@ -68,6 +68,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The shared memory named is not registered with this worker, or no longer. UNAVAILABLE; register it again, or
     send the bytes.
     """
+    ERROR_REASON_CHECKSUM_MISMATCH: _ErrorReason.ValueType  # 21
+    """A message changed on its way: its checksum is not that of the bytes that came, or is missing. DATA_LOSS; a retry
+    helps.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names the cause of an error for programs; it is the `reason` of the `google.rpc.ErrorInfo` that every
@@ -119,5 +123,9 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 19
 ERROR_REASON_UNKNOWN_SEGMENT: ErrorReason.ValueType  # 20
 """The shared memory named is not registered with this worker, or no longer. UNAVAILABLE; register it again, or
 send the bytes.
+"""
+ERROR_REASON_CHECKSUM_MISMATCH: ErrorReason.ValueType  # 21
+"""A message changed on its way: its checksum is not that of the bytes that came, or is missing. DATA_LOSS; a retry
+helps.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

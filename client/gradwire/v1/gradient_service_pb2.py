@@ -29,7 +29,7 @@ from gradwire.v1 import server_info_pb2 as gradwire_dot_v1_dot_server__info__pb2
 from gradwire.v1 import tensor_pb2 as gradwire_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradwire/v1/gradient_service.proto\x12\x0bgradwire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradwire/v1/error_reason.proto\x1a\x1agradwire/v1/operator.proto\x1a\x1dgradwire/v1/server_info.proto\x1a\x18gradwire/v1/tensor.proto\"\t\n\x07Options\"\xf0\x01\n\x0f\x45valuateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x42\t\n\x07_output\"c\n\x10\x45valuateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06output\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"=\n\x0bSharedRange\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03\"\x9c\x01\n\x15\x45valuateSharedRequest\x12\x30\n\nevaluation\x18\x01 \x01(\x0b\x32\x1c.gradwire.v1.EvaluateRequest\x12\'\n\x05input\x18\x02 \x01(\x0b\x32\x18.gradwire.v1.SharedRange\x12(\n\x06output\x18\x03 \x01(\x0b\x32\x18.gradwire.v1.SharedRange\"[\n\x16\x45valuateSharedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06output\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\xb5\x02\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x13\n\x0bresume_from\x18\x06 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x07 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x08 \x01(\x03\x12\x13\n\x0bstop_before\x18\t \x01(\x03\x42\t\n\x07_output\"\x9d\x01\n\x06Opened\x12-\n\x06output\x18\x01 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x16\n\x0eread_from_byte\x18\x02 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x03 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x04 \x01(\x03\x12\x18\n\x10read_before_byte\x18\x05 \x01(\x03\"\xd8\x02\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.gradwire.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .gradwire.v1.Error.MetadataEntry\x12;\n\x10\x66ield_violations\x18\x05 \x03(\x0b\x32!.gradwire.v1.Error.FieldViolation\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"j\n\x15\x45valuateStreamRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.gradwire.v1.OpenH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x42\t\n\x07message\"\x94\x01\n\x16\x45valuateStreamResponse\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.gradwire.v1.OpenedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07message\"G\n\x13\x45valuateManyRequest\x12\x30\n\nevaluation\x18\x01 \x01(\x0b\x32\x1c.gradwire.v1.EvaluateRequest\"\x8b\x01\n\x14\x45valuateManyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.EvaluateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07outcome2\x9d\x04\n\x0fGradientService\x12G\n\x08\x45valuate\x12\x1c.gradwire.v1.EvaluateRequest\x1a\x1d.gradwire.v1.EvaluateResponse\x12]\n\x0e\x45valuateStream\x12\".gradwire.v1.EvaluateStreamRequest\x1a#.gradwire.v1.EvaluateStreamResponse(\x01\x30\x01\x12W\n\x0c\x45valuateMany\x12 .gradwire.v1.EvaluateManyRequest\x1a!.gradwire.v1.EvaluateManyResponse(\x01\x30\x01\x12Y\n\x0e\x45valuateShared\x12\".gradwire.v1.EvaluateSharedRequest\x1a#.gradwire.v1.EvaluateSharedResponse\x12V\n\rListOperators\x12!.gradwire.v1.ListOperatorsRequest\x1a\".gradwire.v1.ListOperatorsResponse\x12V\n\rGetServerInfo\x12!.gradwire.v1.GetServerInfoRequest\x1a\".gradwire.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradwire/v1/gradient_service.proto\x12\x0bgradwire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradwire/v1/error_reason.proto\x1a\x1agradwire/v1/operator.proto\x1a\x1dgradwire/v1/server_info.proto\x1a\x18gradwire/v1/tensor.proto\"\t\n\x07Options\"\x94\x02\n\x0f\x45valuateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x15\n\x08\x63hecksum\x18\x0e \x01(\x07H\x01\x88\x01\x01\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x42\t\n\x07_outputB\x0b\n\t_checksum\"\x87\x01\n\x10\x45valuateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06output\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x15\n\x08\x63hecksum\x18\x0e \x01(\x07H\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x42\x0b\n\t_checksum\"=\n\x0bSharedRange\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03\"\x9c\x01\n\x15\x45valuateSharedRequest\x12\x30\n\nevaluation\x18\x01 \x01(\x0b\x32\x1c.gradwire.v1.EvaluateRequest\x12\'\n\x05input\x18\x02 \x01(\x0b\x32\x18.gradwire.v1.SharedRange\x12(\n\x06output\x18\x03 \x01(\x0b\x32\x18.gradwire.v1.SharedRange\"[\n\x16\x45valuateSharedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06output\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\"I\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x15\n\x08\x63hecksum\x18\x0e \x01(\x07H\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x42\x0b\n\t_checksum\"\xd9\x02\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0b\x32\x15.gradwire.v1.Operator\x12,\n\x05input\x18\x03 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x32\n\x06output\x18\x04 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptorH\x00\x88\x01\x01\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.gradwire.v1.Options\x12\x13\n\x0bresume_from\x18\x06 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x07 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x08 \x01(\x03\x12\x13\n\x0bstop_before\x18\t \x01(\x03\x12\x15\n\x08\x63hecksum\x18\x0e \x01(\x07H\x01\x88\x01\x01\x42\t\n\x07_outputB\x0b\n\t_checksum\"\xc1\x01\n\x06Opened\x12-\n\x06output\x18\x01 \x01(\x0b\x32\x1d.gradwire.v1.TensorDescriptor\x12\x16\n\x0eread_from_byte\x18\x02 \x01(\x03\x12\x19\n\x11\x65valuation_digest\x18\x03 \x01(\t\x12\x17\n\x0fmax_chunk_bytes\x18\x04 \x01(\x03\x12\x18\n\x10read_before_byte\x18\x05 \x01(\x03\x12\x15\n\x08\x63hecksum\x18\x0e \x01(\x07H\x00\x88\x01\x01\x42\x0b\n\t_checksum\"\xd8\x02\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.gradwire.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .gradwire.v1.Error.MetadataEntry\x12;\n\x10\x66ield_violations\x18\x05 \x03(\x0b\x32!.gradwire.v1.Error.FieldViolation\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"j\n\x15\x45valuateStreamRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.gradwire.v1.OpenH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x42\t\n\x07message\"\x94\x01\n\x16\x45valuateStreamResponse\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.gradwire.v1.OpenedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.gradwire.v1.ChunkH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07message\"G\n\x13\x45valuateManyRequest\x12\x30\n\nevaluation\x18\x01 \x01(\x0b\x32\x1c.gradwire.v1.EvaluateRequest\"\x8b\x01\n\x14\x45valuateManyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.gradwire.v1.EvaluateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.gradwire.v1.ErrorH\x00\x42\t\n\x07outcome2\x9d\x04\n\x0fGradientService\x12G\n\x08\x45valuate\x12\x1c.gradwire.v1.EvaluateRequest\x1a\x1d.gradwire.v1.EvaluateResponse\x12]\n\x0e\x45valuateStream\x12\".gradwire.v1.EvaluateStreamRequest\x1a#.gradwire.v1.EvaluateStreamResponse(\x01\x30\x01\x12W\n\x0c\x45valuateMany\x12 .gradwire.v1.EvaluateManyRequest\x1a!.gradwire.v1.EvaluateManyResponse(\x01\x30\x01\x12Y\n\x0e\x45valuateShared\x12\".gradwire.v1.EvaluateSharedRequest\x1a#.gradwire.v1.EvaluateSharedResponse\x12V\n\rListOperators\x12!.gradwire.v1.ListOperatorsRequest\x1a\".gradwire.v1.ListOperatorsResponse\x12V\n\rGetServerInfo\x12!.gradwire.v1.GetServerInfoRequest\x1a\".gradwire.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,35 +41,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPTIONS']._serialized_start=200
   _globals['_OPTIONS']._serialized_end=209
   _globals['_EVALUATEREQUEST']._serialized_start=212
-  _globals['_EVALUATEREQUEST']._serialized_end=452
-  _globals['_EVALUATERESPONSE']._serialized_start=454
-  _globals['_EVALUATERESPONSE']._serialized_end=553
-  _globals['_SHAREDRANGE']._serialized_start=555
-  _globals['_SHAREDRANGE']._serialized_end=616
-  _globals['_EVALUATESHAREDREQUEST']._serialized_start=619
-  _globals['_EVALUATESHAREDREQUEST']._serialized_end=775
-  _globals['_EVALUATESHAREDRESPONSE']._serialized_start=777
-  _globals['_EVALUATESHAREDRESPONSE']._serialized_end=868
-  _globals['_CHUNK']._serialized_start=870
-  _globals['_CHUNK']._serialized_end=907
-  _globals['_OPEN']._serialized_start=910
-  _globals['_OPEN']._serialized_end=1219
-  _globals['_OPENED']._serialized_start=1222
-  _globals['_OPENED']._serialized_end=1379
-  _globals['_ERROR']._serialized_start=1382
-  _globals['_ERROR']._serialized_end=1726
-  _globals['_ERROR_METADATAENTRY']._serialized_start=1625
-  _globals['_ERROR_METADATAENTRY']._serialized_end=1672
-  _globals['_ERROR_FIELDVIOLATION']._serialized_start=1674
-  _globals['_ERROR_FIELDVIOLATION']._serialized_end=1726
-  _globals['_EVALUATESTREAMREQUEST']._serialized_start=1728
-  _globals['_EVALUATESTREAMREQUEST']._serialized_end=1834
-  _globals['_EVALUATESTREAMRESPONSE']._serialized_start=1837
-  _globals['_EVALUATESTREAMRESPONSE']._serialized_end=1985
-  _globals['_EVALUATEMANYREQUEST']._serialized_start=1987
-  _globals['_EVALUATEMANYREQUEST']._serialized_end=2058
-  _globals['_EVALUATEMANYRESPONSE']._serialized_start=2061
-  _globals['_EVALUATEMANYRESPONSE']._serialized_end=2200
-  _globals['_GRADIENTSERVICE']._serialized_start=2203
-  _globals['_GRADIENTSERVICE']._serialized_end=2744
+  _globals['_EVALUATEREQUEST']._serialized_end=488
+  _globals['_EVALUATERESPONSE']._serialized_start=491
+  _globals['_EVALUATERESPONSE']._serialized_end=626
+  _globals['_SHAREDRANGE']._serialized_start=628
+  _globals['_SHAREDRANGE']._serialized_end=689
+  _globals['_EVALUATESHAREDREQUEST']._serialized_start=692
+  _globals['_EVALUATESHAREDREQUEST']._serialized_end=848
+  _globals['_EVALUATESHAREDRESPONSE']._serialized_start=850
+  _globals['_EVALUATESHAREDRESPONSE']._serialized_end=941
+  _globals['_CHUNK']._serialized_start=943
+  _globals['_CHUNK']._serialized_end=1016
+  _globals['_OPEN']._serialized_start=1019
+  _globals['_OPEN']._serialized_end=1364
+  _globals['_OPENED']._serialized_start=1367
+  _globals['_OPENED']._serialized_end=1560
+  _globals['_ERROR']._serialized_start=1563
+  _globals['_ERROR']._serialized_end=1907
+  _globals['_ERROR_METADATAENTRY']._serialized_start=1806
+  _globals['_ERROR_METADATAENTRY']._serialized_end=1853
+  _globals['_ERROR_FIELDVIOLATION']._serialized_start=1855
+  _globals['_ERROR_FIELDVIOLATION']._serialized_end=1907
+  _globals['_EVALUATESTREAMREQUEST']._serialized_start=1909
+  _globals['_EVALUATESTREAMREQUEST']._serialized_end=2015
+  _globals['_EVALUATESTREAMRESPONSE']._serialized_start=2018
+  _globals['_EVALUATESTREAMRESPONSE']._serialized_end=2166
+  _globals['_EVALUATEMANYREQUEST']._serialized_start=2168
+  _globals['_EVALUATEMANYREQUEST']._serialized_end=2239
+  _globals['_EVALUATEMANYRESPONSE']._serialized_start=2242
+  _globals['_EVALUATEMANYRESPONSE']._serialized_end=2381
+  _globals['_GRADIENTSERVICE']._serialized_start=2384
+  _globals['_GRADIENTSERVICE']._serialized_end=2925
 # @@protoc_insertion_point(module_scope)

@@ -50,11 +50,14 @@ class EvaluateRequest(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request in replies, errors and logs, at most 128 printable ASCII characters. The server makes one
     where it is empty.
     """
+    checksum: _builtins.int
+    """CRC32C of all other bytes of the message; see GradientService. Absent, the default, for none."""
     data: _builtins.bytes
     """The input's elements in wire order: exactly as many bytes as its descriptor promises."""
     @_builtins.property
@@ -83,14 +86,20 @@ class EvaluateRequest(_message.Message):
         input: _tensor_pb2.TensorDescriptor | None = ...,
         output: _tensor_pb2.TensorDescriptor | None = ...,
         options: Global___Options | None = ...,
+        checksum: _builtins.int | None = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "input", b"input", "operator", b"operator", "options", b"options", "output", b"output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "_output", b"_output", "checksum", b"checksum", "input", b"input", "operator", b"operator", "options", b"options", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "data", b"data", "input", b"input", "operator", b"operator", "options", b"options", "output", b"output", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "_output", b"_output", "checksum", b"checksum", "data", b"data", "input", b"input", "operator", b"operator", "options", b"options", "output", b"output", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
     _WhichOneofReturnType__output: _TypeAlias = _typing.Literal["output"]  # noqa: Y015
     _WhichOneofArgType__output: _TypeAlias = _typing.Literal["_output", b"_output"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__output) -> _WhichOneofReturnType__output | None: ...
 
 Global___EvaluateRequest: _TypeAlias = EvaluateRequest  # noqa: Y015
@@ -103,9 +112,12 @@ class EvaluateResponse(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name."""
+    checksum: _builtins.int
+    """CRC32C of the request and of all other bytes of the message, if the request has one."""
     data: _builtins.bytes
     """The result's elements in wire order."""
     @_builtins.property
@@ -117,13 +129,16 @@ class EvaluateResponse(_message.Message):
         *,
         request_id: _builtins.str = ...,
         output: _tensor_pb2.TensorDescriptor | None = ...,
+        checksum: _builtins.int | None = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "output", b"output", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "output", b"output", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___EvaluateResponse: _TypeAlias = EvaluateResponse  # noqa: Y015
 
@@ -228,9 +243,12 @@ class Chunk(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Position of the first byte, in bytes from the start of the tensor."""
+    checksum: _builtins.int
+    """CRC32C of open, for the server's chunks of opened too, and of all other bytes of the chunk, if open has one."""
     data: _builtins.bytes
     """The bytes: at least 1, at most `opened.max_chunk_bytes` from the client, at most `open.max_chunk_bytes` from the
     server. Chunks may split elements.
@@ -239,13 +257,16 @@ class Chunk(_message.Message):
         self,
         *,
         offset: _builtins.int = ...,
+        checksum: _builtins.int | None = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
@@ -264,6 +285,7 @@ class Open(_message.Message):
     EVALUATION_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     STOP_BEFORE_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request in replies, errors and logs, at most 128 printable ASCII characters. The server makes one
     where it is empty.
@@ -282,6 +304,8 @@ class Open(_message.Message):
     """End of the result bytes wanted: the first one that is not; 0, the default, means all to the end. Above resume_from,
     at most the result's byte count.
     """
+    checksum: _builtins.int
+    """CRC32C of all other bytes of this message; absent, the default, for a stream without checksums."""
     @_builtins.property
     def operator(self) -> _operator_pb2.Operator:
         """The operator. Required."""
@@ -310,13 +334,19 @@ class Open(_message.Message):
         evaluation_digest: _builtins.str = ...,
         max_chunk_bytes: _builtins.int = ...,
         stop_before: _builtins.int = ...,
+        checksum: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "input", b"input", "operator", b"operator", "options", b"options", "output", b"output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "_output", b"_output", "checksum", b"checksum", "input", b"input", "operator", b"operator", "options", b"options", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "evaluation_digest", b"evaluation_digest", "input", b"input", "max_chunk_bytes", b"max_chunk_bytes", "operator", b"operator", "options", b"options", "output", b"output", "request_id", b"request_id", "resume_from", b"resume_from", "stop_before", b"stop_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "_output", b"_output", "checksum", b"checksum", "evaluation_digest", b"evaluation_digest", "input", b"input", "max_chunk_bytes", b"max_chunk_bytes", "operator", b"operator", "options", b"options", "output", b"output", "request_id", b"request_id", "resume_from", b"resume_from", "stop_before", b"stop_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
     _WhichOneofReturnType__output: _TypeAlias = _typing.Literal["output"]  # noqa: Y015
     _WhichOneofArgType__output: _TypeAlias = _typing.Literal["_output", b"_output"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__output) -> _WhichOneofReturnType__output | None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
@@ -332,6 +362,7 @@ class Opened(_message.Message):
     EVALUATION_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     READ_BEFORE_BYTE_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     read_from_byte: _builtins.int
     """First input byte the server wants; 0 for a fresh stream. Chunks start there and run to read_before_byte."""
     evaluation_digest: _builtins.str
@@ -342,6 +373,8 @@ class Opened(_message.Message):
     """End of the input bytes the server wants: the first one that it does not; the input's byte count unless
     `open.stop_before` is set. Chunks end there. 0 where a server that is older does not say.
     """
+    checksum: _builtins.int
+    """CRC32C of open and of all other bytes of this message, if open has one."""
     @_builtins.property
     def output(self) -> _tensor_pb2.TensorDescriptor:
         """The result's descriptor, as asked for or inferred."""
@@ -354,12 +387,15 @@ class Opened(_message.Message):
         evaluation_digest: _builtins.str = ...,
         max_chunk_bytes: _builtins.int = ...,
         read_before_byte: _builtins.int = ...,
+        checksum: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_digest", b"evaluation_digest", "max_chunk_bytes", b"max_chunk_bytes", "output", b"output", "read_before_byte", b"read_before_byte", "read_from_byte", b"read_from_byte"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "evaluation_digest", b"evaluation_digest", "max_chunk_bytes", b"max_chunk_bytes", "output", b"output", "read_before_byte", b"read_before_byte", "read_from_byte", b"read_from_byte"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___Opened: _TypeAlias = Opened  # noqa: Y015
 

@@ -42,6 +42,14 @@ class GradientServiceStub(object):
     token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
     of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
     answer callers of other machines with `PERMISSION_DENIED` likewise.
+
+    Requests may carry checksums, for networks that change bytes. A message's field `checksum` is the CRC32C of all bytes
+    of its encoding but those of this field, which MUST stand directly before `data`, the last field, or end a message that
+    has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
+    that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
+    of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
+    checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     def __init__(self, channel):
@@ -98,6 +106,14 @@ class GradientServiceServicer(object):
     token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
     of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
     answer callers of other machines with `PERMISSION_DENIED` likewise.
+
+    Requests may carry checksums, for networks that change bytes. A message's field `checksum` is the CRC32C of all bytes
+    of its encoding but those of this field, which MUST stand directly before `data`, the last field, or end a message that
+    has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
+    that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
+    of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
+    checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     def Evaluate(self, request, context):
@@ -111,6 +127,7 @@ class GradientServiceServicer(object):
         * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
         * `DEADLINE_EXCEEDED`: the deadline has passed; with reason STALLED, the request did not come in time.
         * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
+        * `DATA_LOSS`: the checksum is not that of the bytes that came.
         * `INTERNAL`: a fault of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -166,6 +183,7 @@ class GradientServiceServicer(object):
         end so before its first request has come, to make room for another one.
         * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
         * `UNAVAILABLE`: the server is starting or shutting down.
+        * `DATA_LOSS`: the checksum of a request is not that of the bytes that came.
         * `INTERNAL`: a fault of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -264,6 +282,14 @@ class GradientService(object):
     token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
     of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
     answer callers of other machines with `PERMISSION_DENIED` likewise.
+
+    Requests may carry checksums, for networks that change bytes. A message's field `checksum` is the CRC32C of all bytes
+    of its encoding but those of this field, which MUST stand directly before `data`, the last field, or end a message that
+    has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
+    that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
+    of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
+    checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     @staticmethod

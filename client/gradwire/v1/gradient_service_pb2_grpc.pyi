@@ -43,6 +43,14 @@ class GradientServiceStub:
     token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
     of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
     answer callers of other machines with `PERMISSION_DENIED` likewise.
+
+    Requests may carry checksums, for networks that change bytes. A message's field `checksum` is the CRC32C of all bytes
+    of its encoding but those of this field, which MUST stand directly before `data`, the last field, or end a message that
+    has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
+    that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
+    of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
+    checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     @_typing.overload
@@ -60,6 +68,7 @@ class GradientServiceStub:
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
     * `DEADLINE_EXCEEDED`: the deadline has passed; with reason STALLED, the request did not come in time.
     * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
+    * `DATA_LOSS`: the checksum is not that of the bytes that came.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateStream: _grpc.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateStreamRequest, _gradient_service_pb2.EvaluateStreamResponse]
@@ -107,6 +116,7 @@ class GradientServiceStub:
       end so before its first request has come, to make room for another one.
     * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
     * `UNAVAILABLE`: the server is starting or shutting down.
+    * `DATA_LOSS`: the checksum of a request is not that of the bytes that came.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateShared: _grpc.UnaryUnaryMultiCallable[_gradient_service_pb2.EvaluateSharedRequest, _gradient_service_pb2.EvaluateSharedResponse]
@@ -150,6 +160,14 @@ class GradientServiceAsyncStub(GradientServiceStub):
     token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
     of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
     answer callers of other machines with `PERMISSION_DENIED` likewise.
+
+    Requests may carry checksums, for networks that change bytes. A message's field `checksum` is the CRC32C of all bytes
+    of its encoding but those of this field, which MUST stand directly before `data`, the last field, or end a message that
+    has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
+    that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
+    of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
+    checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -164,6 +182,7 @@ class GradientServiceAsyncStub(GradientServiceStub):
     * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
     * `DEADLINE_EXCEEDED`: the deadline has passed; with reason STALLED, the request did not come in time.
     * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
+    * `DATA_LOSS`: the checksum is not that of the bytes that came.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateStream: _aio.StreamStreamMultiCallable[_gradient_service_pb2.EvaluateStreamRequest, _gradient_service_pb2.EvaluateStreamResponse]  # type: ignore[assignment]
@@ -211,6 +230,7 @@ class GradientServiceAsyncStub(GradientServiceStub):
       end so before its first request has come, to make room for another one.
     * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
     * `UNAVAILABLE`: the server is starting or shutting down.
+    * `DATA_LOSS`: the checksum of a request is not that of the bytes that came.
     * `INTERNAL`: a fault of the server.
     """
     EvaluateShared: _aio.UnaryUnaryMultiCallable[_gradient_service_pb2.EvaluateSharedRequest, _gradient_service_pb2.EvaluateSharedResponse]  # type: ignore[assignment]
@@ -253,6 +273,14 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
     token that it takes ends in `UNAUTHENTICATED`, one whose token lacks the scope in `PERMISSION_DENIED`, before anything
     of it is read: the scope is `evaluate`, and `inspect` for GetServerInfo and reflection. A server without tokens may
     answer callers of other machines with `PERMISSION_DENIED` likewise.
+
+    Requests may carry checksums, for networks that change bytes. A message's field `checksum` is the CRC32C of all bytes
+    of its encoding but those of this field, which MUST stand directly before `data`, the last field, or end a message that
+    has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
+    that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
+    of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
+    checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     @_abc_1.abstractmethod
@@ -271,6 +299,7 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
         * `RESOURCE_EXHAUSTED`: the server is full (with RetryInfo), or ran out of memory (without).
         * `DEADLINE_EXCEEDED`: the deadline has passed; with reason STALLED, the request did not come in time.
         * `UNAVAILABLE`: the server is starting or shutting down, or has lost its GPU.
+        * `DATA_LOSS`: the checksum is not that of the bytes that came.
         * `INTERNAL`: a fault of the server.
         """
 
@@ -330,6 +359,7 @@ class GradientServiceServicer(metaclass=_abc_1.ABCMeta):
           end so before its first request has come, to make room for another one.
         * `DEADLINE_EXCEEDED`: the deadline has passed, or with reason STALLED, nothing moved for the stall timeout.
         * `UNAVAILABLE`: the server is starting or shutting down.
+        * `DATA_LOSS`: the checksum of a request is not that of the bytes that came.
         * `INTERNAL`: a fault of the server.
         """
 

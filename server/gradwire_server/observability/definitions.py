@@ -75,9 +75,9 @@ _UNSPECIFIED, *_REASONS = (name.removeprefix("ERROR_REASON_") for name in _ENUM)
 _SERVICE = v1.EvaluateRequest.DESCRIPTOR.file.services_by_name["GradientService"]
 # Names of gRPC status codes returned by handlers.
 _STATUSES = (
-    *("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION", "INTERNAL"),
-    *("INVALID_ARGUMENT", "OK", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"),
-    *("UNAVAILABLE", "UNIMPLEMENTED"),
+    *("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION"),
+    *("INTERNAL", "INVALID_ARGUMENT", "OK", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"),
+    *("UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED"),
 )
 
 METHOD = Label("method", (*_SERVICE.methods_by_name, "unknown"))

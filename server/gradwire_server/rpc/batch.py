@@ -23,13 +23,14 @@ import grpc
 import numpy as np
 
 from gradwire import v1
+from gradwire._wire import checksums
 from gradwire._wire.framing import Parts, many_result_frame, read_many_request
 from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, in_memory, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Caller, Context, caller_of, claim_of
-from gradwire_server.rpc.codec import Bytes, NoMessageError
+from gradwire_server.rpc.codec import Bytes, CheckedParts, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext, take_turn
 from gradwire_server.rpc.status_map import failure
 from gradwire_server.rpc.streaming import ServedStream
@@ -42,11 +43,13 @@ class BatchItem:
 
     name  request_id
     data  bytes of the input
+    checksum  of the request; None if it has none
     """
 
     name: bytes
     prepared: Prepared
     data: memoryview
+    checksum: int | None = None
 
 
 async def find_prepared(header: bytes, service: ServiceContext, context: Caller) -> Prepared:
@@ -63,13 +66,18 @@ async def find_prepared(header: bytes, service: ServiceContext, context: Caller)
     return await service.prepare(decoded, context, header=header)
 
 
-def read_item(message: bytes) -> Parts:
-    """Return the request_id, the header and the data of a message.
+def read_item(message: bytes) -> CheckedParts:
+    """Return the request_id, the header and the data of a message, and its checksum.
 
     Raises InvalidDataError or UnknownFieldError if the message holds no request, or a request
-    without a valid request_id, to which no result could be matched.
+    without a valid request_id, to which no result could be matched, ChecksumError if its checksum
+    does not match.
     """
-    name, header, data = read_many_request(message) or _parse(message)
+    parts, checksum = read_many_request(message), None
+    if parts is None:
+        checked = codec.read_checked(checksums.read_many_request, message)
+        parts, checksum = checked or (_parse(message), None)
+    name = parts[0]
     if not name:
         raise InvalidDataError(
             "evaluation.request_id", "empty; answers are found by it: give each request another one"
@@ -79,7 +87,7 @@ def read_item(message: bytes) -> Parts:
             "evaluation.request_id",
             f"{len(name)} bytes; answers are found by it, and carry at most {codec.MAX_REQUEST_ID}",
         )
-    return name, header, data
+    return parts, checksum
 
 
 def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
@@ -201,7 +209,7 @@ class ManyStream(ServedStream):
 
     async def _take(self, message: bytes) -> None:
         self._admitted.note_data()
-        name, header, data = read_item(message)
+        (name, header, data), checksum = read_item(message)
         if name in self._names:
             raise InvalidDataError(
                 "evaluation.request_id", "in use; a request may have it when this one is answered"
@@ -220,7 +228,7 @@ class ManyStream(ServedStream):
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's alone
             self._refuse(name, error)
         else:
-            self._arrived.append(BatchItem(name, prepared, data))
+            self._arrived.append(BatchItem(name, prepared, data, checksum))
             self._news.set()
 
     async def _admit(self, needed: int) -> None:
@@ -303,7 +311,11 @@ class ManyStream(ServedStream):
         data = results.reshape(-1).data
         for number, each in enumerate(items):
             one = data[number * length : (number + 1) * length]
-            frame = many_result_frame(each.name, each.prepared.response_header, one)
+            header, after = each.prepared.response_header, each.checksum
+            if after is None:
+                frame = many_result_frame(each.name, header, one)
+            else:
+                frame = checksums.many_result_frame(each.name, header, one, after=after)
             self._answers.append((each.name, frame, each.prepared.message_bytes))
         self._news.set()
 

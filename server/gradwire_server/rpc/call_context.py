@@ -109,7 +109,10 @@ class ActiveCall:
     phases       time spent in each phase
     operator     name of the operator, and dtype of the tensors, once they are known
     received_bytes, sent_bytes  bytes of tensors so far
+    checksum     of the request; None if it has none
     """
+
+    checksum: int | None = None
 
     def __init__(
         self,

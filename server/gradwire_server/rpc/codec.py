@@ -21,6 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from gradwire import ops, v1
+from gradwire._wire import checksums
 from gradwire._wire.framing import (
     Parts,
     chunk_frame,
@@ -29,11 +30,12 @@ from gradwire._wire.framing import (
     read_evaluation,
     read_varint,
 )
-from gradwire.errors import InvalidRequestError
+from gradwire.errors import DataLossError, InvalidRequestError
 from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.engine import FILLED, EvaluationRequest, TensorSpec
 from gradwire_server.errors import (
+    ChecksumError,
     EvaluationError,
     InvalidDataError,
     InvalidFieldError,
@@ -258,12 +260,14 @@ class Malformed:
 class Chunk:
     """Bytes of a tensor from an offset on.
 
-    frame  the message that carried them, which also serves as a response; None if there is none
+    frame   the message that carried them, which also serves as a response; None if there is none
+    sealed  whether the frame has a checksum, which is verified by open_chunk()
     """
 
     offset: int
     data: Bytes
     frame: bytes | None = None
+    sealed: bool = False
 
     def parts(self, size: int) -> Iterator[Chunk]:
         """Split the chunk into chunks of at most `size` bytes."""
@@ -274,6 +278,8 @@ class Chunk:
             yield Chunk(self.offset + first, self.data[first : first + size])
 
 
+# Parts of a request, and its checksum if it has one.
+CheckedParts = tuple[Parts, int | None]
 StreamRequest = Chunk | v1.EvaluateStreamRequest
 
 
@@ -327,10 +333,65 @@ _parse_stream_request = _reader(
 
 def _read_stream_request(message: bytes) -> StreamRequest | Malformed:
     chunk = read_chunk(message)
-    if chunk is None:
-        return _parse_stream_request(message)
-    offset, data = chunk
-    return Chunk(offset, np.frombuffer(data, np.uint8), message)
+    if chunk is not None:
+        offset, data = chunk
+        return Chunk(offset, np.frombuffer(data, np.uint8), message)
+    if checksums.is_chunk(message):
+        return Chunk(0, _NO_BYTES, message, sealed=True)
+    request = _parse_stream_request(message)
+    if not isinstance(request, v1.EvaluateStreamRequest):
+        return request
+    try:
+        _verify_open(request, message)
+    except (ChecksumError, UnknownFieldError) as error:
+        return Malformed(error)
+    return request
+
+
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+def _verify_open(request: v1.EvaluateStreamRequest, message: bytes) -> None:
+    """Check the checksum of open, if it has one; raise ChecksumError for one of another message."""
+    if request.WhichOneof("message") == "chunk" and request.chunk.HasField("checksum"):
+        raise _misplaced()
+    if request.WhichOneof("message") == "open" and request.open.HasField("checksum"):
+        _refuse_unavailable(request.open)
+        try:
+            checksums.verify_sealed(message, request.open.checksum)
+        except DataLossError as error:
+            raise ChecksumError(str(error)) from error
+
+
+def open_chunk(chunk: Chunk, after: int | None) -> Chunk:
+    """Check the checksum of a chunk of a stream whose open has the checksum `after`.
+
+    Raises ChecksumError if it does not match, and if either has one but not the other.
+    """
+    if after is None and not chunk.sealed:
+        return chunk
+    if after is None or chunk.frame is None or not chunk.sealed:
+        raise ChecksumError("chunk.checksum: each chunk has one if open has one, and only then")
+    try:
+        offset, data = checksums.read_chunk(chunk.frame, after=after)
+    except DataLossError as error:
+        raise ChecksumError(str(error)) from error
+    return Chunk(offset, np.frombuffer(data, np.uint8))
+
+
+def _refuse_unavailable(message: Message) -> None:
+    """Raise UnknownFieldError for a checksum where none can be computed."""
+    if not checksums.AVAILABLE:
+        name = message.DESCRIPTOR.full_name
+        raise UnknownFieldError(
+            f"field {checksums.FIELD} of {name}: this server computes no checksums",
+            message_type=name,
+            field_number=checksums.FIELD,
+        )
+
+
+def _misplaced() -> ChecksumError:
+    return ChecksumError("checksum: not directly before data, where it is looked for")
 
 
 def well_formed(message: T | Malformed) -> T:
@@ -361,10 +422,11 @@ class RequestReader:
     def __len__(self) -> int:
         return len(self._known)
 
-    def read(self, message: bytes) -> Parts:
-        """Return the request_id, the header and the data of an EvaluateRequest.
+    def read(self, message: bytes) -> CheckedParts:
+        """Return the request_id, the header and the data of an EvaluateRequest, and its checksum.
 
-        Raises InvalidDataError if the message is not an EvaluateRequest.
+        Raises InvalidDataError if the message is not an EvaluateRequest, ChecksumError if its
+        checksum does not match.
         """
         # The request_id comes first, and has a length of one byte.
         start = 2 + message[1] if message[:1] == b"\x0a" and len(message) > 1 else 0
@@ -373,21 +435,45 @@ class RequestReader:
             request_id = message[2:start]
             if request_id.isascii():
                 header, before = known
-                return request_id, header, memoryview(message)[start + len(before) :]
+                return (request_id, header, memoryview(message)[start + len(before) :]), None
         parts = read_evaluation(message)
         if parts is None:
-            return parts_of(parse(v1.EvaluateRequest, message))
+            return read_checked(checksums.read_evaluation, message) or (
+                parts_of(parse(v1.EvaluateRequest, message)),
+                None,
+            )
         request_id, header, data = parts
         if len(header) <= _LONGEST_HEADER and len(request_id) < _LONGEST_NAME - 2:
             start = 2 + len(request_id) if request_id else 0
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[len(message) - start] = header, message[start : len(message) - len(data)]
-        return parts
+        return parts, None
+
+
+def read_checked(
+    read: Callable[[bytes], CheckedParts | None], message: bytes
+) -> CheckedParts | None:
+    """Read a request that may have a checksum; None if it has none.
+
+    Raises ChecksumError if it does not match.
+    """
+    if not checksums.AVAILABLE:
+        return None
+    try:
+        return read(message)
+    except DataLossError as error:
+        raise ChecksumError(str(error)) from error
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
-    """Split a parsed request into request_id, header and data."""
+    """Split a parsed request into request_id, header and data; it has no checksum.
+
+    Raises ChecksumError if it has, since it stands in another place than that of a checksum.
+    """
+    if request.HasField("checksum"):
+        _refuse_unavailable(request)
+        raise _misplaced()
     request_id, data = request.request_id.encode(), memoryview(request.data)
     request.ClearField("request_id")
     request.ClearField("data")
@@ -407,13 +493,25 @@ def response_header(output: v1.TensorDescriptor) -> bytes:
     return v1.EvaluateResponse(output=output).SerializeToString()
 
 
-def response(request_id: str, header: bytes, data: memoryview) -> bytes:
-    """Return the message that carries a result; request_id is ASCII."""
+def response(
+    request_id: str, header: bytes, data: memoryview, *, after: int | None = None
+) -> bytes:
+    """Return the message that carries a result; request_id is ASCII.
+
+    after  checksum of the request; None if it has none
+    """
+    if after is not None:
+        return checksums.evaluation_frame(request_id.encode("ascii"), header, data, after=after)[0]
     return evaluation_frame(request_id.encode("ascii"), header, data)
 
 
-def chunk_response(chunk: Chunk) -> bytes:
-    """Return the message that carries a part of a result."""
+def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
+    """Return the message that carries a part of a result.
+
+    after  checksum of opened; None if it has none
+    """
+    if after is not None:
+        return checksums.chunk_frame(chunk.offset, chunk.data.data, after=after)
     return chunk_frame(chunk.offset, chunk.data.data) if chunk.frame is None else chunk.frame
 
 

@@ -38,6 +38,7 @@ STATUS: dict[type[BaseException], tuple[str, str]] = {
     errors.DigestMismatchError: ("ABORTED", "EVALUATION_CHANGED"),
     errors.UnauthenticatedError: ("UNAUTHENTICATED", "UNAUTHENTICATED"),
     errors.MissingScopeError: ("PERMISSION_DENIED", "PERMISSION_DENIED"),
+    errors.ChecksumError: ("DATA_LOSS", "CHECKSUM_MISMATCH"),
     errors.UnknownSegmentError: ("UNAVAILABLE", "UNKNOWN_SEGMENT"),
     MemoryError: ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY"),
     TimeoutError: ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"),

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 
 from gradwire import v1
+from gradwire._wire import checksums
 from gradwire._wire.requests import LEAST_CHUNK_BYTES
 from gradwire_server.engine import (
     EvaluationRequest,
@@ -26,6 +27,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import (
     DigestMismatchError,
+    EvaluationError,
     InvalidDataError,
     InvalidFieldError,
 )
@@ -97,6 +99,9 @@ class EvaluationStream(ServedStream):
         self._steps: asyncio.Queue[tuple[Step, codec.Bytes] | None] = asyncio.Queue(1)
         self._responses: asyncio.Queue[codec.Chunk | bytes | None] = asyncio.Queue(1)
         self._chunk_bytes = service.settings.max_chunk_bytes
+        # Checksums that those of later messages continue: open's and opened's.
+        self._open_checksum: int | None = None
+        self._opened_checksum: int | None = None
 
     def _stop(self) -> None:
         for queue in (self._steps, self._responses):
@@ -150,6 +155,9 @@ class EvaluationStream(ServedStream):
             came = message.WhichOneof("message") or "an empty message"
             raise InvalidDataError("open", f"{came} came first; a stream starts with open")
         header = message.open
+        if header.HasField("checksum"):
+            self._open_checksum = header.checksum
+            header.ClearField("checksum")
         self._call.request_id = codec.read_request_id(header.request_id) or self._call.request_id
         if header.max_chunk_bytes and header.max_chunk_bytes < LEAST_CHUNK_BYTES:
             raise InvalidFieldError(
@@ -174,6 +182,8 @@ class EvaluationStream(ServedStream):
             self._admitted.note_data()
         output = codec.write_descriptor(prepared.output)
         reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
+        if self._open_checksum is not None:
+            self._opened_checksum = checksums.seal(reply.opened, after=self._open_checksum)
         self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
         await self._responses.put(reply.SerializeToString())
         self._wanted, self._assembler = wanted, None if through else assembler
@@ -211,6 +221,7 @@ class EvaluationStream(ServedStream):
 
     def _check_chunk(self, message: codec.StreamRequest, position: int, total: int) -> codec.Chunk:
         chunk = message if isinstance(message, codec.Chunk) else _read_chunk(message)
+        chunk = codec.open_chunk(chunk, self._open_checksum)
         data = chunk.data
         limit = self._service.settings.max_chunk_bytes
         if chunk.offset != position:
@@ -243,7 +254,7 @@ class EvaluationStream(ServedStream):
     async def _read(self) -> None:
         try:
             self._first.set_result(await self._next())
-        except InvalidDataError as error:
+        except EvaluationError as error:
             self._first.set_exception(error)
         await self._input_wanted.wait()
         if self._failed:
@@ -272,7 +283,7 @@ class EvaluationStream(ServedStream):
                 await self._send(response)
                 continue
             for part in response.parts(self._chunk_bytes):
-                await self._send(codec.chunk_response(part))
+                await self._send(codec.chunk_response(part, after=self._opened_checksum))
                 self._call.sent_bytes += len(part.data)
 
     async def _send(self, message: bytes) -> None:

@@ -52,7 +52,8 @@ class GradientService:
         message = await self._budget.receive(context)
         call = ActiveCall("Evaluate", context, self._service.active, sent=metadata)
         try:
-            request_id, header, data = self._requests.read(codec.well_formed(message))
+            parts, call.checksum = self._requests.read(codec.well_formed(message))
+            request_id, header, data = parts
             call.request_id = codec.read_request_id(request_id.decode())
             prepared = self._service.preparer.find(header)
             reply = None if prepared is None else self._evaluate_now(prepared, data, call)
@@ -78,7 +79,9 @@ class GradientService:
         began = time.perf_counter()
         result = self._workbench.run(prepared, data)
         computed = time.perf_counter()
-        reply = codec.response(call.request_id, prepared.response_header, result)
+        reply = codec.response(
+            call.request_id, prepared.response_header, result, after=call.checksum
+        )
         call.sent_bytes = len(result)
         call.phases.note("compute", began, computed)
         call.phases.note("send", computed, time.perf_counter())
@@ -103,7 +106,9 @@ class GradientService:
             else:
                 result = await self._compute(prepared, data, call)
             began = time.perf_counter()
-            reply = codec.response(call.request_id, prepared.response_header, result.data)
+            reply = codec.response(
+                call.request_id, prepared.response_header, result.data, after=call.checksum
+            )
             call.phases.note("send", began, time.perf_counter())
             call.sent_bytes = len(result)
         finally:
