@@ -24,6 +24,7 @@ class Relay:
     carried_bytes
               what clients have sent so far
     alter     makes of what the server sends at once what clients get in its place
+    alter_up  likewise of what a client sends
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Relay:
         self._allowance = 0
         self.delay_s = 0.0
         self.alter: Callable[[bytes], bytes] = bytes
+        self.alter_up: Callable[[bytes], bytes] = bytes
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -111,7 +113,7 @@ class Relay:
                     _close(client)
                     break
                 left = None if left is None else left - len(data)
-                self._pass(data, server)
+                self._pass(self.alter_up(data), server)
                 self._spend(len(data))
         _close(server)
 

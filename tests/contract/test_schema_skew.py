@@ -36,8 +36,9 @@ ATTRIBUTES = {
 
 
 def _next_number(message: Descriptor) -> int:
-    """Return a number that the next release may well take; 15 is that of the data."""
-    return max((field.number for field in message.fields if field.name != "data"), default=0) + 1
+    """Return a number that the next release may well take; 14 and 15 are taken at the end."""
+    last = {"checksum", "data"}
+    return max((field.number for field in message.fields if field.name not in last), default=0) + 1
 
 
 NEW_FIELDS = {
