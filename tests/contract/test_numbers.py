@@ -50,6 +50,7 @@ ENUMS = {
         "UNAUTHENTICATED",
         "PERMISSION_DENIED",
         "UNKNOWN_SEGMENT",
+        "CHECKSUM_MISMATCH",
     ],
     **{name: values for table in TABLES.values() for name, values in table.enums.items()},
 }

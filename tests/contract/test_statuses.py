@@ -17,6 +17,7 @@ from gradwire._wire.statuses import BY_CODE, BY_REASON, from_in_band, from_statu
 from gradwire.errors import (
     AuthenticationError,
     CallCancelledError,
+    DataLossError,
     DeadlineExceededError,
     EvaluationChangedError,
     GradwireError,
@@ -53,6 +54,7 @@ TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
     "UNAUTHENTICATED": ("UNAUTHENTICATED", AuthenticationError, GradwireError),
     "PERMISSION_DENIED": ("PERMISSION_DENIED", PermissionDeniedError, GradwireError),
     "UNKNOWN_SEGMENT": ("UNAVAILABLE", UnavailableError, ConnectionError),
+    "CHECKSUM_MISMATCH": ("DATA_LOSS", DataLossError, GradwireError),
 }
 
 METADATA = {"limit": "max_elements", "request_id": "r-1"}

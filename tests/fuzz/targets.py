@@ -53,7 +53,7 @@ _READER = codec.RequestReader()
 
 def evaluate(data: bytes) -> None:
     """Read the bytes as the server reads the request of Evaluate."""
-    outcome = _outcome(lambda: _run(_READER.read(data)))
+    outcome = _outcome(lambda: _run(_READER.read(data)[0]))
     message = _parsed(v1.EvaluateRequest, data)
     if message is not None and codec.beside_data(data) <= MAX_HEADER_BYTES:
         written = message.SerializeToString()
@@ -64,13 +64,13 @@ def evaluate(data: bytes) -> None:
 
 def evaluate_many(data: bytes) -> None:
     """Read the bytes as the server reads a request of EvaluateMany."""
-    outcome = _outcome(lambda: _run(batch.read_item(data)))
+    outcome = _outcome(lambda: _run(batch.read_item(data)[0]))
     message = _parsed(v1.EvaluateManyRequest, data)
     if message is None:
         assert outcome[0] == "INVALID_DATA"
     elif isinstance(outcome, bytes):
         written = message.evaluation.SerializeToString()
-        assert outcome == _outcome(lambda: _run(_READER.read(written)))
+        assert outcome == _outcome(lambda: _run(_READER.read(written)[0]))
 
 
 def evaluate_stream(data: bytes) -> None:

@@ -23,6 +23,7 @@ def test_the_package_exports_these_names() -> None:
         "AuthenticationError",
         "CallCancelledError",
         "Client",
+        "DataLossError",
         "DeadlineExceededError",
         "EvaluationChangedError",
         "GradwireError",
@@ -179,4 +180,5 @@ def test_a_client_is_made_with_these_arguments() -> None:
         "token_file",
         "connect_timeout_s",
         "shared_memory",
+        "checksums",
     ]

@@ -33,6 +33,7 @@ SAMPLES: list[errors.EvaluationError] = [
     errors.UnauthenticatedError("none"),
     errors.MissingScopeError("not this"),
     errors.UnknownSegmentError("gone"),
+    errors.ChecksumError("changed"),
     errors.StalledError("still"),
     errors.DrainingError("going"),
     errors.DigestMismatchError("other"),
@@ -72,6 +73,7 @@ STATUSES = {
     "UNAUTHENTICATED": StatusCode.UNAUTHENTICATED,
     "PERMISSION_DENIED": StatusCode.PERMISSION_DENIED,
     "UNKNOWN_SEGMENT": StatusCode.UNAVAILABLE,
+    "CHECKSUM_MISMATCH": StatusCode.DATA_LOSS,
     "INTERNAL": StatusCode.INTERNAL,
 }
 

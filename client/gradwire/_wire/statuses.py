@@ -74,7 +74,6 @@ BY_CODE: dict[str, type[GradwireError]] = {
     "UNAVAILABLE": UnavailableError,
     "UNAUTHENTICATED": AuthenticationError,
     "PERMISSION_DENIED": PermissionDeniedError,
-    "DATA_LOSS": DataLossError,
 }
 
 

@@ -1,0 +1,118 @@
+"""Messages with checksums have the bytes of the schema's law, and are taken only as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google_crc32c import python as specified
+
+from golden_bytes import of_hex
+from gradwire import DataLossError, v1
+from gradwire._wire import checksums
+
+DATA = b"\x01\x02\x03"
+HEADER = b"\x12\x00"
+# CRC32C of the 9 digits, from RFC 3720's polynomial: the value that every catalogue gives.
+CHECK = 0xE3069283
+
+
+def crc32c(data: bytes) -> int:
+    """Compute it in Python."""
+    return int(specified.value(data))
+
+
+def test_the_function_is_crc32c() -> None:
+    assert checksums.crc32c(b"123456789") == CHECK == crc32c(b"123456789")
+    assert checksums.crc32c(memoryview(b"56789"), checksums.crc32c(b"1234")) == CHECK
+    assert checksums.crc32c(b"") == checksums.crc32c(memoryview(b"")) == 0
+
+
+def covered(message: Any, *, before: bytes = b"") -> int:
+    """Return the checksum that the law gives a message."""
+    bare = type(message).FromString(message.SerializeToString())
+    bare.ClearField("checksum")
+    return crc32c(before + bare.SerializeToString())
+
+
+def test_an_evaluation_is_the_message_of_the_schema() -> None:
+    frame, checksum = checksums.evaluation_frame(b"a", HEADER, DATA)
+    message = v1.EvaluateRequest.FromString(frame)
+    assert message.SerializeToString() == frame
+    assert message.checksum == checksum == covered(message)
+    written = checksum.to_bytes(4, "little").hex()
+    assert frame == of_hex(f"0a 01 61 | 12 00 | 75 {written} | 7a 03 01 02 03")
+    assert checksums.read_evaluation(frame) == ((b"a", HEADER, memoryview(DATA)), checksum)
+
+
+def test_a_response_continues_its_request() -> None:
+    request, before = checksums.evaluation_frame(b"a", HEADER, DATA)
+    asked = v1.EvaluateRequest.FromString(request)
+    asked.ClearField("checksum")
+    frame, _ = checksums.evaluation_frame(b"a", HEADER, DATA, after=before)
+    message = v1.EvaluateResponse.FromString(frame)
+    assert message.checksum == covered(message, before=asked.SerializeToString())
+    with pytest.raises(DataLossError):
+        checksums.read_evaluation(frame)
+
+
+def test_an_evaluation_without_data_may_end_with_its_checksum() -> None:
+    message = v1.EvaluateRequest(request_id="a")
+    message.checksum = covered(message)
+    found = checksums.read_evaluation(message.SerializeToString())
+    assert found == ((b"a", b"", memoryview(b"")), message.checksum)
+
+
+def test_open_and_chunks_are_messages_of_the_schema() -> None:
+    request = v1.EvaluateStreamRequest(open=v1.Open(request_id="a", resume_from=5))
+    checksum = checksums.seal(request.open)
+    assert checksum == covered(request.open)
+    checksums.verify_sealed(request.SerializeToString(), checksum)
+    bare = v1.Open(request_id="a", resume_from=5).SerializeToString()
+    frame = checksums.chunk_frame(300, DATA, after=checksum)
+    message = v1.EvaluateStreamRequest.FromString(frame)
+    assert message.SerializeToString() == frame
+    assert message.chunk.checksum == covered(message.chunk, before=bare)
+    assert checksums.read_chunk(frame, after=checksum) == (300, memoryview(DATA))
+    with pytest.raises(DataLossError):
+        checksums.read_chunk(frame, after=checksum + 1)
+
+
+def test_requests_and_results_among_many_are_messages_of_the_schema() -> None:
+    frame, checksum = checksums.many_request_frame(b"a", HEADER, DATA)
+    request = v1.EvaluateManyRequest.FromString(frame)
+    assert request.SerializeToString() == frame
+    assert checksum == covered(request.evaluation)
+    answer = checksums.many_result_frame(b"a", HEADER, DATA, after=checksum)
+    assert v1.EvaluateManyResponse.FromString(answer).SerializeToString() == answer
+    parts = checksums.read_many_result(answer, {b"a": checksum}.get)
+    assert parts == (b"a", HEADER, memoryview(DATA))
+
+
+FRAMES = {
+    "evaluation": (
+        checksums.evaluation_frame(b"a", HEADER, DATA, after=7)[0],
+        lambda frame: checksums.read_evaluation(frame, after=7),
+    ),
+    "result among many": (
+        checksums.many_result_frame(b"a", HEADER, DATA, after=7),
+        lambda frame: checksums.read_many_result(frame, {b"a": 7}.get),
+    ),
+    "chunk": (
+        checksums.chunk_frame(300, DATA, after=7),
+        lambda frame: checksums.read_chunk(frame, after=7),
+    ),
+}
+
+
+@pytest.mark.parametrize(("frame", "read"), FRAMES.values(), ids=list(FRAMES))
+def test_no_message_is_taken_with_a_changed_byte(frame: bytes, read: Any) -> None:
+    assert read(frame) is not None
+    for at in range(len(frame)):
+        for value in range(256):
+            if value != frame[at]:
+                changed = frame[:at] + bytes((value,)) + frame[at + 1 :]
+                try:
+                    assert read(changed) is None
+                except DataLossError:
+                    pass
