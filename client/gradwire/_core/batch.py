@@ -262,7 +262,12 @@ class ItemBatch:
         """
         if not self._in_flight:
             return 0.0
-        error.checked = self._checking.is_on
+        sent = list(self._in_flight.values())
+        error.checked = any(pending.checksum is not None for pending in sent)
+        if self._checking.refused(error):
+            for pending in sent:
+                self._repeat_bare(pending)
+            return 0.0
         if isinstance(error, UnsupportedOperatorError) and not error.reason:
             # The server knows no EvaluateMany.
             self._all_alone = True
@@ -329,6 +334,11 @@ class ItemBatch:
         else:
             pending.frame, pending.checksum = many_request_frame(pending.name, header, data), None
 
+    def _repeat_bare(self, pending: PendingItem) -> None:
+        """Encode an item's request anew, without a checksum."""
+        if pending.template is not None:
+            self._encode(pending, pending.template.header, _data_of(pending))
+
     def _checksum_of(self, name: bytes) -> int | None:
         """Return the checksum of the request with a name; None without one."""
         pending = self._in_flight.get(name)
@@ -362,8 +372,8 @@ class ItemBatch:
         if error.reason in _TOO_LARGE:
             self._leave_alone(pending)
             return
-        if self._checking.refused(error) and pending.template is not None:
-            self._encode(pending, pending.template.header, _data_of(pending))
+        if self._checking.refused(error):
+            self._repeat_bare(pending)
             heapq.heappush(self._later, (time.monotonic(), pending.index, pending))
             return
         try:

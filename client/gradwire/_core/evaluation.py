@@ -185,10 +185,9 @@ class Evaluation:
 
     def recover(self, error: GradwireError) -> float:
         """Return the seconds to wait before the next try; raise the error if there is none."""
-        if self.checking.refused(error):
-            return 0.0
-        if not self.streams and _is_too_large(error):
-            self.streams = True
+        too_large = not self.streams and _is_too_large(error)
+        self.streams |= too_large
+        if too_large or self.checking.refused(error):
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
