@@ -92,10 +92,13 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             input=TENSOR,
             output=TENSOR,
             options=v1.Options(),
-            checksum=0x12345678,
             data=b"\x01\x02",
         ),
-        f"{HEADER_HEX} | 75 78 56 34 12 | 7a 02 01 02",
+        f"{HEADER_HEX} | 7a 02 01 02",
+    ),
+    "EvaluateRequest checked": (
+        v1.EvaluateRequest(request_id="a", checksum=0x12345678, data=b"\x01\x02"),
+        "0a 01 61 | 75 78 56 34 12 | 7a 02 01 02",
     ),
     # The published example: 4, 5, 6 are 40800000, 40a00000, 40c00000.
     "EvaluateRequest published": (
@@ -108,8 +111,12 @@ GOLDEN: dict[str, tuple[Message, str]] = {
         ),
     ),
     "EvaluateResponse": (
-        v1.EvaluateResponse(request_id="a", output=TENSOR, checksum=1, data=bytes(200)),
-        f"0a 01 61 | 12 0b {TENSOR_HEX} | 75 01 00 00 00 | 7a c8 01 {'00' * 200}",
+        v1.EvaluateResponse(request_id="a", output=TENSOR, data=bytes(200)),
+        f"0a 01 61 | 12 0b {TENSOR_HEX} | 7a c8 01 {'00' * 200}",
+    ),
+    "EvaluateResponse checked": (
+        v1.EvaluateResponse(request_id="a", checksum=1, data=b"\x01"),
+        "0a 01 61 | 75 01 00 00 00 | 7a 01 01",
     ),
     "Chunk": (
         v1.Chunk(offset=300, checksum=0, data=b"\x05"),
@@ -142,10 +149,7 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             read_before_byte=256,
             checksum=2,
         ),
-        (
-            f"0a 0b {TENSOR_HEX} | 10 80 01 | 1a 01 64 | 20 80 80 80 01 | 28 80 02"
-            "| 75 02 00 00 00"
-        ),
+        (f"0a 0b {TENSOR_HEX} | 10 80 01 | 1a 01 64 | 20 80 80 80 01 | 28 80 02| 75 02 00 00 00"),
     ),
     "Error": (
         v1.Error(

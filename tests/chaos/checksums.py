@@ -154,9 +154,7 @@ def _calls(address: str, *, checksums: bool) -> Iterator[list[tuple[Call, tuple[
 
     def many_async(array: Array) -> Array:
         async def gather() -> Array:
-            return np.stack([
-                each async for each in other.evaluate_many(_items(array))
-            ])
+            return np.stack([each async for each in other.evaluate_many(_items(array))])
 
         got: Array = wait(gather())
         return got
@@ -224,9 +222,7 @@ def main() -> None:
     parser.add_argument("--one-in", type=int, default=_ONE_IN)
     parser.add_argument("--without", action="store_true", help="calls carry no checksums")
     given = parser.parse_args()
-    outcome = run(
-        given.calls, seed=given.seed, checksums=not given.without, one_in=given.one_in
-    )
+    outcome = run(given.calls, seed=given.seed, checksums=not given.without, one_in=given.one_in)
     print(asdict(outcome))  # noqa: T201
     sys.exit(not outcome.right)
 

@@ -38,9 +38,7 @@ def halved(array: np.ndarray) -> tuple[int, ...]:
 def results(client: Client) -> list[bytes]:
     """Evaluate by each RPC."""
     many = client.evaluate_many(Item(LINEAR, each, halved(each)) for each in [SMALL] * 5)
-    singles = [
-        client.evaluate(LINEAR, each, output_shape=halved(each)) for each in (SMALL, LARGE)
-    ]
+    singles = [client.evaluate(LINEAR, each, output_shape=halved(each)) for each in (SMALL, LARGE)]
     return [each.tobytes() for each in (*singles, *many)]
 
 
