@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, DataLossError, GradwireError, Item, RetryPolicy, ops
 from gradwire._core.checking import Checking
@@ -30,7 +32,7 @@ def server() -> Iterator[ServerThread]:
         yield server
 
 
-def halved(array: np.ndarray) -> tuple[int, ...]:
+def halved(array: NDArray[Any]) -> tuple[int, ...]:
     """Return the shape of the array's result."""
     return (*array.shape[:2], array.shape[2] // 2, array.shape[3] // 2)
 
@@ -53,7 +55,9 @@ def results(client: Client) -> list[bytes]:
         (["127.0.0.1:1", "name:1"], True),
     ],
 )
-def test_checksums_are_on_where_plain_text_leaves_the_machine(target: list[str], on: bool) -> None:
+def test_checksums_are_on_where_plain_text_leaves_the_machine(
+    target: list[str], *, on: bool
+) -> None:
     assert Checking(Options(target=target)).is_on is on
     assert not Checking(Options(target=target, credentials=object())).is_on
     assert Checking(Options(target=target, checksums=True)).is_on
@@ -62,7 +66,7 @@ def test_checksums_are_on_where_plain_text_leaves_the_machine(target: list[str],
 
 @pytest.mark.parametrize(("word", "on"), [("1", True), ("0", False), ("true", True)])
 def test_the_variable_decides_without_the_argument(
-    monkeypatch: pytest.MonkeyPatch, word: str, on: bool
+    monkeypatch: pytest.MonkeyPatch, word: str, *, on: bool
 ) -> None:
     monkeypatch.setenv("GRADWIRE_CHECKSUMS", word)
     assert Checking(Options(target=["127.0.0.1:1"])).is_on is on
@@ -111,7 +115,7 @@ def test_each_rpc_learns_that_a_server_knows_none(
     with Client(server.address, checksums=True) as client:
         client.wait_ready()
         monkeypatch.setattr("gradwire_server.rpc.codec.checksums.AVAILABLE", False)
-        if first == 2:  # noqa: PLR2004 - the place in the list
+        if first == 2:
             items = [Item(LINEAR, SMALL + each, halved(SMALL)) for each in range(40)]
             assert len(list(client.evaluate_many(items))) == len(items)
         else:
@@ -131,17 +135,18 @@ def test_a_missing_build_turns_them_off_with_a_warning(
 @pytest.mark.parametrize("up", [True, False], ids=["request", "result"])
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
 def test_a_changed_byte_of_data_is_an_error_that_is_retried(
-    server: ServerThread, array: np.ndarray, up: bool
+    server: ServerThread, array: NDArray[Any], *, up: bool
 ) -> None:
     marked = array.copy()
     # Powers of two survive the halving: the mark is found on its way in both directions.
     marked[...] = 2.0**-77
     pattern = np.float32(2.0**-77 * (1 if up else 4)).tobytes() * 8
 
+    left: list[int] = []
+
     def change(block: bytes) -> bytes:
-        nonlocal left
         if left and pattern in block:
-            left -= 1
+            left.pop()
             at = block.index(pattern)
             return block[: at + 1] + b"\x55" + block[at + 2 :]
         return block
@@ -151,13 +156,13 @@ def test_a_changed_byte_of_data_is_an_error_that_is_retried(
             relay.alter_up = change
         else:
             relay.alter = change
-        left = 1
+        left.append(1)
         with Client(relay.address, checksums=True, retry=ONCE) as client:
             with pytest.raises(DataLossError) as caught:
                 client.evaluate(LINEAR, marked, output_shape=halved(marked))
             assert caught.value.reason == "CHECKSUM_MISMATCH"
             assert isinstance(caught.value, GradwireError)
-        left = 2
+        left += [1, 2]
         with Client(relay.address, checksums=True, retry=PROMPT) as client:
             result = client.evaluate(LINEAR, marked, output_shape=halved(marked))
         assert not left

@@ -48,8 +48,8 @@ class GradientServiceStub(object):
     has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
     that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
     of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
-    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
-    checks none refuses the field as unknown; the same request without it is then taken.
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps.
+    A server that checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     def __init__(self, channel):
@@ -112,8 +112,8 @@ class GradientServiceServicer(object):
     has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
     that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
     of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
-    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
-    checks none refuses the field as unknown; the same request without it is then taken.
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps.
+    A server that checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     def Evaluate(self, request, context):
@@ -288,8 +288,8 @@ class GradientService(object):
     has no data. A message that follows from others continues their checksum (the CRC32C of both, one behind the other), so
     that it counts for this call alone: a response that of its request, `opened` that of `open`, chunks of the client that
     of `open`, chunks of the server that of `opened`. Where the request or `open` has a checksum, its response, `opened` and
-    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps. A server that
-    checks none refuses the field as unknown; the same request without it is then taken.
+    all chunks MUST have one. Errors have none. A mismatch is `DATA_LOSS` with reason CHECKSUM_MISMATCH, and a retry helps.
+    A server that checks none refuses the field as unknown; the same request without it is then taken.
     """
 
     @staticmethod
