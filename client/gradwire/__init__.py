@@ -87,7 +87,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what needs grpc when it is asked for: a program of ours sets grpc's logging before."""
+    """Import a public name when it is first used.
+
+    A program of this package configures grpc's logging before grpc is imported.
+    """
     if name in _MODULES:
         return import_module(f"gradwire.{name}")
     if name not in _HOMES:
@@ -98,5 +101,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Name what can be had, imported or not."""
+    """Return the public names, imported or not."""
     return sorted({*globals(), *__all__})

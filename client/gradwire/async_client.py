@@ -37,11 +37,12 @@ from gradwire._wire.requests import Item
 
 
 class AsyncClient:
-    """Connections to a gradwire server, for one event loop: that in which it is first used.
+    """Connections to a gradwire server, for one event loop.
 
-    The arguments and errors are those of Client; any number of tasks may use it. Another event loop
-    is refused with RuntimeError. Cancelling a task ends its call at once. At most 64 streams are
-    open at once; calls beyond wait in the order in which they came, which counts against timeout_s.
+    The arguments and errors are those of Client; any number of tasks may use it. It belongs to the
+    event loop in which it is first used, and raises RuntimeError in another one. Cancelling a task
+    ends its call at once. At most 64 streams are open at once; further calls wait in the order in
+    which they came, which counts against timeout_s.
     """
 
     def __init__(
@@ -149,9 +150,9 @@ class AsyncClient:
     ) -> AsyncResults[Any]:
         """Evaluate many items over one stream, as Client.evaluate_many does.
 
-        Not itself awaited: it returns an asynchronous iterator. items may be asynchronous too; they
-        are taken by a task of this event loop, as soon as there is room. So those that come
-        asynchronously may wait for earlier results; what blocks the thread blocks the loop.
+        This is no coroutine: it returns an asynchronous iterator. items may be asynchronous too; a
+        task of this event loop takes them as soon as there is room. So asynchronous items may wait
+        for earlier results; an iterable that blocks the thread blocks the loop.
         """
         return AsyncResults(
             items,
@@ -177,10 +178,11 @@ class AsyncClient:
         return await self._unary.server_info()
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Wait until the server serves; raise UnavailableError if it does not in time.
+        """Wait until the server serves.
 
-        Also where waiting does not help: it speaks plain text and TLS was meant, or its certificate
-        is of no authority trusted here.
+        Raises UnavailableError if it does not serve in time, or if waiting does not help: the
+        server speaks plain text where TLS was expected, or its certificate is of no authority
+        trusted here.
         """
         await self._unary.wait_ready(timeout_s)
 

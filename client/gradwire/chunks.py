@@ -1,4 +1,4 @@
-"""Transfers: the bytes that streams have moved, kept across tries so that they resume."""
+"""Bytes moved by streams, kept across tries so that they resume."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class ResultBuffer:
 
 
 class Transfer:
-    """Progress of an input to the server and of a result from it.
+    """Progress of an input to the server and of its result.
 
     A sending and a receiving thread use it at once, and a third one reads it. Each attribute is
-    written by one of them.
+    written by one thread.
 
     first        byte of the result with which it begins
     sent         bytes of the input that the current try has handed to grpc
@@ -81,12 +81,12 @@ class Transfer:
 
     @property
     def result(self) -> NDArray[Any] | None:
-        """The array of the result; None as long as no server has described it."""
+        """Array of the result; None until a server has described it."""
         return self._buffer.array
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of all the input."""
+        """Bytes of the whole input."""
         return self.source.nbytes
 
     @property
@@ -126,11 +126,11 @@ class Transfer:
         )
 
     def wait(self, *, waits: bool) -> None:
-        """Note that it waits for its turn, or that its turn has come."""
+        """Note the beginning of a wait for the server, or its end."""
         self.moved_at = math.inf if waits else time.monotonic()
 
     def restart(self) -> None:
-        """Discard the result bytes: those of another evaluation do not match."""
+        """Discard the result bytes: they belong to another evaluation."""
         self._buffer.digest = ""
         self.received = self.first
 

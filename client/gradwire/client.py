@@ -33,7 +33,7 @@ _RUNTIME = Runtime()
 
 
 class Client:
-    """Connections to a gradwire server, or several alike; any number of threads may use it.
+    """Connections to a gradwire server, or several; safe for threads.
 
     It connects with the first call, which may be wait_ready(). In another process, pickled or
     forked, it connects anew. A process with grpc in it can be forked while no call is in flight,
@@ -73,7 +73,7 @@ class Client:
     A server that vanishes without a word, as when its machine does, is noticed within 40 s by the
     calls in flight, which are tried again on a new connection.
 
-    Methods raise GradwireError where the service fails, RuntimeError after close().
+    Methods raise GradwireError if the service fails, RuntimeError after close().
     """
 
     def __init__(
@@ -126,7 +126,9 @@ class Client:
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
     ) -> NDArray[Any]:
-        """Return the operator applied to an array, in the array's type; out where it is given.
+        """Return the operator applied to an array.
+
+        The result has the array's type, and is out if that is given.
 
         array         float32, float16, bfloat16 or float64, 1 to 8 axes, any strides: a NumPy array
                       or memmap, or anything with `__array__`, `__array_interface__` or DLPack.
@@ -140,10 +142,10 @@ class Client:
                       10 times a second and once at the end; what it raises ends the call
         on_timing     called in this thread with a Timing, once there is a result
 
-        Small tensors travel in one message, larger ones as a stream, which resumes where it broke.
+        Small tensors travel in one message, larger ones as a stream, which resumes after a break.
 
-        Raises InvalidRequestError, a ValueError, where an argument is wrong, TypeError where array
-        or out is no array.
+        Raises InvalidRequestError, a ValueError, if an argument is wrong, and TypeError if array or
+        out is no array.
         """
         channels = self._channels.get()
         evaluation = channels.evaluation(
@@ -203,10 +205,10 @@ class Client:
         earlier result only with max_in_flight=1, and an iterable that blocks until it has a result
         blocks for ever; AsyncClient, or evaluate() in a loop, is for that.
 
-        An item that fails raises in its place, and the iterator goes on when it is asked again.
-        Once the client is closed, items without a result raise CallCancelledError, and it ends.
-        What a broken stream left without an answer is sent again, as evaluate() is tried again.
-        Items with large tensors go by evaluate()'s streams, one at a time.
+        The error of a failed item is raised in its place; the next call of next() continues. Once
+        the client is closed, items without a result raise CallCancelledError, and the iterator
+        ends. Items without an answer when a stream breaks are sent again, by the rules of
+        evaluate()'s retries. Items with large tensors go by evaluate()'s streams, one at a time.
         """
         return Results(
             items,
@@ -218,10 +220,10 @@ class Client:
         )
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a new array that evaluate() need not copy; its elements hold anything.
+        """Return a new, uninitialized array that evaluate() need not copy.
 
-        It lies in memory shared with the server where shared_memory has an effect; otherwise it is
-        an ordinary array.
+        It lies in memory shared with the server if shared_memory has an effect; otherwise it is an
+        ordinary array.
         """
         return now(self._unary.empty(shape, dtype))
 
@@ -234,10 +236,11 @@ class Client:
         return now(self._unary.server_info())
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Wait until the server serves; raise UnavailableError if it does not in time.
+        """Wait until the server serves.
 
-        Also where waiting does not help: it speaks plain text and TLS was meant, or its certificate
-        is of no authority trusted here.
+        Raises UnavailableError if it does not serve in time, or if waiting does not help: the
+        server speaks plain text where TLS was expected, or its certificate is of no authority
+        trusted here.
         """
         now(self._unary.wait_ready(timeout_s))
 

@@ -29,7 +29,7 @@ from typing import Final, Self
 
 _PLURALS: Final = {"axis": "axes"}
 
-# Paths on the wire, and the arguments of the SDK that they stand for.
+# Paths on the wire, and the corresponding arguments of the SDK.
 _ARGUMENTS: Final = (
     (re.compile(r"\boperator\.\w+\.(?=\w)"), ""),
     (re.compile(r"\boperator\.(?=\w)"), ""),
@@ -45,7 +45,10 @@ _ARGUMENTS: Final = (
 
 
 def installing(extra: str) -> str:
-    """Return the commands that install an extra, of the package or of a checkout."""
+    """Return the commands that install an extra.
+
+    They are for the package and for a checkout.
+    """
     return f'pip install "gradwire[{extra}]", or in a checkout pip install ".[{extra}]"'
 
 
@@ -55,7 +58,7 @@ def counted(amount: int, noun: str) -> str:
 
 
 def named_as_arguments(text: str) -> str:
-    """Replace paths on the wire by the SDK's names of arguments and attributes."""
+    """Replace wire paths by the SDK's names of arguments and attributes."""
     for path, name in _ARGUMENTS:
         text = path.sub(name, text)
     return text
@@ -91,10 +94,10 @@ class GradwireError(Exception):
 
 
 class InvalidRequestError(GradwireError, ValueError):
-    """The request can never succeed as it stands; the message names the argument as it is written.
+    """The request can never succeed; the message names the argument.
 
-    field  path on the wire of what is at fault, such as "operator.dml_resample_grad.scales[2]", or
-           the argument's name where it does not travel; None where no single one is
+    field  path on the wire of the wrong field, such as "operator.dml_resample_grad.scales[2]", or
+           the argument's name if it does not travel; None if no single field is at fault
     """
 
     default_reason = "INVALID_FIELD"
@@ -119,12 +122,12 @@ class InvalidRequestError(GradwireError, ValueError):
 
     @property
     def description(self) -> str:
-        """What came and what would do, without the name."""
+        """Value that came and values that would do, without the name."""
         return str(self).removeprefix(f"{named_as_arguments(self.field or '')}: ")
 
 
 class UnsupportedOperatorError(GradwireError):
-    """The operator, or a field of the request, is not known to this server."""
+    """The server does not know the operator or a request's field."""
 
     default_reason = "UNKNOWN_OPERATOR"
 
@@ -136,18 +139,18 @@ class LimitExceededError(GradwireError):
 
     @property
     def limit(self) -> str | None:
-        """Name of the limit, as in v1.Limits; None where the server named none."""
+        """Name of the limit in v1.Limits; None if unknown."""
         return self.metadata.get("limit")
 
 
 class UseStreamError(LimitExceededError):
-    """Request or result is too large for a unary call; a stream takes it."""
+    """Request or result is too large for one message; use a stream."""
 
     default_reason = "USE_STREAM"
 
 
 class _RetryLaterError(GradwireError):
-    """Not now, maybe later.
+    """Base of errors after which a later retry may succeed.
 
     retry_after_s  seconds after which a retry is welcome; 0 where the server named none
     """
@@ -172,13 +175,13 @@ class OverloadedError(_RetryLaterError):
 
 
 class OutOfMemoryError(GradwireError):
-    """Memory ran out on the server during the evaluation; the server stays up."""
+    """The server's memory ran out during evaluation; the server stays up."""
 
     default_reason = "OUT_OF_MEMORY"
 
 
 class DeadlineExceededError(GradwireError, TimeoutError):
-    """The time given is over, or the stream made no progress for too long."""
+    """The deadline has passed, or the stream stalled for too long."""
 
     default_reason = "DEADLINE_EXCEEDED"
 
@@ -188,16 +191,16 @@ class CallCancelledError(GradwireError):
 
 
 class UnavailableError(_RetryLaterError, ConnectionError):
-    """No server answers at the target, the connection broke, or the server starts or stops.
+    """No server answers at the target, or the connection broke.
 
-    Or it has lost its GPU, which it is opening anew.
+    It is raised too while a server starts, stops, or opens a lost GPU anew.
 
     retry_after_s  seconds after which a server that starts, or opens its GPU, welcomes a retry;
                    otherwise 0
-    lasting        whether the server would answer the same however long one waits: it speaks plain
-                   text where TLS was asked for, or its certificate is of another authority
-    unreachable    whether no connection came about, such as where it was refused or the name of a
-                   host is not known
+    lasting        whether waiting does not help: the server speaks plain text where TLS was asked
+                   for, or its certificate is of another authority
+    unreachable    whether no connection was established, as when it was refused or the host's name
+                   is not known
     """
 
     lasting = False
@@ -205,19 +208,25 @@ class UnavailableError(_RetryLaterError, ConnectionError):
 
 
 class EvaluationChangedError(GradwireError):
-    """The stream to resume is not the one this server computes; a fresh one starts at byte 0."""
+    """The server no longer computes the evaluation of this stream.
+
+    A fresh stream starts at byte 0.
+    """
 
     default_reason = "EVALUATION_CHANGED"
 
 
 class AuthenticationError(GradwireError):
-    """A token is missing, is none of the server's, or has expired."""
+    """A token is missing, unknown to the server, or expired."""
 
     default_reason = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(GradwireError):
-    """The token lacks the scope that the call needs, or the server does this for others only."""
+    """The token or caller lacks the permission for the call.
+
+    The token lacks the call's scope, or the server allows it to other callers only.
+    """
 
     default_reason = "PERMISSION_DENIED"
 

@@ -1,4 +1,6 @@
-"""Resampling in JAX by a gradwire server: deterministic, with gradients of any order.
+"""Resampling in JAX by a gradwire server.
+
+Results are deterministic, with gradients of any order.
 
     import gradwire.jax
 
@@ -9,9 +11,9 @@
 Needs JAX (pip install "gradwire[jax]"). jit and vmap take it, reverse-mode differentiation too;
 forward mode does not.
 
-What is wrong with arguments is told when a function is called or traced. What an evaluation raises
-is raised as it is where nothing is traced; a compiled function, or one under vmap, ends in JAX's
-own error, whose message ends in that one's name and words.
+Wrong arguments raise an error when a function is called or traced. Errors of an evaluation are
+raised unchanged if nothing is traced; a compiled function, or one under vmap, raises JAX's own
+error, whose message ends with the name and message of ours.
 """
 
 from __future__ import annotations
@@ -48,18 +50,18 @@ def evaluate(
     adjoint: ops.Operator | None = None,
     client: Evaluator | None = None,
 ) -> Array:
-    """Return the operator applied to an array; it can be differentiated any number of times.
+    """Return the operator applied to an array, differentiable any number of times.
 
     x             float32, float16, bfloat16 or float64
-    output_shape  of the result; it tells sizes that attributes leave out
-    adjoint       what takes the gradient of the result to that of x; None means ops.adjoint() of
-                  the operator. Of that gradient, the operator itself takes the
+    output_shape  of the result; it determines sizes that attributes leave out
+    adjoint       operator that takes the gradient of the result to that of x; None means
+                  ops.adjoint() of the operator. The operator itself takes the gradient of that
                   gradient, without a constant that it adds
-    client        what evaluates; kept by the caller as long as what was traced may run. None means
-                  one Client() of this process
+    client        evaluates; the caller keeps it as long as traced functions may run. None means one
+                  Client() of this process
 
-    Raises InvalidRequestError, under jax.jit too, where types or shapes cannot be; where nothing is
-    traced what client.evaluate() does, and otherwise what JAX makes of that.
+    Raises InvalidRequestError, under jax.jit too, for impossible types or shapes. Errors of
+    client.evaluate() are raised unchanged if nothing is traced, otherwise as JAX converts them.
     """
     other = ops.adjoint(operator) if adjoint is None else adjoint
     x = jax.numpy.asarray(x)
@@ -89,7 +91,7 @@ def resize(
     precision  of no effect: the arithmetic is that of docs/dialects/jax.md
     client     as for evaluate()
 
-    Raises InvalidRequestError, a ValueError, where an argument is wrong, and what evaluate() does.
+    Raises InvalidRequestError, a ValueError, if an argument is wrong, and the errors of evaluate().
     """
     del precision
     name: Any = method
@@ -104,7 +106,7 @@ def resize(
 
 
 def _inexact(image: Array, operator: ops.JaxResize) -> Array:
-    """Return an image in the type that jax.image.resize makes of it."""
+    """Return an image in the type that jax.image.resize converts to."""
     if jax.numpy.issubdtype(image.dtype, jax.numpy.inexact):
         return image
     if operator.method == "nearest":
@@ -116,7 +118,10 @@ def _inexact(image: Array, operator: ops.JaxResize) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _JaxCall:
-    """An evaluation in a compiled graph; texts and number are those of _core.bridges."""
+    """An evaluation in a compiled graph.
+
+    Texts and number are those of _core.bridges.
+    """
 
     operator: str
     adjoint: str
@@ -125,9 +130,12 @@ class _JaxCall:
 
 
 def _apply(call: _JaxCall, x: Array) -> Array:
-    """Evaluate at once where the numbers are there, so that errors are raised as they are."""
+    """Evaluate at once if the numbers are there.
+
+    Errors are then raised unchanged.
+    """
     if not isinstance(x, jax.core.Tracer):
-        # Of several devices JAX gathers it, and cotangents may be arrays of NumPy.
+        # JAX gathers an array of several devices, and cotangents may be arrays of NumPy.
         one_device = isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1
         return jax.device_put(_run(call, x.ndim, x), x.sharding if one_device else None)
     made = jax.ShapeDtypeStruct(call.shape, x.dtype)
@@ -135,7 +143,10 @@ def _apply(call: _JaxCall, x: Array) -> Array:
 
 
 def _run(call: _JaxCall, rank: int, x: Array) -> NDArray[Any]:
-    """Evaluate an array, or under vmap all those along the axes before its own."""
+    """Evaluate an array.
+
+    Under vmap, evaluate all arrays along the axes before its own.
+    """
     evaluator, operator = CLIENTS.by_number(call.client), operator_for(call.operator, call.shape)
     array, batch = np.asarray(x), x.shape[: x.ndim - rank]
     if not batch:

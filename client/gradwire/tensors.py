@@ -1,8 +1,8 @@
-"""Arrays to and from the wire: their descriptors, and the order in which their bytes travel.
+"""Arrays to and from the wire: descriptors and byte order.
 
 Wire order is little-endian elements in ascending address order, padding gaps skipped, each
 broadcast (stride 0) axis once. So the server is told only which axes are broadcast and in which
-order the others nest; padding, and axes that run backward in memory, stay this side's affair.
+order the others nest; padding, and axes that run backward in memory, concern this side only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
 
 
 class WireView:
-    """The bytes of an array in the wire order of its descriptor, without a copy of the whole.
+    """Bytes of an array in the wire order of its descriptor.
+
+    The whole array is never copied at once.
 
     nbytes  on the wire
 
@@ -69,7 +71,7 @@ class WireView:
         # Bit patterns, so that no copy can change a NaN.
         bits = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
         walked = np.asarray(array).view(bits).transpose([*rest, *axes])
-        # Of an axis that does not travel the first element stands for all.
+        # The first element stands for all along an axis that does not travel.
         first = walked[(slice(0, 1),) * len(rest)].squeeze(tuple(range(len(rest))))
         self._elements: NDArray[Any] = np.atleast_1d(first)
         self._wire = bits.newbyteorder("<")
@@ -79,14 +81,18 @@ class WireView:
         self.nbytes = self._elements.size * bits.itemsize
 
     def in_place(self, start: int, stop: int) -> NDArray[np.uint8] | None:
-        """View bytes start..stop-1 of the array's own memory; None where it has another order."""
+        """View bytes start..stop-1 of the array's own memory.
+
+        None if the memory has another order.
+        """
         self._check_range(start, stop)
         return None if self._bytes is None else self._bytes[start:stop]
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return bytes start..stop-1; a view of the array's memory where that is in wire order.
+        """Return bytes start..stop-1, without a copy if possible.
 
-        Otherwise only these bytes are copied. The range may split elements.
+        They are a view of the array's memory if that is in wire order; otherwise only these bytes
+        are copied. The range may split elements.
         """
         self._check_range(start, stop)
         if self._bytes is not None:
@@ -189,12 +195,15 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def strides_of(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
-    """Return the stride of each axis in elements; packed row-major where none are given."""
+    """Return the stride of each axis in elements; row-major by default."""
     return tuple(descriptor.strides) or _packed(descriptor.sizes, range(len(descriptor.sizes)))
 
 
 def wire_axes(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
-    """Return the axes that the wire carries, slowest first: not of length 1 and not broadcast."""
+    """Return the axes that the wire carries, slowest first.
+
+    They are neither of length 1 nor broadcast.
+    """
     strides = strides_of(descriptor)
     carried = [a for a, size in enumerate(descriptor.sizes) if size != 1 and strides[a] > 0]
     return tuple(sorted(carried, key=lambda axis: -strides[axis]))
@@ -209,7 +218,7 @@ def wire_bytes(descriptor: v1.TensorDescriptor) -> int:
 
 
 def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
-    """Describe an array as it travels: its broadcast axes, and how the others nest.
+    """Describe an array for the wire: broadcast axes and nesting.
 
     Strides are those of the packed array, left empty where it is row-major. Axes whose elements
     interleave or overlap in memory, as in a sliding window, travel row-major.
@@ -228,7 +237,7 @@ def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
 
 
 def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.TensorDescriptor:
-    """Describe a packed result of these sizes whose axes nest as the source's do.
+    """Describe a packed result with the source's nesting of axes.
 
     Equal nesting is what lets a tensor of any size be streamed. Axes that the source does not carry
     take the place that row-major order gives them.
@@ -247,7 +256,7 @@ def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.T
 def empty_result(
     descriptor: v1.TensorDescriptor, memory: NDArray[np.uint8] | None = None
 ) -> NDArray[Any]:
-    """Return an array of a descriptor's type and sizes whose axes nest as it says.
+    """Return an uninitialized array of a descriptor's type, sizes and nesting.
 
     memory  contiguous bytes, as many as it has; None to allocate them
     """
@@ -261,9 +270,11 @@ def empty_result(
 def check_out(
     out: object, *, dtype: DTypeLike, shape: Sequence[int], source: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return out if a result of this type and shape can be written to it while source is read.
+    """Return out if it can hold a result while source is read.
 
-    Raises TypeError where it is no array, InvalidRequestError, a ValueError, otherwise.
+    Its type and shape must be those given, and it must share no memory with source.
+
+    Raises TypeError if it is no array, InvalidRequestError, a ValueError, otherwise.
     """
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out is a {type(out).__name__}; give a numpy.ndarray or numpy.memmap")
@@ -305,9 +316,10 @@ def _descriptor(
 def _packed(
     sizes: Sequence[int], order: Sequence[int], broadcast: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """Return strides of a packed array whose axes nest in this order, slowest first.
+    """Return strides of a packed array with axes in this order.
 
-    Those of an empty array are those of one whose axes have a length of 1 instead of 0.
+    order is slowest first. Strides of an empty array are those of an array whose axes have a length
+    of 1 instead of 0.
     """
     strides = [0 if axis in broadcast else 1 for axis in range(len(sizes))]
     step = 1
@@ -325,7 +337,7 @@ _OVERLAP_WORK: Any = 100_000
 
 
 def to_array(values: object) -> NDArray[Any]:
-    """View values as a NumPy array, whatever its type and shape.
+    """View values as a NumPy array of any type and shape.
 
     values  a NumPy array or memmap, a list of floats, or any object with `__array__`,
             `__array_interface__` or DLPack, such as the tensors of torch, JAX and CuPy. torch
@@ -349,7 +361,7 @@ def to_array(values: object) -> NDArray[Any]:
 
 
 def _is_masked(values: object) -> bool:
-    # numpy.ma takes longer to import than most calls: without it no array is masked. The class is
+    # Importing numpy.ma takes longer than most calls: without it no array is masked. The class is
     # missing while another thread imports the module.
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     return kind is not None and isinstance(values, kind)
@@ -378,7 +390,10 @@ def _convert(values: Any) -> NDArray[Any]:
 
 
 def _on_host(values: Any) -> Any:
-    """Copy from a device as its library documents it: torch, CuPy, JAX; others by DLPack."""
+    """Copy an array from a device to the host.
+
+    torch, CuPy and JAX arrays are copied as their documentation says, others by DLPack.
+    """
     for method in ("cpu", "get"):
         if hasattr(values, method):
             return getattr(values, method)()
@@ -388,7 +403,10 @@ def _on_host(values: Any) -> Any:
 
 
 def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[int | slice, ...]]:
-    """Cut elements first..last-1 of a row-major array into boxes, in order; few for each axis."""
+    """Cut elements first..last-1 of a row-major array into boxes.
+
+    They are in order, and few for each axis.
+    """
     if first >= last:
         return
     inner = math.prod(shape[1:])
@@ -406,10 +424,11 @@ def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[int 
 
 
 def nested_axes(array: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the axes longer than 1 that are not broadcast, by descending distance in memory.
+    """Return the axes of an array by descending distance in memory.
 
-    None if a step along one axis is shorter than the extent of the axes inside it: then elements
-    overlap or interleave, and no order of axes is the order in memory.
+    Axes of length 1 and broadcast axes are left out. None if a step along one axis is shorter than
+    the extent of the axes inside it: then elements overlap or interleave, and no order of axes is
+    the order in memory.
     """
     sizes, strides = array.shape, [abs(stride) for stride in array.strides]
     axes = sorted(

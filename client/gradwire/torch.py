@@ -1,4 +1,6 @@
-"""Resampling in PyTorch by a gradwire server: deterministic, with gradients of any order.
+"""Resampling in PyTorch by a gradwire server.
+
+Results are deterministic, with gradients of any order.
 
     import gradwire.torch
 
@@ -37,7 +39,7 @@ forward_ad: Any = import_module("torch.autograd.forward_ad")
 
 Tensor = Any
 
-# Beyond it, an integer of 64 bits and a float64 no longer name the same number.
+# Beyond it, a 64-bit integer and a float64 no longer represent the same number.
 LARGEST_LENGTH = 2**53
 
 
@@ -49,20 +51,20 @@ def evaluate(
     adjoint: ops.Operator | None = None,
     client: Evaluator | None = None,
 ) -> Tensor:
-    """Return the operator applied to a tensor; it can be differentiated any number of times.
+    """Return the operator applied to a tensor, differentiable any number of times.
 
-    operator      made before, where torch.compile takes the rest
+    operator      made outside the function that torch.compile compiles
     x             float32, float16, bfloat16 or float64, any strides. On the CPU its memory is read
                   in place; from other devices it is copied, for CUDA through pinned memory
-    output_shape  of the result, which is on x's device and contiguous; it tells sizes that
+    output_shape  of the result, which is on x's device and contiguous; it determines sizes that
                   attributes leave out
-    adjoint       what takes the gradient of the result to that of x; None means ops.adjoint() of
-                  the operator. Of that gradient, the operator itself takes the
+    adjoint       operator that takes the gradient of the result to that of x; None means
+                  ops.adjoint() of the operator. The operator itself takes the gradient of that
                   gradient, without a constant that it adds
-    client        what evaluates; kept by the caller as long as gradients may be asked for. None
-                  means one Client() of this process
+    client        evaluates; the caller keeps it as long as gradients may be asked for. None means
+                  one Client() of this process
 
-    Raises what client.evaluate() does.
+    Raises the errors of client.evaluate().
     """
     _refuse_tangents(x)
     texts = _texts(operator, adjoint)
@@ -86,12 +88,12 @@ def interpolate(  # noqa: PLR0917 - so are their order and kinds
 
     The arguments are PyTorch's, and:
 
-    follow   which gradient: "forward_adjoint" is the adjoint of what is computed, so that gradcheck
+    follow   which gradient: "forward_adjoint" is the adjoint of the forward, so that gradcheck
              and gradgradcheck hold; "backward_op" is PyTorch's own, which in some cases is not
     forward  "local" computes the result in PyTorch, and only gradients elsewhere
     client   as for evaluate()
 
-    Raises InvalidRequestError, a ValueError, where an argument is wrong.
+    Raises InvalidRequestError, a ValueError, if an argument is wrong.
     """
     if forward not in {"remote", "local"}:
         raise InvalidRequestError.of("forward", f"is {forward!r}; give 'remote' or 'local'")
@@ -121,7 +123,10 @@ def _number(client: Evaluator | None) -> int:
 def _interpolation(
     follow: Follow, **asked: Any
 ) -> tuple[tuple[str, str], tuple[int, ...], tuple[float, ...]]:
-    """Return the operator and its gradient as texts, and the operator's size and scale_factor."""
+    """Return the interpolation and its gradient as texts.
+
+    The operator's size and scale_factor follow.
+    """
     attributes: dict[str, Any] = {
         name: () if value is None and name in {"size", "scale_factor"} else value
         for name, value in asked.items()
@@ -134,7 +139,10 @@ def _interpolation(
 
 
 def _scaled(source: Sequence[int], sizes: tuple[int, ...], factors: tuple[float, ...]) -> list[int]:
-    """Return the spatial sizes of the result; how many there are is checked elsewhere."""
+    """Return the spatial sizes of the result.
+
+    Their number is checked elsewhere.
+    """
     if sizes:
         return list(sizes * len(source) if len(sizes) == 1 else sizes)
     each = factors * len(source) if len(factors) == 1 else factors
@@ -143,7 +151,7 @@ def _scaled(source: Sequence[int], sizes: tuple[int, ...], factors: tuple[float,
 
 
 def _length(length: int, factor: float, axis: int) -> int:
-    """Return trunc(length * factor), refused where compiled code is not in the way."""
+    """Return trunc(length * factor); refuse invalid lengths outside compiled code."""
     if not torch.compiler.is_compiling() and not 1 <= length * factor <= LARGEST_LENGTH:
         raise InvalidRequestError.of(
             ops.TorchInterpolate.path(f"scale_factor[{axis}]"),
@@ -154,7 +162,7 @@ def _length(length: int, factor: float, axis: int) -> int:
 
 
 def _refuse_tangents(x: Tensor) -> None:
-    """Raise NotImplementedError in forward mode, whose derivatives PyTorch would take for 0."""
+    """Raise NotImplementedError in forward mode, which PyTorch would differentiate as 0."""
     if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
         raise NotImplementedError(
             "gradwire.torch has no forward-mode derivatives; use torch.autograd.grad or backward()"
@@ -225,7 +233,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _operation(name: str, run: Callable[..., Tensor]) -> Any:
-    """Tell PyTorch of an operation whose gradient is evaluated."""
+    """Register an operation with PyTorch, with an evaluated gradient."""
     schema = "(Tensor x, str operator, str adjoint, SymInt[] output_shape, int client) -> Tensor"
     made = torch.library.custom_op(f"gradwire::{name}", run, mutates_args=(), schema=schema)
     made.register_fake(_shape_only)
@@ -236,7 +244,7 @@ def _operation(name: str, run: Callable[..., Tensor]) -> Any:
 _evaluate = _operation("evaluate", _run)
 _interpolate_here = _operation("interpolate_here", _run_here)
 
-# Constants to torch.compile, which looks into none of them.
+# torch.compile treats these as constants and looks into none of them.
 _texts = torch.compiler.assume_constant_result(_texts)
 _interpolation = torch.compiler.assume_constant_result(_interpolation)
 _number = torch.compiler.assume_constant_result(_number)

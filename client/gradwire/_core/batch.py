@@ -46,14 +46,14 @@ from gradwire.errors import (
 
 # Seconds that taking items may hold up results that could be handed over.
 QUICK_S = 0.05
-# Reasons for which a stream of its own may succeed.
+# Reasons after which an item may succeed on a stream of its own.
 _TOO_LARGE = frozenset({"USE_STREAM", "LAYOUT_NOT_STREAMABLE"})
 _NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True, eq=False)
 class PendingItem:
-    """One item and what becomes of it.
+    """One item and its outcome.
 
     index     its place in the iterable
     name      of its request
@@ -108,14 +108,14 @@ class ItemBatch:
         self._budget = budget
         self._ordered = ordered
         self._most = check_max_in_flight(max_in_flight)
-        # A few items are taken at once, since to wake the sender costs more than to take one.
+        # Several items are taken at once: waking the sender costs more than taking one.
         self._few = max_in_flight - max(1, max_in_flight // 4)
         self._filling = True
         self._ended = self._all_alone = self._progressed = False
         self._prefix = f"{uuid4().hex[:12]}-"
         self._taken = self._open = 0
         self._open_alone: set[int] = set()
-        # Ordered: every open item. Otherwise: those that are settled.
+        # All open items if ordered, otherwise the settled ones.
         self._queue: deque[PendingItem] = deque()
         self._in_flight: dict[bytes, PendingItem] = {}
         self._later: list[tuple[float, int, PendingItem]] = []
@@ -123,16 +123,16 @@ class ItemBatch:
 
     @property
     def wants(self) -> bool:
-        """Whether another item may be taken."""
+        """Whether there is room to take another item."""
         if self._ended or self._open_alone:
-            # Of large tensors one is enough to hold.
+            # One large tensor at a time is enough to hold.
             return False
         self._filling = self._open < self._most if self._filling else self._open <= self._few
         return self._filling
 
     @property
     def in_flight(self) -> int:
-        """How many items wait for their answers."""
+        """Number of items that wait for their answers."""
         return len(self._in_flight)
 
     @property
@@ -141,7 +141,7 @@ class ItemBatch:
         return self._ended and not self._open
 
     def add(self, item: object, send: Callable[[bytes], object]) -> None:
-        """Take an item; send its request, unless it needs a call of its own."""
+        """Take an item; send its request unless it needs its own call."""
         pending = self._new_item()
         try:
             given = as_item(item)
@@ -166,13 +166,13 @@ class ItemBatch:
             send(pending.frame)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that there are no more items, for an error where there is one."""
+        """Note the end of the items, and its error if any."""
         if error is not None and not self._ended:
             self.settle(self._new_item(), error=error)
         self._ended = True
 
     def cancel(self) -> None:
-        """Take no more items, and end with CallCancelledError those that have no outcome."""
+        """Take no more items; fail open ones with CallCancelledError."""
         error = CallCancelledError("the client was closed")
         if not self._ended:
             # The caller must learn that there may have been more items.
@@ -185,7 +185,7 @@ class ItemBatch:
             self.give_up(error)
 
     def close(self) -> None:
-        """Take no more items, and forget those that are open."""
+        """Take no more items, and forget the open ones."""
         self._ended = True
         self._open = 0
         with self.lock:
@@ -193,12 +193,15 @@ class ItemBatch:
                 held.clear()
 
     def begin(self) -> list[bytes]:
-        """Return the first requests of a new stream: all that are in flight. Needs the lock."""
+        """Return the first requests of a new stream: all in flight.
+
+        The caller holds the lock.
+        """
         self._progressed = False
         return [pending.frame for pending in self._in_flight.values()]
 
     def send_due(self, send: Callable[[bytes], object]) -> None:
-        """Send the requests again that have waited long enough."""
+        """Resend the requests whose pause is over."""
         now = time.monotonic()
         while self._later and self._later[0][0] <= now:
             _, _, pending = heapq.heappop(self._later)
@@ -208,11 +211,11 @@ class ItemBatch:
 
     @property
     def due_in_s(self) -> float | None:
-        """Seconds until a request is to be sent again; None where none is."""
+        """Seconds until the next request is resent; None without one."""
         return max(0.0, self._later[0][0] - time.monotonic()) if self._later else None
 
     def take(self, message: bytes) -> None:
-        """Take a message of the stream; raise the error that ends it where it is one."""
+        """Take a message of the stream; raise an error that ends it."""
         parts = read_many_result(message)
         if parts is not None:
             name, header, data = parts
@@ -232,7 +235,7 @@ class ItemBatch:
             raise outcome
 
     def outcome(self) -> PendingItem | None:
-        """Hand over the next outcome, if it is there."""
+        """Return the next outcome, or None if there is none yet."""
         if not self._queue or not self._queue[0].settled:
             return None
         pending = self._queue.popleft()
@@ -256,9 +259,9 @@ class ItemBatch:
             self._queue.append(pending)
 
     def broke(self, error: GradwireError) -> float:
-        """Take the end of a stream; return the seconds to wait before the next one.
+        """Take the end of a stream; return the seconds before the next.
 
-        Where there is no next one, the error is the outcome of all that was in flight.
+        If no stream follows, the error is the outcome of every item in flight.
         """
         if not self._in_flight:
             return 0.0
@@ -291,13 +294,13 @@ class ItemBatch:
         return bool(self._in_flight or self.alone or self._later)
 
     def stalled(self) -> DeadlineExceededError:
-        """Return the error of a stream on which no answer came for too long."""
+        """Return the error of a stream whose answers did not come."""
         return DeadlineExceededError(
             f"no answer for {self.timeout_s} s, while {self.in_flight} items were in flight"
         )
 
     def give_up(self, error: GradwireError) -> None:
-        """Make an error the outcome of all that is in flight."""
+        """Make an error the outcome of all items in flight."""
         for pending in self._drain():
             self.settle(pending, error=copy.copy(error))
 
@@ -397,9 +400,10 @@ def _data_of(pending: PendingItem) -> memoryview:
 
 
 def parse_answer(message: bytes) -> tuple[bytes, tuple[bytes, memoryview] | GradwireError]:
-    """Read an answer of any kind: its name, and header and data of the result, or the error.
+    """Return the name in an answer, and its result or error.
 
-    The name is empty where the error ends the stream. Raises ServerError where it is none of them.
+    A result is its header and data. The name is empty if the error ends the stream. Raises
+    ServerError for an answer that is neither result nor error.
     """
     response = parsed(v1.EvaluateManyResponse, message)
     name = response.request_id

@@ -21,7 +21,7 @@ from gradwire.errors import InvalidRequestError, counted
 
 
 class Evaluator(Protocol):
-    """A Client, a LocalClient, or whatever else evaluates operators."""
+    """A Client, a LocalClient, or another object that evaluates operators."""
 
     def evaluate(
         self,
@@ -41,7 +41,10 @@ class Evaluator(Protocol):
 
 
 class Clients:
-    """Clients by number. It keeps none of them, but for the one that is the default."""
+    """Clients by number, held weakly.
+
+    Only the default client is kept alive.
+    """
 
     def __init__(self) -> None:
         self._by_number = WeakValueDictionary[int, Evaluator]()
@@ -68,7 +71,7 @@ class Clients:
             return number
 
     def by_number(self, number: int) -> Evaluator:
-        """Return the client; RuntimeError where it is gone."""
+        """Return the client; raise RuntimeError if it is gone."""
         client = self._by_number.get(number)
         if client is None:
             raise RuntimeError(
@@ -85,13 +88,13 @@ CLIENTS = Clients()
 
 
 def as_text(operator: ops.Operator) -> str:
-    """Return an operator as text, to the sign of a zero."""
+    """Return an operator as text that preserves the sign of zeros."""
     return ops.to_message(operator).SerializeToString(deterministic=True).hex()
 
 
 @lru_cache(1024)
 def from_text(text: str) -> ops.Operator:
-    """Return the operator of a text."""
+    """Return the operator that a text describes."""
     return ops.from_message(v1.Operator.FromString(bytes.fromhex(text)))
 
 
@@ -103,9 +106,9 @@ def linear(text: str) -> str:
 
 @lru_cache(1024)
 def operator_for(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
-    """Return the operator of a text, with the output's shape where it needs one.
+    """Return the operator of a text, with its output's sizes.
 
-    A gradient needs no sizes, its forward may: the shape that is asked for has them.
+    A gradient needs no sizes, but its forward may: they come from the requested shape.
     """
     return from_text(text).for_output(output_shape)
 
@@ -113,7 +116,7 @@ def operator_for(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
 def check_shapes(
     operator: ops.Operator, input_shape: Sequence[int], output_shape: Sequence[int]
 ) -> None:
-    """Raise InvalidRequestError where no server can take an operator of these shapes."""
+    """Raise InvalidRequestError for shapes that the operator cannot have."""
     kind = type(operator)
     for name, shape in (("input", input_shape), ("output", output_shape)):
         tensors.check_sizes(name, shape)

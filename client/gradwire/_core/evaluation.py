@@ -42,7 +42,10 @@ from gradwire.errors import (
 
 
 class StreamOutcome(Protocol):
-    """A try of EvaluateStream, of one stream or of several that share the evaluation."""
+    """Outcome of a try of EvaluateStream.
+
+    The try has one stream, or several that share the evaluation.
+    """
 
     @property
     def sent_too_large(self) -> bool:
@@ -107,7 +110,7 @@ class Evaluation:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline, at least 0; infinite for a stream without one."""
+        """Seconds until the deadline; at least 0, infinite without one."""
         timeout_s = self._timeout_s
         if timeout_s is None:
             timeout_s = math.inf if self.streams else self.options.timeout_s
@@ -115,7 +118,7 @@ class Evaluation:
 
     @property
     def still_s(self) -> float:
-        """Seconds until a stream counts as stalled, unless something moves; at least 0."""
+        """Seconds until a stream without progress counts as stalled, at least 0."""
         still_since = self.transfer.moved_at
         return max(0.0, still_since + self.options.timeout_s - time.monotonic())
 
@@ -160,12 +163,12 @@ class Evaluation:
         self._result, self.streams = result, False
 
     def begin_stream(self) -> float | None:
-        """Count a try of EvaluateStream; return the seconds until its deadline, if any."""
+        """Count a try; return the seconds until its deadline, if any."""
         left_s = self._begin_try()
         return None if math.isinf(left_s) else left_s
 
     def share_recovery(self) -> Callable[[GradwireError, Transfer], float]:
-        """Return a function like `recover`, with a retry count of its own, for one share."""
+        """Return a `recover` for one share, with its own retry count."""
         return partial(self._recover_share, self.options.tries(self._budget))
 
     def next_look_s(self) -> float:
@@ -201,8 +204,8 @@ class Evaluation:
             self._splits, self._transfer, self.stream = False, None, None
             return 0.0
         if error.reason == "INVALID_DATA" and self.stream and self.stream.sent_too_large:
-            # Another server answered than the one whose limit was known; the next try waits for its
-            # limit.
+            # Another server than the one with the known limit has answered; the next try waits for
+            # its limit.
             return 0.0
         if isinstance(error, EvaluationChangedError) and transfer is not None:
             transfer.restart()
@@ -229,7 +232,10 @@ class Evaluation:
         )
 
     def too_late(self) -> DeadlineExceededError:
-        """Return the error of a passed deadline; grpc's message does not name the timeout."""
+        """Return the error of a passed deadline, which names the timeout.
+
+        grpc's own message does not.
+        """
         timeout_s = self.options.timeout_s if self._timeout_s is None else self._timeout_s
         message = f"no result within timeout_s, {timeout_s} s"
         if self.streams:
@@ -283,14 +289,14 @@ class Evaluation:
 
 
 def _is_too_large(error: GradwireError) -> bool:
-    # grpc's own limit on messages has no reason of ours.
+    # A message over grpc's own limit has no reason of the service.
     return isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
 
 
 def share_count(bulk_bytes: int, *, servers: int, threshold_bytes: int) -> int:
-    """Return the number of shares of an evaluation; 1 for a single server.
+    """Return the number of shares; 1 for a single server.
 
-    bulk_bytes       of the input or of the result, whichever is larger
+    bulk_bytes       of the input or of the result: the larger number
     threshold_bytes  largest evaluation of a single server; a share has at least half of it
     """
     if bulk_bytes <= threshold_bytes:
@@ -299,9 +305,10 @@ def share_count(bulk_bytes: int, *, servers: int, threshold_bytes: int) -> int:
 
 
 def needs_one_server(error: GradwireError) -> bool:
-    """Whether the servers cannot share an evaluation that one of them can compute.
+    """Whether only a single server can compute the evaluation.
 
-    Their results differ, as during the rollout of a release, or one does not support shares.
+    Results of the servers differ, as during the rollout of a release, or one does not support
+    shares.
     """
     return isinstance(error, EvaluationChangedError) or error.reason == "UNKNOWN_FIELD"
 
@@ -355,7 +362,7 @@ class Shares:
         return min(open_parts, default=max(part.moved_at for part in parts))
 
     def ask(self) -> Transfer | None:
-        """Return a transfer that asks for the result's size; None if it is known."""
+        """Return a transfer that asks for the result's size, if unknown."""
         return self._first if self._result_bytes() is None else None
 
     def cut(self) -> tuple[Transfer, ...]:

@@ -27,7 +27,7 @@ RETRY = RetryPolicy()
 
 # Below the largest message of a channel.
 _MAX_CHUNK_BYTES = 32 << 20
-# Far more than useful: each is a socket at both ends.
+# Far more than useful: each connection is a socket at both ends.
 _MAX_CONNECTIONS = 1000
 
 # Default address of a server.
@@ -127,7 +127,7 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments of Client and AsyncClient, checked; see Client for what they mean.
+    """Checked arguments of Client and AsyncClient, documented in Client.
 
     tries  makes the retry state of a call, with the client's budget
     """
@@ -189,7 +189,7 @@ class Options:
         return len(self.target) == 1 and not is_list(self.target[0])
 
     def as_arguments(self) -> dict[str, Any]:
-        """Return the constructor's arguments, for a copy of the client in another process."""
+        """Return the constructor's arguments, to copy the client to another process."""
         if self.credentials is not None:
             raise TypeError(
                 "a client with credentials cannot be pickled, since grpc's credentials cannot; "
@@ -239,7 +239,10 @@ def read_target(target: object) -> tuple[str, ...]:
 
 
 def is_host_port(text: str) -> bool:
-    """Whether a text is HOST:PORT, with an IPv6 address in brackets and a port that exists."""
+    """Whether a text is HOST:PORT with a valid port.
+
+    An IPv6 address stands in brackets.
+    """
     return _host_port_fault(text) is None
 
 
@@ -279,7 +282,7 @@ def _host_port_fault(text: str) -> str | None:
 
 
 def is_list(address: str) -> bool:
-    """Whether an address is the URL of a list of replicas, not of a server."""
+    """Whether an address is the URL of a replica list."""
     scheme, separator, _ = address.partition("://")
     try:
         url = urlsplit(address)
@@ -295,7 +298,10 @@ def is_open_list(address: str) -> bool:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Return host and port of an address of one host; None for others."""
+    """Return host and port of an address, or None.
+
+    Addresses that stand for no single host give None.
+    """
     text = address.rpartition("/")[2].removeprefix("dns:")
     found = None if address.startswith((*_OPAQUE, "replicas+")) else _HOST_PORT.fullmatch(text)
     return None if found is None else (found["host"].strip("[]"), int(found["port"]))
@@ -305,7 +311,7 @@ def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...
     """Return the targets of the channels that reach all addresses.
 
     Several numeric addresses of one family share a channel, in which grpc rotates among them. Names
-    cannot be joined so, nor servers with TLS: a channel expects one name of all its servers.
+    and servers with TLS cannot be joined: a channel expects one name of all its servers.
     """
     if len(addresses) > 1 and not secure:
         for scheme, version in (("ipv4", 4), ("ipv6", 6)):
@@ -315,12 +321,12 @@ def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...
 
 
 def goes_round(target: str) -> bool:
-    """Whether a target may stand for several servers, which rotate."""
+    """Whether calls to a target may reach several servers in rotation."""
     return _version(target) is None and not target.startswith("unix")
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is on this machine, out of reach of others."""
+    """Whether an address is on this machine and unreachable from others."""
     scheme, _, rest = address.partition(":")
     if scheme in {"unix", "unix-abstract"}:
         return True
@@ -330,7 +336,7 @@ def is_local(address: str) -> bool:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether HOST:PORT, or a HOST without, is this machine."""
+    """Whether HOST:PORT, or HOST alone, is a loopback address."""
     host = address if address.count(":") > 1 and "[" not in address else address.partition(":")[0]
     if "[" in address:
         host = address.partition("[")[2].partition("]")[0]

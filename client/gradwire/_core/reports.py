@@ -1,4 +1,7 @@
-"""Values that a server reports: version, limits, operators, and the time of a call."""
+"""Values that a server reports about itself and about calls.
+
+They are its version, limits and operators, and the time that a call took.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ class Timing:
 
     total_s    from the call of evaluate() to its result, with all tries and the pauses between
     tries      how often a server was asked, 1 or more; each part of a shared evaluation counts
-    receive_s  of the server, in the last try, or the part that came last: reading and checking what
-               was sent
+    receive_s  of the server, in the last try, or the part that came last: reading and checking the
+               request
     queue_s    waiting for its memory, threads and tables
     compute_s  computing
     send_s     writing the result; of a single message, as far as it is known before the end
@@ -97,11 +100,11 @@ class ServerInfo:
 
     version           of the server
     numerics_version  of the numerics contract: results of one version have the same bits everywhere
-    backend           name of what computes
+    backend           name of the backend that computes
     backend_reason    why this one was chosen
     operators         their names, as operators() tells them
     limits            in force
-    shared_memory     whether it shares memory with this client, who is on a unix socket
+    shared_memory     whether it shares memory with this client, over a unix socket
     """
 
     version: str
@@ -119,7 +122,7 @@ class AttributeInfo:
 
     type            "enum", "bool", "float", "double", "int64" or "int32", an array with "[]" behind
     required        whether it must be given
-    default_value   what holds where it is absent; empty for a required one
+    default_value   value of an absent attribute; empty for a required one
     allowed_values  those of an enum, as the schema names them
     description     meaning, unit and rule
     """
@@ -137,7 +140,7 @@ class OperatorInfo:
     """An operator, as the server has it.
 
     name             of its member in the schema's Operator, and of ops.OPERATORS
-    summary          what it computes, in one sentence
+    summary          one sentence about the computation
     source           the framework's own name and page
     gradient         whether it is a gradient
     counterpart      name of a gradient's forward, of a forward's gradient
@@ -172,7 +175,10 @@ def read_server_info(message: v1.GetServerInfoResponse) -> ServerInfo:
 
 
 def read_operators(message: v1.ListOperatorsResponse) -> tuple[OperatorInfo, ...]:
-    """Decode the answer to ListOperators; types that are not known here are left out."""
+    """Decode the answer to ListOperators.
+
+    Operator types unknown to this SDK are left out.
+    """
     return tuple(
         _read(
             OperatorInfo,
@@ -188,7 +194,7 @@ def read_operators(message: v1.ListOperatorsResponse) -> tuple[OperatorInfo, ...
 
 
 def _read(kind: type[Info], message: Message, **others: object) -> Info:
-    """Copy the fields of a message, those beside `others`."""
+    """Copy the fields of a message except `others`."""
     names = [each.name for each in fields(kind) if each.name not in others]
     info: Info = kind(**{name: getattr(message, name) for name in names}, **others)
     return info

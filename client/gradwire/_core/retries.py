@@ -47,7 +47,7 @@ _log = logging.getLogger("gradwire")
 _REFUSAL = 0.125
 # A6, "Exponential Backoff": a pause is drawn from 0.8 to 1.2 times its nominal length.
 _JITTER = 0.2
-# Tries in a row of what waiting does not mend, where there is but one server.
+# Most tries in a row at a single server after a failure that waiting does not mend.
 LASTING_ATTEMPTS = 2
 
 
@@ -82,7 +82,7 @@ class RetryPolicy:
             )
 
     def backoff_s(self, failures: int, *, draw: float) -> float:
-        """Return the pause in seconds after so many failures in a row, 1 or more.
+        """Return the pause in seconds after consecutive failures, at least 1.
 
         draw  a random number from 0 to 1, which places the pause in its range
         """
@@ -94,11 +94,11 @@ class RetryPolicy:
 
 
 class RetryBudget:
-    """A token bucket shared by all calls of a client: `retryThrottling` of A6.
+    """Token bucket shared by all calls of a client.
 
-    A failure takes a token, a success gives a fraction of one back, and there are retries while
-    more than half of the tokens are left. Updates may get lost between threads: a token more or
-    less changes nothing.
+    It is A6's `retryThrottling`: a failure takes a token, a success gives a fraction of one back,
+    and there are retries while more than half of the tokens are left. Updates may get lost between
+    threads: a token more or less changes nothing.
     """
 
     # A6 allows up to 1000 tokens: when a server restarts, each of many streams in flight fails
@@ -152,10 +152,10 @@ class Tries:
         progressed: bool = False,
         draw: float | None = None,
     ) -> float:
-        """Return the seconds to wait before the next try, or raise the error where there is none.
+        """Return the seconds before the next try, or raise the error.
 
-        left_s      seconds until the deadline; infinite where there is none
-        progressed  whether the try that failed brought new result bytes
+        left_s      seconds until the deadline; infinite without a deadline
+        progressed  whether the failed try brought new result bytes
         draw        a number from 0 to 1 in place of a random one
         """
         if progressed:
@@ -197,7 +197,7 @@ class Tries:
 
 
 def _is_refusal(error: GradwireError) -> bool:
-    """Whether a server that is up turned the call away before it did any work for it."""
+    """Whether a running server turned the call away before any work."""
     return isinstance(error, OverloadedError) and error.retry_after_s > 0
 
 

@@ -1,8 +1,8 @@
-"""The face of asyncio: unary calls by grpc.aio, all else by the blocking transport in threads.
+"""Transport for asyncio: grpc.aio for unary calls, threads for the rest.
 
-A stream takes two threads, each of which competes with the event loop for the interpreter, and
-starting one takes about as long as a turn of the loop may. So another thread starts them, and
-streams beyond a bound wait in order of arrival.
+The blocking transport makes all other calls. A stream takes two threads, each of which competes
+with the event loop for the interpreter, and starting one may take as long as a turn of the loop. So
+another thread starts them, and streams beyond a bound wait in order of arrival.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ open_aio_channel = partial(open_channel, api=grpc.aio)
 class AsyncClientChannels:
     """The connections of a client of asyncio in one process.
 
-    loop      the event loop they belong to
+    loop      event loop of the connections
     unary     for calls of one message each way
-    blocking  those of streams
+    blocking  connections of streams
     """
 
     def __init__(self, options: Options) -> None:
@@ -69,7 +69,9 @@ class AsyncClientChannels:
     async def admitted(
         self, count: int, *, timeout_s: float | None, too_late: Callable[[], Exception]
     ) -> AsyncGenerator[None]:
-        """Wait until so many streams may be open, which they are until the block ends.
+        """Hold places for so many open streams during the block.
+
+        Waits until they are free.
 
         Raises too_late() after timeout_s, CallCancelledError where the client is closed.
         """
@@ -90,7 +92,7 @@ class AsyncClientChannels:
                 self._free.release()
 
     def start(self, action: Callable[[], object]) -> None:
-        """Have the starting thread do something that does not wait."""
+        """Have the starting thread call a function that does not block."""
         if self._closed:
             raise CallCancelledError("the client was closed")
         self._starter.submit(action)
@@ -101,7 +103,7 @@ class AsyncClientChannels:
         for each in self.unary.close():
             await each.channel.close()
         await asyncio.to_thread(self.blocking.close)
-        # Submitted work is still done.
+        # Work submitted before is still done.
         self._starter.shutdown(wait=False)
 
     def _start_closing(self, channel: ServiceChannel) -> None:
@@ -120,7 +122,7 @@ class AsyncClientChannels:
 
 
 class LoopEvent(threading.Event):
-    """An event that tasks of an event loop wait for, and any thread sets."""
+    """An event that tasks await and that any thread may set."""
 
     def __init__(self, channels: AsyncClientChannels) -> None:
         super().__init__()
@@ -128,7 +130,7 @@ class LoopEvent(threading.Event):
         self.in_loop = asyncio.Event()
 
     def set(self) -> None:
-        """Set it, for the loop a moment later."""
+        """Set it; the loop notices a moment later."""
         super().set()
         self._channels.in_loop(self.in_loop.set)
 
@@ -136,24 +138,24 @@ class LoopEvent(threading.Event):
 class AsyncRuntime(Runtime):
     """Suspends the task wherever the coroutine of a call waits.
 
-    channels  returns those of the client
+    channels  returns the client's channels
     """
 
     def __init__(self, channels: Callable[[], AsyncClientChannels]) -> None:
         self._channels = channels
 
     def event(self) -> LoopEvent:
-        """Make an event for wait()."""
+        """Return a new event for wait()."""
         return LoopEvent(self._channels())
 
     def start(self, action: Callable[[], object]) -> None:
-        """Have another thread do it soon."""
+        """Have another thread call a function soon."""
         self._channels().start(action)
 
     async def send(
         self, method: Any, request: bytes, on_trailers: OnTrailers, **options: Any
     ) -> bytes | None:
-        """Call a method of grpc.aio."""
+        """Call a method through grpc.aio."""
         call = method(request, **options)
         reply: bytes | None = await call
         if on_trailers is not None:
@@ -179,8 +181,8 @@ class AsyncRuntime(Runtime):
 class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
     """Asynchronous iterator over the results of `AsyncClient.evaluate_many`.
 
-    As Results, awaited: `async for`, or anext() to go on behind an item that failed. Close it with
-    aclose(), or use it in an async with statement, to cancel the rest.
+    As Results, but awaited: use `async for`, or anext() to continue after an item that failed.
+    Close it with aclose(), or use it in an async with statement, to cancel the rest.
 
     index  place of the item whose result or error came last; -1 before the first
     """
@@ -213,7 +215,7 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
     async def aclose(self) -> None:
         """Take no more items and cancel the rest; anext() raises StopAsyncIteration.
 
-        A generator that makes the items is the caller's to close.
+        The caller closes a generator that makes the items.
         """
         self._work.close()
 
@@ -254,7 +256,7 @@ class _Work:
         self._news = asyncio.Event()
 
     async def outcome(self) -> PendingItem | None:
-        """Wait for the next outcome; None when there is none any more."""
+        """Wait for the next outcome; return None after the last one."""
         batch, engine = self._batch, self._engine
         if self._taking is None and not (batch.over or engine.stopped):
             self._channels.start(engine.start)
@@ -300,14 +302,14 @@ class _Work:
                     self._room.clear()
                     await self._room.wait()
         except BaseException as error:  # noqa: BLE001
-            # It is raised behind the items before it; or else the end has come already.
+            # The error is raised after the items before it, unless the end has come already.
             batch.end(error)
         else:
             batch.end()
         self._news.set()
 
     def _notify(self) -> None:
-        """Wake the caller, once for all outcomes that are there when it wakes."""
+        """Wake the caller, once for all outcomes present at that time."""
         if not self._notified:
             self._notified = True
             self._channels.in_loop(self._wake)

@@ -1,10 +1,10 @@
 """Streams of EvaluateMany, for both clients.
 
 One engine receives answers, renews broken streams and makes the calls of large items. The iterating
-thread of Client runs it step by step, since to hand each result to another thread costs a quarter
-more. AsyncClient has a thread that runs it, and so has Client where items come slowly. grpc's own
-thread sends: a call of grpc.aio would lose the error that ends its stream if it arrives while a
-request is being written.
+thread of Client runs it step by step: handing each result to another thread costs a quarter more. A
+thread of its own runs it for AsyncClient, and for Client where items come slowly. grpc's own thread
+sends: a call of grpc.aio would lose the error that ends its stream if it arrives while a request is
+being written.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _OF_PARENTS: list[BatchStream] = []
 
 
 class BatchEngine:
-    """Runs a batch: its present stream, and the calls of items that need their own.
+    """Runs a batch: its stream, and separate calls for large items.
 
     stopped  whether the client was closed
 
-    timeout_s  of each call of an item's own; None for the client's
-    notify     called after each step, where a thread makes them
+    timeout_s  of each separate call; None for the client's
+    notify     called after each step that a thread makes
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BatchEngine:
         self._notify = notify
         self._run: StreamRun | None = None
         self._process = os.getpid()
-        # With the caller's span as that of the streams.
+        # The caller's span is the parent of the streams' spans.
         self._context = copy_context()
         self._stream: BatchStream | None = None
         self._watch: _StallTimer | None = None
@@ -98,7 +98,10 @@ class BatchEngine:
             self._work.set()
 
     def outcome(self) -> PendingItem | None:
-        """Return the next outcome, if it is there; raise what ended its thread."""
+        """Return the next outcome, if any.
+
+        Raises the exception that ended the engine's thread.
+        """
         if self.stopped:
             self._batch.cancel()
         fault, self._fault = self._fault, None
@@ -108,7 +111,10 @@ class BatchEngine:
         return self._batch.outcome()
 
     def start(self) -> None:
-        """Start a thread that runs it, once, from any thread; outcome() raises if none can be."""
+        """Start the thread that runs the engine, once, from any thread.
+
+        If no thread can be started, outcome() raises.
+        """
         run = partial(self._context.run, self._run_steps)
         try:
             threading.Thread(target=run, name="gradwire-receiver", daemon=True).start()
@@ -117,7 +123,7 @@ class BatchEngine:
             self._notify()
 
     def _run_steps(self) -> None:
-        """Make steps as long as there is something to do, and wait for more of it."""
+        """Run steps while there is work; wait for more."""
         try:
             while not self._ended.is_set():
                 if self._batch.busy:
@@ -150,7 +156,7 @@ class BatchEngine:
             self._ended.wait(batch.due_in_s)
 
     def connect(self) -> None:
-        """Begin a stream with all that is in flight, unless there is one."""
+        """Begin a stream with all items in flight, unless one is open."""
         batch = self._batch
         with batch.lock:
             if self._stream is not None:
@@ -162,12 +168,12 @@ class BatchEngine:
         except GradwireError as error:
             self._recover(error)
         except BaseException:
-            # Such as that no thread can be started.
+            # As when no thread can be started.
             self._hang_up()
             raise
 
     def stop(self) -> None:
-        """Make an end, since the client is closed: outcome() then gives errors for what is open."""
+        """Stop since the client is closed; open items then get errors."""
         self.stopped = True
         self._ended.set()
         self._work.set()
@@ -204,14 +210,17 @@ class BatchEngine:
         except GradwireError as error:
             self._recover(self._batch.stalled() if watch.expired else error)
         except BaseException:
-            # Such as KeyboardInterrupt: a message may be lost.
+            # After an exception such as KeyboardInterrupt a message may be lost.
             self._hang_up()
             raise
         else:
             watch.end()
 
     def _call(self, pending: PendingItem) -> None:
-        """Evaluate an item by a call of its own, for which a server may need the stream's place."""
+        """Evaluate an item by a separate call.
+
+        A server may need the stream's place for it.
+        """
         if self._stream is not None:
             self._stream.finish()
             self._hang_up()
@@ -266,7 +275,10 @@ class Outcomes(Generic[T_co]):
         self._ordered = ordered
 
     def _deliver(self, pending: PendingItem) -> T_co:
-        """Return the result of an item, with its place if unordered; raise its error."""
+        """Return an item's result, or raise its error.
+
+        An unordered result comes with the place of its item.
+        """
         self.index = pending.index
         if pending.error is not None:
             raise pending.error
@@ -326,7 +338,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     def close(self) -> None:
         """Take no more items and cancel the rest; next() raises StopIteration.
 
-        A generator that makes the items is the caller's to close.
+        The caller closes a generator that makes the items.
         """
         self._engine.close()
 
@@ -379,9 +391,11 @@ class Results(Outcomes[T_co], Iterator[T_co]):
 
 
 class _StallTimer:
-    """Calls on_stall() in a thread of its own after timeout_s, since grpc waits without a limit.
+    """Calls on_stall() from its own thread after timeout_s.
 
-    expired  whether it did
+    grpc itself waits without a limit.
+
+    expired  whether it has called on_stall()
     """
 
     _LOOKS = 8
@@ -395,11 +409,11 @@ class _StallTimer:
         threading.Thread(target=self._look, name="gradwire-watch", daemon=True).start()
 
     def begin(self) -> None:
-        """Start the time."""
+        """Start the timer."""
         self._since = time.monotonic()
 
     def end(self) -> None:
-        """Stop the time."""
+        """Stop the timer."""
         self._since = None
 
     def stop(self) -> None:
@@ -407,7 +421,7 @@ class _StallTimer:
         self._stopped.set()
 
     def _look(self) -> None:
-        # Short intervals only while an operation is close to its limit.
+        # Intervals are short only while an operation is close to its limit.
         left_s = self._timeout_s / self._LOOKS
         while not self._stopped.wait(left_s):
             since = self._since
@@ -461,7 +475,7 @@ class BatchStream:
             self.cancel()
 
     def send(self, request: bytes) -> None:
-        """Send a request, without waiting until it is on its way."""
+        """Send a request without waiting for its transmission."""
         self._requests.put(request)
 
     @property
@@ -490,7 +504,10 @@ class BatchStream:
         self.cancel()
 
     def cancel(self) -> None:
-        """End the stream at once; receive() then raises, if another thread waits in it."""
+        """End the stream at once.
+
+        receive() then raises, if another thread waits in it.
+        """
         self._cancelled = True
         self._requests.put(None)
         if self._call is None:

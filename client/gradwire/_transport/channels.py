@@ -1,4 +1,4 @@
-"""Channels of a client: their options and pools, and what their errors mean."""
+"""Channels of a client: options, pools and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ Pause = TypeVar("Pause", float, float | None)
 # Far above a reply of Evaluate or a chunk; a foreign server must not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
 _CLOSING_S = 1.0
-# Milliseconds without a byte before a ping, and until its answer, which on a slow network waits
-# behind data. gradwire's servers allow a ping every 10 s.
+# Milliseconds without a byte before a ping, and until its answer, which waits behind data on a slow
+# network. gradwire's servers allow a ping every 10 s.
 _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 SERVICE_PATH = "/gradwire.v1.GradientService/"
@@ -97,7 +97,7 @@ def channel_options(
 
 
 def check_credentials(value: object) -> grpc.ChannelCredentials | None:
-    """Return a channel's credentials or None; raise InvalidRequestError for anything else."""
+    """Return a channel's credentials or None; raise InvalidRequestError otherwise."""
     if value is not None and not isinstance(value, grpc.ChannelCredentials):
         # The value may be a secret, so only its type is named.
         raise InvalidRequestError.of(
@@ -136,7 +136,7 @@ class PooledChannel(Generic[T]):
     connection     None before its first call
     calls          number of calls that use it
     avoided_until  on the clock of the pool
-    retired        whether its target was removed; it closes with its last call
+    retired        whether its target was removed; the connection then closes with its last call
     """
 
     target: str
@@ -150,7 +150,7 @@ _CALLS = attrgetter("calls")
 
 
 class Pool(Generic[T]):
-    """Connections to one or more targets, each opened when a call first takes it.
+    """Connections to targets, each opened on first use.
 
     A call takes the one with the fewest calls. Among equals targets rotate, and within a target the
     first one is taken, so that sequential calls share a connection. One on which a call has just
@@ -255,14 +255,17 @@ class Pool(Generic[T]):
                     self._close_one(entry.connection)
 
     def sound_targets(self) -> int:
-        """Return the number of targets without a recent failure; all if every one has failed."""
+        """Return the number of targets without a recent failure.
+
+        If every target has failed, return the number of all.
+        """
         with self._lock:
             now = self._clock()
             avoided = {entry.target for entry in self._entries if entry.avoided_until > now}
             return self.targets - len(avoided) or self.targets
 
     def close(self) -> list[T]:
-        """Return the connections, for the caller to close; open no other."""
+        """Return the connections for the caller to close; open no more."""
         with self._lock:
             self._closed = True
             entries = self._entries + self._retired
@@ -287,7 +290,7 @@ class Pool(Generic[T]):
 
 
 class ServiceChannel:
-    """One channel, blocking or of asyncio, and its callables on serialized messages.
+    """One channel, blocking or asyncio, and its callables on serialized messages.
 
     evaluate  Evaluate
     stream    EvaluateStream
@@ -337,24 +340,24 @@ class Stoppable(Protocol):
     """Something that makes calls until it is stopped."""
 
     def stop(self) -> None:
-        """Make no other call."""
+        """Make no more calls."""
         ...
 
 
 class ClientChannels:
-    """Channels of a client in one process, and facts learned about its servers.
+    """Channels of a client in one process, and learned server facts.
 
-    target           the addresses, with commas between
+    target           the addresses, comma-separated
     unary            for calls of one message each way
     streams          for streams, apart from unary calls, which would wait behind large messages
     shares           for streams that share an evaluation: each target has connections of its own
     bearer           token to send, if any
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
-    replicas         where the target is a list of them; None otherwise
+    replicas         list of replicas that the target names; None for other targets
     shared_memory    with a server on this machine
     checking         whether messages carry checksums
 
-    waits  whether to wait here for the first list
+    waits  whether the constructor waits for the first list
     """
 
     def __init__(self, options: Options, *, waits: bool = True) -> None:
@@ -400,7 +403,7 @@ class ClientChannels:
         )
 
     def register(self, each: Stoppable) -> None:
-        """Have close() stop it."""
+        """Have close() stop an object."""
         with self._lock:
             self._running.add(each)
             closed = self._closed
@@ -434,15 +437,18 @@ def from_rpc_error(error: grpc.RpcError, *, request_id: str | None = None) -> Gr
     return from_status(code.name, status.details() or "", details, request_id=request_id)
 
 
-# gRPC reports the error of a single address. A name such as localhost stands for several, of which
-# one may refuse a connection while a server at another one hangs up because it wants TLS.
-# Seconds for each step with one address.
+# gRPC reports the error of a single address. A name such as localhost stands for several: one may
+# refuse a connection while a server at another one hangs up because it wants TLS. Seconds for each
+# step with one address.
 _STEP_S = 1.0
 _WANTS_TLS = "wants TLS (credentials, --tls-ca), which this client does not speak"
 
 
 def next_pause_s(answer: Answer, recover: Callable[[Answer], Pause], options: Options) -> Pause:
-    """Return the pause that `recover` gives after an answer; explain the error that it raises."""
+    """Return the pause that `recover` gives after an answer.
+
+    Otherwise raise its error, with an explanation.
+    """
     try:
         return recover(answer)
     except UnavailableError as last:
@@ -450,9 +456,9 @@ def next_pause_s(answer: Answer, recover: Callable[[Answer], Pause], options: Op
 
 
 def _explained(error: UnavailableError, options: Options) -> UnavailableError:
-    """Return the error with the answer of each address, if no connection was established.
+    """Return the error with each address's answer, if no connection worked.
 
-    Takes up to a few seconds, and connects.
+    Connects, and may take a few seconds.
     """
     if not error.unreachable or hung_up(str(error)) or options.credentials is not None:
         return error
@@ -477,7 +483,7 @@ def _addresses(
 ) -> list[tuple[str, tuple[socket.AddressFamily, tuple[object, ...]]]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the second for names that DNS cannot hold
+    except (OSError, UnicodeError):  # UnicodeError: a name that DNS cannot hold
         return []
     return [
         (
@@ -517,9 +523,10 @@ def _speaks_tls(plain: socket.socket) -> bool:
 
 
 class PerProcess(Generic[T]):
-    """A value made on first use, and made anew in a process forked off.
+    """A value made on first use, once per process.
 
-    Neither locks nor channels of the parent can be used there, nor may channels be closed.
+    A forked process makes it anew: the parent's locks and channels cannot be used there, and its
+    channels must not be closed there.
     """
 
     _all: ClassVar[WeakSet[PerProcess[Any]]] = WeakSet()
@@ -545,7 +552,10 @@ class PerProcess(Generic[T]):
             return self._value
 
     def close(self) -> T | None:
-        """Return the value for its owner to close, or None where none is open; allow no other."""
+        """Return the value for its owner to close; allow no more.
+
+        Returns None if no value is open.
+        """
         with self._lock:
             self.closed = True
             value, self._value = self._value, None
@@ -553,7 +563,7 @@ class PerProcess(Generic[T]):
 
     @classmethod
     def renew(cls) -> None:
-        """Forget every value, in a process just forked off."""
+        """Forget every value in a newly forked process."""
         for one in cls._all:
             one._lock = threading.Lock()  # noqa: SLF001 - one's own
             if one._value is not None:  # noqa: SLF001

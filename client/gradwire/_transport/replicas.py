@@ -1,6 +1,6 @@
-"""Present replicas of a target that names a list of them instead of servers.
+"""Current replicas behind a target that names a list of them.
 
-    replicas+http://HOST:PORT/PATH      or replicas+https://, checked by the system's authorities
+    replicas+http://HOST:PORT/PATH      or replicas+https://, verified by the system's authorities
 
 The address answers GET with `{"replicas": ["HOST:PORT", ...]}`. gRPC for Python takes no resolvers
 of its own, and DNS reports a new server late: so a thread asks when a call finds the list old or
@@ -26,10 +26,10 @@ from gradwire.errors import UnavailableError
 
 Listener = Callable[[Sequence[str]], object]
 
-# How old a list may be when a call uses it; and after a call has failed.
+# Seconds after which a list is old: when a call uses it, and after a call has failed.
 FRESH_S = 2.0
 _SOON_S = 0.25
-# Seconds that one question may take.
+# Timeout of one request, in seconds.
 _PATIENCE_S = 2.0
 _MOST_BYTES = 1 << 20
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
@@ -38,7 +38,7 @@ _ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
     """Return the addresses that a target stands for: its replicas, or itself.
 
-    Raises UnavailableError where no list can be had, or it names no replica.
+    Raises UnavailableError if no list arrives, or if it names no replica.
     """
     if not is_list(target):
         return (target,)
@@ -84,7 +84,7 @@ def _read(body: bytes) -> tuple[str, ...]:
 
 
 def _target(value: object) -> str:
-    """Return gRPC's target for HOST:PORT; ValueError where a value is none."""
+    """Return gRPC's target for HOST:PORT; raise ValueError for other values."""
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if found is None or not is_host_port(found[0]):
         raise ValueError("it answers what is no list of HOST:PORT")
@@ -97,9 +97,9 @@ def _target(value: object) -> str:
 
 
 class Replicas:
-    """The replicas behind one target, in one process. Any number of threads may use it.
+    """Replicas behind one target, in one process; safe for threads.
 
-    addresses   the last ones known
+    addresses   the last known addresses
     refreshing  whether a thread is asking
     """
 
@@ -115,23 +115,26 @@ class Replicas:
         self.addresses: tuple[str, ...] = ()
 
     def subscribe(self, listener: Listener) -> None:
-        """Call a listener with the addresses, in another thread, whenever they have changed."""
+        """Call a listener with the addresses after every change.
+
+        The call comes from another thread.
+        """
         self._listeners.append(listener)
 
     def wait(self) -> None:
-        """Wait until the first question is answered, or failed."""
+        """Wait until the first request is answered, or has failed."""
         self.refresh()
         self._looked.wait()
 
     @property
     def failure(self) -> UnavailableError:
-        """What to raise where there is no replica."""
+        """Return the error to raise if there is no replica."""
         failure = UnavailableError(str(self._failure))
         failure.unreachable = True
         return failure
 
     def refresh(self, *, age_s: float = FRESH_S) -> None:
-        """Ask again, in a thread, where the last answer is that old."""
+        """Ask again in a thread if the last answer is old."""
         if self.refreshing or self._clock() - self._looked_at < age_s:
             return
         with self._lock:
@@ -141,11 +144,11 @@ class Replicas:
         threading.Thread(target=self.look, name="gradwire-replicas", daemon=True).start()
 
     def refresh_soon(self) -> None:
-        """Ask again soon: a call has failed."""
+        """Ask again soon, after a call has failed."""
         self.refresh(age_s=_SOON_S)
 
     def look(self) -> None:
-        """Ask now, in this thread."""
+        """Ask now, in the calling thread."""
         try:
             addresses = resolve(self._target)
         except UnavailableError as error:

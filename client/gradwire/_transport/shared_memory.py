@@ -1,8 +1,8 @@
-"""Shared memory with a server on this machine: segments, their registration, a pool of them.
+"""Shared memory with a server on this machine.
 
-docs/local.md describes what the two say to each other. A segment serves one input or one result at
-a time. It comes back to the pool when nothing refers to its memory any more, and is dropped if a
-server may still write to it.
+The module makes segments, registers them and pools them; docs/local.md describes the protocol. A
+segment serves one input or one result at a time. It returns to the pool when nothing refers to its
+memory any more, and is dropped if a server may still write to it.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _ALIGNMENT: Final = 64
 _LENGTH: Final = struct.Struct("<Q")
 _ANSWER_BYTES: Final = 1 << 12
 _ANSWER_S: Final = 10.0
-# A segment has at most an eighth more than was asked for, so that few sizes serve many arrays.
+# A segment is at most an eighth larger than requested, so that few sizes serve many arrays.
 _STEPS: Final = 8
-# Time without an attempt after a server has hung up.
+# Seconds without an attempt after a server has hung up.
 _PAUSE_S: Final = 1.0
 # Unused segments that the pool keeps.
 _MOST_UNUSED: Final = 16
-# Of a result that is written while its caller may be cancelled.
+# Size of a block of a result that is copied while its caller may be cancelled.
 _PIECE_BYTES: Final = 1 << 20
 
 
 class SegmentRefusedError(Exception):
-    """The server takes no such segment, or its socket has gone."""
+    """The server does not take the segment, or its socket has gone."""
 
 
-# Forks of this process so far. A child goes on to see the memory of its parent's arrays.
+# Number of forks of this process so far. A child still sees the memory of its parent's arrays.
 _forks = 0
 
 
@@ -71,7 +71,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PooledSegment:
-    """Memory that the server has mapped, until nothing refers to this object.
+    """Memory mapped by the server as long as this object is referenced.
 
     handle  the server's name for it
     """
@@ -111,9 +111,11 @@ class SegmentPool:
             raise SegmentRefusedError(f"{path}: {error}") from error
 
     def take(self, nbytes: int, wait_s: float = _ANSWER_S) -> PooledSegment:
-        """Return a segment of at least so many bytes; raise SegmentRefusedError without one.
+        """Return a segment of at least so many bytes.
 
         wait_s  most seconds to wait for the server, and for threads that wait for it
+
+        Raises SegmentRefusedError if there is none.
         """
         wait_s = min(max(wait_s, 1e-3), _ANSWER_S)
         if not self._lock.acquire(timeout=wait_s):
@@ -144,7 +146,10 @@ class SegmentPool:
             self._lock.release()
 
     def memory(self, segment: PooledSegment, nbytes: int) -> NDArray[np.uint8]:
-        """Return the first bytes of a segment, which comes back with the last view of them."""
+        """Return the first bytes of a segment.
+
+        The segment returns to the pool with the last view of them.
+        """
         root = np.frombuffer(segment.mapping, np.uint8)
         address = root.ctypes.data
         weakref.finalize(root, self._give_back, segment, address, _forks).atexit = False
@@ -152,7 +157,7 @@ class SegmentPool:
         return root[:nbytes]
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array in a segment of its own."""
+        """Return an array in a new segment."""
         like = np.empty(0, dtype).dtype
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
@@ -163,7 +168,10 @@ class SegmentPool:
         return self.memory(self.take(nbytes), nbytes).view(dtype).reshape(shape)
 
     def find(self, array: NDArray[Any]) -> v1.SharedRange | None:
-        """Return where a contiguous array lies, if it does in memory() of this pool."""
+        """Return the range of a contiguous array in memory() of this pool.
+
+        None for an array elsewhere.
+        """
         first = array.ctypes.data
         for address, segment in self._arrays.copy().items():
             offset = first - address
@@ -172,11 +180,11 @@ class SegmentPool:
         return None
 
     def drop(self, segment: PooledSegment) -> None:
-        """Forget a segment, whose memory lasts as long as arrays in it."""
+        """Forget a segment, whose memory lasts as long as its arrays."""
         self._forget(segment.handle)
 
     def keep(self, segment: PooledSegment) -> None:
-        """Take a segment back that no array lies in."""
+        """Take back a segment without arrays."""
         if not self.closed:
             self._returned.append(segment)
 
@@ -196,10 +204,10 @@ class SegmentPool:
         self._socket.close()
 
     def _give_back(self, segment: PooledSegment, address: int, forks: int) -> None:
-        # A forked process has a copy of the pool, and no part in the connection.
+        # A forked process has a copy of the pool, but does not use the connection.
         if os.getpid() == self._process:
             self._arrays.pop(address, None)
-            if forks == _forks:  # else a child may read it
+            if forks == _forks:  # otherwise a child may read it
                 self.keep(segment)
 
     def _register(self, size: int) -> PooledSegment:
@@ -208,7 +216,7 @@ class SegmentPool:
             try:
                 os.ftruncate(file, size)
                 fcntl.fcntl(file, _F_ADD_SEALS, _SEALS)
-                # Its pages are there before the server touches them: they are this process's.
+                # Its pages exist before the server touches them, so they count to this process.
                 mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
                 answer = self._ask(size, file)
             finally:
@@ -222,9 +230,9 @@ class SegmentPool:
         return segment
 
     def _ask(self, size: int, file: int) -> bytes:
-        """Return the answer to a file; without one hang up.
+        """Return the answer to a file; hang up without an answer.
 
-        An answer that comes later would be taken for that to the next file.
+        A late answer would be taken for the answer to the next file.
         """
         answer = b""
         try:
@@ -238,14 +246,17 @@ class SegmentPool:
         return answer
 
     def _forget(self, handle: str) -> None:
-        # No lock: it has no answer, and a garbage collection may call it.
+        # No lock: there is no answer to wait for, and a garbage collection may call this.
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):
                 self._socket.send(b"F" + handle.encode(), socket.MSG_DONTWAIT)
 
 
 def segment_bytes(nbytes: int) -> int:
-    """Return the size of a segment for so many bytes: whole pages, at most an eighth more."""
+    """Return the size of a segment for so many bytes.
+
+    It is whole pages, and at most an eighth more.
+    """
     step = max(mmap.PAGESIZE, (1 << max(0, nbytes - 1).bit_length()) // (2 * _STEPS))
     return max(1, -(-nbytes // step)) * step
 
@@ -304,7 +315,10 @@ class SharedTry:
         return out
 
     def abandon(self) -> None:
-        """Write no more to the caller's array; drop what the server may still write to."""
+        """Write no more to the caller's array; drop unsafe segments.
+
+        A segment is unsafe while the server may still write to it.
+        """
         with self._writing:
             self._is_over = True
         if self._is_late:
@@ -336,7 +350,7 @@ class SharedMemory:
         return bool(self._path)
 
     def pool(self) -> SegmentPool | None:
-        """Return the segments; None if the server takes none."""
+        """Return the pool of segments; None if the server takes none."""
         with self._lock:
             if self._pool is not None and self._pool.closed:
                 self._pool = None
@@ -348,7 +362,7 @@ class SharedMemory:
             return self._pool
 
     def begin(self, request: ArrayRequest, wait_s: float) -> SharedTry | None:
-        """Begin a try of an evaluation; None if it has to go by messages."""
+        """Begin a try of an evaluation; None if it needs messages."""
         pool, output_bytes = self.pool(), request.output_bytes
         if pool is None or not output_bytes or not request.input_bytes:
             return None
@@ -361,7 +375,7 @@ class SharedMemory:
             return None
 
     def renew(self) -> None:
-        """Use no segment of before: their worker may be gone."""
+        """Use no earlier segment: its worker may be gone."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:

@@ -1,8 +1,8 @@
 """Evaluations by streams, on blocking grpc calls, for both clients.
 
 grpc's own thread asks the sender for messages, one at a time as the network takes them; a second
-thread receives; the thread or task that runs the evaluation watches both. AsyncClient uses them
-too: a writer of grpc.aio was seen to lose the error that ends its stream.
+thread receives; the thread or task that runs the evaluation watches both. AsyncClient uses these
+calls too: a writer of grpc.aio was seen to lose the error that ends its stream.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from gradwire.errors import CallCancelledError, DataLossError, GradwireError, Un
 class StreamTry:
     """One try, from start() to the end of the stream.
 
-    ended   set once no thread accesses the caller's arrays any more
+    ended   event, set once no thread accesses the caller's arrays any more
     error   of a failed try; None while it runs and after success. Anything but a GradwireError is
             a local fault, such as an unreadable input
-    opened  whether the server has answered open
+    opened  whether the server has answered the opening message
 
     chunk_bytes  most bytes to send in one chunk
     eager        whether to send before the server has answered, where its limits are known
@@ -77,7 +77,10 @@ class StreamTry:
         self._call: grpc.Call | None = None
 
     def start(self) -> None:
-        """Begin the try, once, in any thread; a cancelled one ends at once."""
+        """Begin the try, once, in any thread.
+
+        A cancelled try ends at once.
+        """
         try:
             self._begin()
         except Exception as error:  # noqa: BLE001 - outcome() has it
@@ -107,7 +110,7 @@ class StreamTry:
 
     @property
     def sent_too_large(self) -> bool:
-        """Whether chunks were sent that turned out to be larger than the server takes."""
+        """Whether a sent chunk was larger than the server takes."""
         allowed = self._sender.limit
         return allowed is not None and self._sender.largest > allowed
 
@@ -117,7 +120,7 @@ class StreamTry:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Cancel the try as a failed one: the next one takes another server if it can."""
+        """Cancel the try as failed; the next prefers another server."""
         if self._call is not None:
             self._call.cancel()
 
@@ -126,7 +129,10 @@ class StreamTry:
         return () if self._call is None else self._call.trailing_metadata() or ()
 
     def outcome(self) -> GradwireError | None:
-        """Return the error of a failed try, None after success; raise any but a GradwireError."""
+        """Return the error of a failed try, None after success.
+
+        Raises any error but a GradwireError.
+        """
         return _returned(self.error)
 
     def _receive(self, messages: Iterable[bytes]) -> None:
@@ -191,7 +197,9 @@ class StreamTry:
 
 
 class _Sender:
-    """Messages for grpc's thread: open, then the input from the byte that the server requests.
+    """Messages for grpc's thread: open, then the requested input.
+
+    The input starts at the byte that the server requests.
 
     largest  bytes of the largest chunk sent
     limit    largest chunk that the server accepts; None if unknown
@@ -217,14 +225,14 @@ class _Sender:
             self._go.set()
 
     def go(self, opened: v1.Opened) -> None:
-        """Take the server's answer to open; start sending chunks."""
+        """Take the server's answer to the opening message; start sending chunks."""
         self.limit = opened.max_chunk_bytes
         if not self._go.is_set():
             self._position = opened.read_from_byte
             self._go.set()
 
     def stop(self) -> None:
-        """Send no more; the input is not read any more once this returns."""
+        """Send no more; read the input no more after the return."""
         with self._reading:
             self._stopped = True
         self._go.set()
@@ -235,7 +243,7 @@ class _Sender:
         self._go.wait()
         while (message := self._next_chunk()) is not None:
             yield message
-            # Asked for the next one: this one is on its way.
+            # grpc asks for the next message once this one is on its way.
             self._transfer.note_sent(self._position)
 
     def _next_chunk(self) -> bytes | None:
@@ -262,20 +270,23 @@ class _Sender:
 
 
 def _returned(error: BaseException | None) -> GradwireError | None:
-    """Return an error of the service, which a retry may mend; raise any other one."""
+    """Return an error of the service; raise any other one.
+
+    A retry may mend an error of the service.
+    """
     if error is None or isinstance(error, GradwireError):
         return error
     raise error
 
 
 class SplitTry:
-    """The streams of one shared evaluation, from the first open to the end of the last.
+    """The streams of one shared evaluation, from first to last.
 
-    As many threads as shares transfer one after the other. A share that no server has room for goes
-    to the thread that is next done with another one, whose server then has: one thread less goes
-    on, unless it is the last.
+    As many threads as shares transfer one after the other. A share for which no server has room
+    goes to the thread that next finishes another share, since that share's server then has room:
+    one thread less goes on, unless it is the last.
 
-    ended  set once no thread accesses the caller's arrays any more
+    ended  event, set once no thread accesses the caller's arrays any more
     """
 
     def __init__(
@@ -288,7 +299,7 @@ class SplitTry:
         self._shares = shares
         self._start = start
         self._recovery = evaluation.share_recovery
-        # How long a server has to answer before another one is asked.
+        # Seconds that a server has to answer before another one is asked.
         self._patience_s = evaluation.options.timeout_s / 2
         self._leaves = evaluation.options.retry.max_attempts > 1
         self._lock = threading.Lock()
@@ -322,7 +333,10 @@ class SplitTry:
         return self._trailers
 
     def outcome(self) -> GradwireError | None:
-        """Return the error of failed streams, if any; raise any but a GradwireError."""
+        """Return the error of failed streams, if any.
+
+        Raises any error but a GradwireError.
+        """
         return _returned(self._error)
 
     def _run(self) -> None:
@@ -361,7 +375,7 @@ class SplitTry:
             return None
 
     def _transfer(self, share: Transfer) -> bool:
-        """Transfer a share, with retries; return whether this thread goes on."""
+        """Transfer a share, with retries; return whether this thread continues."""
         share.wait(waits=False)
         recover, done = self._recovery(), self._done
         while (stream := self._begin(share)) is not None:
@@ -383,7 +397,10 @@ class SplitTry:
         return False
 
     def _leave(self, share: Transfer, error: GradwireError, *, done: int) -> bool:
-        """Leave a share to another thread; return whether this one goes on, as the last one."""
+        """Leave a share to another thread; return whether this one continues.
+
+        The last thread continues.
+        """
         with self._lock:
             last = self._threads == 1
             if last and self._done == done:
@@ -403,7 +420,10 @@ class SplitTry:
             return stream
 
     def _outcome(self, stream: StreamTry, share: Transfer) -> GradwireError | None:
-        """Wait for the end of a stream; cancel it if no server answers in time."""
+        """Wait for the end of a stream; return its error, if any.
+
+        Cancels the stream if no server answers in time.
+        """
         silent = False
         if not stream.ended.wait(self._patience_s):
             silent = not stream.opened
@@ -436,7 +456,7 @@ class StreamRun:
         self._stopped = runtime.event()
 
     async def run(self) -> None:
-        """Repeat tries until there is a result; raise the error where there is none."""
+        """Repeat tries until there is a result, or raise the error."""
         evaluation = self._evaluation
         self._channels.register(self)
         while (error := await self._try()) is not None:
@@ -447,7 +467,7 @@ class StreamRun:
                 raise error
 
     def stop(self) -> None:
-        """Cancel the present try, and make no other; in any thread."""
+        """Cancel the current try and make no other; callable from any thread."""
         self._stopped.set()
         if self._stream is not None:
             self._stream.cancel()
@@ -477,8 +497,8 @@ class StreamRun:
 
     def _new(self, metadata: Context | None) -> StreamTry | SplitTry:
         evaluation, channels = self._evaluation, self._channels
-        # After a failure the sender waits for the server's answer: an error is lost more easily to
-        # a sender that is ahead.
+        # After a failure the sender waits for the server's answer: an error is lost more easily if
+        # the sender is ahead.
         eager = evaluation.stream is None
 
         def start(transfer: Transfer, pool: ChannelPool, **options: Any) -> StreamTry:

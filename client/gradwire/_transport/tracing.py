@@ -1,7 +1,7 @@
-"""Metadata of calls: the token, and with OpenTelemetry a span and its context.
+"""Metadata of calls: the token, and with OpenTelemetry a span context.
 
 A process that has not imported OpenTelemetry has neither a tracer nor an active span, so this
-package imports it only then.
+package does not import it by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CallSpan:
     """The span of one try of a call, traced or not.
 
     metadata  of the call; None for none
-    answer    that ended it: a GradwireError, or anything else for success
+    answer    of the ended call: a GradwireError, or any other value for success
     """
 
     metadata: Context | None
@@ -39,7 +39,7 @@ class CallSpan:
 def call_span(
     method: str, *, target: str, bearer: BearerToken | None
 ) -> AbstractContextManager[CallSpan]:
-    """Start the span of a try of a method, as a child of the span that is active here.
+    """Start the span of a try as the active span's child.
 
     bearer  token of the call, traced or not
 
@@ -58,7 +58,7 @@ def status_of(answer: object) -> str:
 
 @contextmanager
 def _traced(method: str, *, target: str, sent: Context) -> Generator[CallSpan]:
-    """Start a span of kind CLIENT and end it after the block, with the recorded answer.
+    """Start a CLIENT span; end it after the block with the answer.
 
     sent  metadata of the call beside the span's own
     """
@@ -73,7 +73,7 @@ def _traced(method: str, *, target: str, sent: Context) -> Generator[CallSpan]:
     # Keys of gRPC's metadata are lower case.
     metadata = sent + tuple((key.lower(), value) for key, value in carrier.items())
     call = CallSpan(metadata or None)
-    # As where the caller is interrupted.
+    # As when the caller is interrupted.
     status = "CANCELLED"
     try:
         yield call

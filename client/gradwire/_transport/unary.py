@@ -1,7 +1,7 @@
 """Calls with one message each way, written once for both clients.
 
-Their logic is coroutines, and all that waits in them is a Runtime's. Those of the blocking one
-never suspend, so that `now` runs such a coroutine to its end.
+Their logic is coroutines, which wait only through a Runtime. The blocking Runtime never suspends
+them, so that `now` runs such a coroutine to its end.
 """
 
 from __future__ import annotations
@@ -50,20 +50,23 @@ class UnaryChannels(Protocol):
 
 
 class Runtime:
-    """Blocks the thread wherever the coroutine of a call waits, and never suspends it."""
+    """Runtime of blocking clients: waits block the thread and never suspend."""
 
     def event(self) -> threading.Event:
-        """Make an event for wait() that any thread may set."""
+        """Return a new event for wait(), which any thread may set."""
         return threading.Event()
 
     def start(self, action: Callable[[], object]) -> None:
-        """Do something that starts threads."""
+        """Call a function that starts threads."""
         action()
 
     async def send(
         self, method: Any, request: bytes, on_trailers: OnTrailers, **options: Any
     ) -> bytes | None:
-        """Call a method with grpc's options; return the reply, pass its trailing metadata on."""
+        """Call a method with grpc's options; return the reply.
+
+        on_trailers gets the reply's trailing metadata.
+        """
         if on_trailers is None:
             return cast("bytes | None", method(request, **options))
         reply, call = method.with_call(request, **options)
@@ -96,7 +99,7 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
 class UnaryCalls:
     """Unary calls of a client.
 
-    channels  returns those of the client
+    channels  returns the client's channels
     closed    returns whether the client is closed
     """
 
@@ -114,7 +117,7 @@ class UnaryCalls:
         self._runtime = runtime
 
     async def evaluate(self, evaluation: Evaluation) -> None:
-        """Try Evaluate until there is a result, or the evaluation goes by streams.
+        """Try Evaluate until there is a result or streams take over.
 
         Where memory is shared with the server, large evaluations need no streams.
         """
@@ -135,7 +138,7 @@ class UnaryCalls:
             await self._pause(error, evaluation.recover)
 
     async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array in shared memory, or an ordinary one where there is none."""
+        """Return an array, in shared memory where there is any."""
         shared = self._channels().shared_memory
         pool = await self._runtime.elsewhere(shared.pool) if shared.possible else None
         if pool is not None:
@@ -171,16 +174,19 @@ class UnaryCalls:
                 attempt.abandon()
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
-        """Call ListOperators."""
+        """Return the server's operators, by ListOperators."""
         reply = await self._call("ListOperators", v1.ListOperatorsResponse)
         return read_operators(reply)
 
     async def server_info(self) -> ServerInfo:
-        """Call GetServerInfo."""
+        """Return the server's facts, by GetServerInfo."""
         return read_server_info(await self._call("GetServerInfo", v1.GetServerInfoResponse))
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Ask for the server's health until it serves; raise UnavailableError if too late."""
+        """Ask for the server's health until it serves.
+
+        Raises UnavailableError if it does not serve in time.
+        """
         patience = Patience(timeout_s, one_server=self._options.one_server)
         while True:
             reply = await self._ask(HEALTH_METHOD, check_request(), timeout_s=patience.check_s)
@@ -223,9 +229,9 @@ class UnaryCalls:
         request_id: str | None = None,
         on_trailers: OnTrailers = None,
     ) -> bytes | GradwireError:
-        """Call once; return the reply, or the error instead.
+        """Call once; return the reply or the error.
 
-        method       one of gradwire's service, or the path of another one's
+        method       name in gradwire's service, or path in another service
         request_id   of the request, for errors
         on_trailers  called with the trailing metadata of a reply
         """
@@ -259,14 +265,17 @@ class UnaryCalls:
                 if taken is not None:
                     pool.give_back(taken, failed=failed)
             if reply is None:
-                # A foreign server that says OK without a message.
+                # A server of another kind may answer OK without a message.
                 why = "the server answered OK without a message"
                 reply = ServerError(why, request_id=request_id)
             span.note(reply)
         return reply
 
     def _is_cancelled_by_closing(self) -> bool:
-        """Whether grpc has cancelled a waiting task, as if it were meant: it does so in closing."""
+        """Whether closing has made grpc cancel a waiting task.
+
+        grpc then cancels the task as if the caller had done so.
+        """
         task = asyncio.current_task()
         return self._closed() and task is not None and not task.cancelling()
 
@@ -286,7 +295,7 @@ _STATUSES: Final = ("UNKNOWN", SERVING, "NOT_SERVING", "SERVICE_UNKNOWN")
 _SERVICE_TAG: Final = b"\x0a"
 _STATUS_TAG: Final = 0x08
 
-# Seconds that one check may take, and between two of them, while a client waits for a server.
+# Seconds that one check may take, and pause between two checks while a client waits for a server.
 _CHECK_S: Final = 5.0
 _PAUSE_S: Final = 0.1
 
@@ -319,15 +328,16 @@ class Patience:
 
     @property
     def check_s(self) -> float:
-        """Seconds that the next check may take."""
+        """Seconds that the next check may take, at most."""
         return min(_CHECK_S, max(0.0, self._until - time.monotonic()))
 
     def pause_s(self, reply: bytes | GradwireError) -> float | None:
-        """Return the seconds until the next check, or None once the server serves.
+        """Return the seconds until the next check; None once it serves.
 
         reply  reply or error of the last check
 
-        Raises UnavailableError when time is over, or the server would go on to answer as it does.
+        Raises UnavailableError when the time is over, or when the server would never answer
+        otherwise.
         """
         if isinstance(reply, CallCancelledError):
             raise reply

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def _installed_version() -> str:
-    """Return the distribution's version; "0+source" for a source tree that is not installed."""
+    """Return the distribution's version, or "0+source" for an uninstalled source tree."""
     try:
         return version("gradwire")
     except PackageNotFoundError:
@@ -42,11 +42,14 @@ SERVER_VARIABLES = tuple(f"{PREFIX}{name}" for name in _SETTINGS.split())
 
 
 def unknown_variables(settings: Collection[str]) -> Iterator[str]:
-    """Yield a message per variable that is neither a setting nor a variable of the client."""
+    """Yield a message for each variable of an unknown name.
+
+    Known names are those of settings and of the client's variables.
+    """
     known = {*settings, *CLIENT_VARIABLES}
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in known and name not in COMPOSE_VARIABLES:
-            # Without the prefix, which makes any two names alike.
+            # The prefix is left out: it makes any two names alike.
             short = [each.removeprefix(PREFIX) for each in sorted(known)]
             near = get_close_matches(name.removeprefix(PREFIX), short, 1)
             yield f"{name} is no setting of gradwire" + (

@@ -22,9 +22,9 @@ _MOST_BYTES = 1 << 20
 
 
 def read_small(path: Path) -> bytes:
-    """Return the content of a regular file of at most 1 MiB; raise OSError otherwise.
+    """Return the content of a regular file of at most 1 MiB.
 
-    Reading a pipe may block, and a device may have no end.
+    Raises OSError for any other file: reading a pipe may block, and a device may have no end.
     """
     # Without O_NONBLOCK opening a pipe waits for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -65,7 +65,7 @@ class Reloaded(Generic[T]):
         self._looked = time.monotonic()
 
     def get(self) -> T:
-        """Return the value; read the files again if a second has passed."""
+        """Return the value; reread files after a second."""
         if time.monotonic() - self._looked >= self._every_s:
             self.look()
         return self._value
@@ -73,7 +73,7 @@ class Reloaded(Generic[T]):
     def look(self) -> bool:
         """Read the files now; return whether the value has changed.
 
-        Other threads get the present value meanwhile. There is no lock, since a fork could leave it
+        Other threads get the current value meanwhile. There is no lock, since a fork could leave it
         locked.
         """
         self._looked = time.monotonic()

@@ -7,10 +7,10 @@ Bulk bytes are the last field of their message and its number is 15, so that the
     result among many       0a <length> <request_id> 12 <length> <evaluation>
     a stream's chunk        12 <length> [08 <offset>] 7a <length> <bytes>
 
-An evaluation is an EvaluateRequest or an EvaluateResponse; among many, in EvaluateManyRequest and
-EvaluateManyResponse, it has a request_id, and a result the same twice.
+An evaluation is an EvaluateRequest or an EvaluateResponse. Among many, in EvaluateManyRequest and
+EvaluateManyResponse, it has a request_id; a result has it twice.
 
-The header is what stands between: of a request fields 2 to 5, of a response its descriptor, field
+The header is the part between: fields 2 to 5 of a request, or the descriptor of a response, field
 2. EvaluateStreamRequest and EvaluateStreamResponse hold their chunk in the same field, so one frame
 serves both ways.
 
@@ -65,7 +65,7 @@ LENGTH_BYTES, OFFSET_BYTES = 4, 9
 
 
 def parsed(kind: type[M], message: bytes, *, request_id: str | None = None) -> M:
-    """Decode a server's message; raise ServerError where the bytes are none."""
+    """Decode a server's message; raise ServerError for malformed bytes."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
@@ -75,7 +75,10 @@ def parsed(kind: type[M], message: bytes, *, request_id: str | None = None) -> M
 
 
 def evaluation_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
-    """Encode an evaluation; its data has at least one byte, and its request_id is ASCII."""
+    """Encode an evaluation.
+
+    Its data has at least one byte, and its request_id is ASCII.
+    """
     return b"".join((_head(request_id, header, data), data))
 
 
@@ -133,7 +136,7 @@ def read_many_result(message: bytes) -> Parts | None:
 
 
 def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
-    """Read the field that starts here and ends with the message, as an evaluation."""
+    """Read the message's last field, at this offset, as an evaluation."""
     if message[at] != tag:
         return None
     length, at = read_varint(message, at + 1, LENGTH_BYTES)
@@ -141,12 +144,12 @@ def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
 
 
 def _read_evaluation(message: bytes, at: int) -> Parts | None:
-    """Read what starts here and ends with the message."""
+    """Read an evaluation from this offset to the message's end."""
     request_id, start = b"", at
     if message[at] == _REQUEST_ID:
         request_id, start = skip_name(message, at)
     at, left = start, _MOST_FIELDS
-    # Of more fields each adds to one before: that takes long here, and is for protobuf to read.
+    # Each further field would extend an earlier one: that takes long here, and is left to protobuf.
     while (tag := message[at]) in _HEADER and left:
         length = message[at + 1]
         if length < 0x80:  # noqa: PLR2004 - as read_varint() does, which takes longer
@@ -156,7 +159,7 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
             at += length
         left -= 1
     stop, at = at, at + 1
-    # The data's length in the bytes that are left, which is quicker to compare with than to read.
+    # The data's length as the number of bytes left, which is quicker to compare than to read.
     left = len(message) - at
     most = (left.bit_length() + 6) // 7
     size = varint(left - most)
@@ -199,7 +202,7 @@ def chunk_frame(offset: int, data: Buffer) -> bytes:
 def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
     """Return offset and bytes of a stream's message, the bytes by reference.
 
-    None where it is something else than a chunk, or a chunk written in another way than protobuf's.
+    None for a message that is no chunk, or a chunk that protobuf would encode differently.
     """
     try:
         return _read_chunk(message)
@@ -226,7 +229,10 @@ def _read_chunk(message: bytes) -> tuple[int, memoryview] | None:
 
 @lru_cache
 def varint(number: int) -> bytes:
-    """Encode a number, at least 0, in seven bits to a byte; of lengths few are different."""
+    """Encode a number, at least 0, in seven bits per byte.
+
+    Few lengths are different, so results are cached.
+    """
     encoded = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - seven bits
         encoded.append(number & 0x7F | 0x80)
@@ -236,9 +242,9 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(message: bytes, at: int, most: int) -> tuple[int, int]:
-    """Return the number that starts at this byte, and where the next thing starts.
+    """Return the number at this offset, and the offset behind it.
 
-    Raises IndexError where it takes more bytes than `most`, or than are there.
+    Raises IndexError if it takes more than `most` bytes, or if the message ends within it.
     """
     number = message[at]
     if number < 0x80:  # noqa: PLR2004 - a byte without the bit that says that more follow

@@ -41,7 +41,7 @@ class Item(NamedTuple):
 
 
 def as_item(given: Any) -> Item:
-    """Return an item; raise TypeError for anything but an Item or a tuple of its fields."""
+    """Return an Item; raise TypeError unless given one or its fields."""
     if isinstance(given, Item):
         return given
     came = f"a {type(given).__name__}"
@@ -80,7 +80,7 @@ def check_timeout(timeout_s: float | None) -> float | None:
 
 
 def is_timeout(value: object) -> bool:
-    """Whether a value is a number of seconds that a call can take."""
+    """Whether a value is a valid timeout of a call, in seconds."""
     return isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
 
 
@@ -105,7 +105,7 @@ class Progress:
         self._next_at = clock()
 
     def report(self, sent_bytes: int, received_bytes: int) -> None:
-        """Report the progress, unless nothing is new or the last report is too recent."""
+        """Report the progress, unless it is unchanged or just reported."""
         if not self.is_wanted or self._clock() < self._next_at:
             return
         reached = max(sent_bytes, self._reported[0]), max(received_bytes, self._reported[1])
@@ -147,7 +147,7 @@ class ArrayRequest:
 
     @property
     def output(self) -> v1.TensorDescriptor | None:
-        """Layout of the result; None if the server infers it from the attributes."""
+        """Layout of the result; None if the server infers it."""
         return self.template.output
 
     @property
@@ -157,19 +157,19 @@ class ArrayRequest:
 
     @property
     def output_bytes(self) -> int | None:
-        """Bytes of the result on the wire; None if the server infers its shape."""
+        """Bytes of the result on the wire; None for an inferred shape."""
         return None if self.output is None else tensors.wire_bytes(self.output)
 
     @property
     def bulk_bytes(self) -> int:
-        """Bytes on the wire of the input or of the result, whichever is larger."""
+        """Bytes on the wire of the larger of input and result."""
         return self.template.bulk_bytes
 
     def reordered(self) -> ArrayRequest | None:
-        """Return the request with the input's axes nesting as the result's, none broadcast.
+        """Return the request with axes nesting as in the result.
 
-        None if they do already. Bytes are gathered while they are sent, without a copy of the whole
-        input.
+        None of the input's axes is broadcast then. Returns None if that holds already. Bytes are
+        gathered while they are sent, without a copy of the whole input.
         """
         # An inferred output is row-major.
         nesting = self.output or v1.TensorDescriptor(
@@ -293,7 +293,7 @@ def _parse(response: bytes) -> Parts:
     return b"", message.SerializeToString(), data
 
 
-# Result headers that a template keeps.
+# Number of result headers that a template keeps.
 _MOST_RESULTS = 4
 
 
@@ -337,18 +337,18 @@ class RequestTemplate:
 
     @cached_property
     def bulk_bytes(self) -> int:
-        """Bytes on the wire of the input or of the result, whichever is larger."""
+        """Bytes on the wire of the larger of input and result."""
         output_bytes = 0 if self.output is None else tensors.wire_bytes(self.output)
         return max(self.input_bytes, output_bytes)
 
     @cached_property
     def _in_wire_order(self) -> np.dtype[Any] | None:
-        """Type of contiguous inputs that are in wire order; None where none is."""
+        """Type of contiguous inputs in wire order; None without such inputs."""
         row_major = not self.input.strides and sys.byteorder == "little"
         return tensors.DTYPES[self.input.data_type] if row_major else None
 
     def data(self, source: NDArray[Any]) -> memoryview:
-        """Return the bytes of an input, by reference if they are in wire order."""
+        """Return an input's bytes, by reference if in wire order."""
         wire = self._in_wire_order
         if wire is not None and source.dtype == wire and source.flags.c_contiguous:
             return source.reshape(-1).view(np.uint8).data
@@ -367,7 +367,7 @@ class RequestTemplate:
         return np.broadcast_to(array, tuple(described.sizes))
 
     def result(self, header: bytes, data: memoryview, *, out: NDArray[Any] | None) -> NDArray[Any]:
-        """Return the result of a response, in out if given.
+        """Return the result of a response, stored in out if given.
 
         Raises ServerError for another result than requested.
         """

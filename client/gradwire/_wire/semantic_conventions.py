@@ -1,8 +1,8 @@
 """OpenTelemetry's attribute names of an RPC, for client and server.
 
 The default is version 1.37 of the semantic conventions, which most tools read. "rpc" in
-OTEL_SEMCONV_STABILITY_OPT_IN selects the release candidate that follows, "rpc/dup" both, as the
-conventions ask; `rpc.method`, which is in both, then has its older meaning.
+OTEL_SEMCONV_STABILITY_OPT_IN selects the release candidate after it, and "rpc/dup" both, as the
+conventions ask; with both, `rpc.method` has its older meaning.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def commands(context: click.Context) -> None:
-    """Gradients of resampling operators as a gRPC service, with the weights of each framework.
+    """Gradients of resampling operators as a gRPC service.
+
+    The weights are those of each framework.
 
     Start here: `gradwire demo`, `gradwire operators`.
     """

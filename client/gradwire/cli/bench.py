@@ -174,15 +174,16 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Put a server under load: how fast it answers, how often, and whether it is always right.
+    """Put a server under load and measure speed and correctness.
 
-    Every result is compared, bit by bit, with what it must be. Exit with 0 if all were right and no
-    call failed but where the scenario is about that, else with 1; with 7 if the server is gone.
+    Every result is compared, bit by bit, with the expected one. Exit with 0 if all were right and
+    no call failed, except in ways that the scenario is about; else with 1; with 7 if the server is
+    gone.
 
     A --target that does not answer yet is waited for, up to 30 s. Ctrl-C and SIGTERM end the test
-    early; what was measured until then is printed and written.
+    early; the results until then are printed and written.
 
-    docs/load-testing.md tells how to read what it prints and writes.
+    docs/load-testing.md explains the output.
     """
     settings = LoadSettings(**options)
     for first, second, both in (
@@ -204,7 +205,7 @@ def bench(
     return _run(names, settings, server, metrics_url, writers, as_json=as_json)
 
 
-# Seconds that a server has to become ready: the first start of one of its own compiles.
+# Seconds that a server has to become ready: the first start of a local server compiles code.
 OWN_PATIENCE_S = 600.0
 TARGET_PATIENCE_S = 30.0
 # Seconds of waiting before a message says so.
@@ -312,7 +313,10 @@ def _chosen(names: tuple[str, ...], settings: LoadSettings) -> list[Scenario]:
 def _subject(
     connection: Connection, metrics_url: str | None
 ) -> Generator[tuple[Connection, Probe | None, bool]]:
-    """Yield a connection, what looks at its server, and whether the server was started here."""
+    """Yield a connection, its server's probe, and whether it is local.
+
+    A local server was started here, and ends with the block.
+    """
     if connection.target is None:
         with local_server() as server:
             target = dataclasses.replace(connection, target=server.target)
@@ -326,7 +330,7 @@ def _subject(
 
 
 def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
-    """Refuse an endpoint without the needed metrics, before the load."""
+    """Refuse an endpoint that lacks the needed metrics, before the load."""
     try:
         usage = endpoint.ask()
     except HTTPError as error:
@@ -374,7 +378,10 @@ def _results(
     connection: Connection,
     runner_of: Callable[[Fleet, Phase], Runner],
 ) -> Generator[ScenarioResult]:
-    """Yield results until the last one; raise where the user ends it, or the server is gone."""
+    """Yield results of the scenarios, one after the other.
+
+    Raises if the user ends the test, or if the server is gone.
+    """
     phase = Phase(
         flows=(),
         duration_s=settings.duration_s,

@@ -1,4 +1,4 @@
-"""`gradwire check`: a function under development against an operator, over awkward cases."""
+"""`gradwire check`: compares a function under development with an operator."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def _pairs(lists: Any) -> Any:
 _LENGTHS = tomllib.loads(files("gradwire.cli").joinpath("check.toml").read_text("utf-8"))
 PAIRS, MIXED, BATCHES = (_pairs(_LENGTHS[name]) for name in ("pairs", "mixed", "batches"))
 TALL_AND_WIDE = list(map(_pairs, _LENGTHS["tall_and_wide"]))
-# Length up to which a pair stands on all axes at once.
+# Length up to which a pair is used on all axes at once.
 LONG = 32
-# How often a special value is strewn among others.
+# Share of special values where they are mixed with others.
 SPECIAL = 0.2
-# The rank that most kernels have first.
+# Rank tried first, the usual one of kernels.
 RANKS = (4, 3, 5, 2, 1)
-# Ulps that the order of sums may make.
+# Ulps that another order of summation may differ by.
 ROUNDING = 4
 # Attributes that determine the sizes of a forward's output.
 SIZES = ("size", "sizes", "shape", "sizes_tensor")
-# Values that a report writes out.
+# Most values that a report prints.
 MOST_VALUES = 24
-# Of shrinking: cases that are tried; elements up to which each one is tried alone, or left out;
-# inputs and outputs together up to which all pairs of lengths are tried.
+# Limits of shrinking: cases that are tried; elements up to which each one is tried alone, or left
+# out; elements of inputs and outputs together up to which all pairs of lengths are tried.
 TRIES, FEW, SMALL = 1000, 64, 12
 
 Maker = Callable[[Shape, np.dtype[Any], np.random.Generator], Array]
@@ -102,7 +102,7 @@ LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "contiguous": np.ascontiguousarray,
     "transposed": np.asfortranarray,
     "every second": lambda values: np.stack([values, values * 0], -1)[..., 0],
-    # One batch for all.
+    # Every batch reads the elements of the first one.
     "broadcast": lambda values: as_strided(values, strides=(0, *values.strides[1:])),
 }
 
@@ -115,7 +115,7 @@ class Case:
     spatial  lengths of each spatial axis
     values   a key of VALUES
     layout   a key of LAYOUTS
-    given    the elements themselves, in row-major order, in place of values
+    given    the elements, in row-major order, in place of values
     """
 
     dtype: np.dtype[Any]
@@ -126,7 +126,7 @@ class Case:
     given: tuple[float, ...] | None = None
 
     def array(self, shape: Shape, *, seed: int) -> Array:
-        """Make the tensor that the function is given."""
+        """Make the input tensor of the function."""
         if self.given is not None:
             values = np.array(self.given).reshape(shape)
         else:
@@ -163,16 +163,16 @@ def all_cases(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of a case.
+    """One failure of a case.
 
-    given     what the function was given
-    words     what went wrong, where that was not a number
-    element   index of the first wrong element; None where there is no result to look into
-    expected  its value; came: the function's
-    ulps      how far it is off, in ulps of the same sum over magnitudes, which a tolerance is
-              compared with; 0 for zeros of two signs, None with NaN and infinities
-    off       how far any is off at most, in these ulps; inf with NaN and infinities
-    wrong     how many are
+    given     arguments of the function
+    words     description of a failure that is not a wrong number
+    element   index of the first wrong element; None without a result to compare
+    expected  its expected value; came: the function's
+    ulps      its error, in ulps of the same sum over magnitudes, the unit of a tolerance; 0 for
+              zeros of two signs, None with NaN and infinities
+    off       largest error of any element, in these ulps; inf with NaN and infinities
+    wrong     number of wrong elements
     """
 
     case: Case
@@ -189,19 +189,19 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """Tell failures apart that have different causes."""
+        """Key that differs between failures of different causes."""
         if self.words:
             return " ".join(self.words.split()[:3])
         return "not finite" if self.ulps is None else "value" if self.ulps else "sign of zero"
 
     @property
     def weight(self) -> tuple[bool, int]:
-        """Order failures: those that a tolerance would let pass last, and the smallest first."""
+        """Sort key: failures within a rounding tolerance last, smallest first."""
         return self.off <= ROUNDING, math.prod(self.input_shape) + math.prod(self.output_shape)
 
     @property
     def values(self) -> str:
-        """Write what the function was given."""
+        """Return the function's arguments as text."""
         if self.case.given is None or self.given.size > MOST_VALUES:
             return f"{self.case.values} values"
         nonzero = np.argwhere(self.given != 0)
@@ -211,17 +211,17 @@ class Failure:
 
 
 class Unfit(Exception):  # noqa: N818 (no fault)
-    """The operator does not take a case."""
+    """Raised for a case that the operator does not take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """All that does not change from case to case.
+    """Parts of a check that do not change from case to case.
 
     function       (gradient, output_shape) -> result, of NumPy arrays, or of torch tensors
-    rank           of the tensors; of 2 axes one is the channel, of 1 none
+    rank           of the tensors; with 2 axes one is the channel, with 1 none
     channels_last  whether the channel is behind the spatial axes
-    tolerance      ulps of the sum of magnitudes that a result may be off
+    tolerance      allowed error of a result, in ulps of the sum of magnitudes
     """
 
     client: Client
@@ -234,9 +234,9 @@ class Trial:
     seed: int
 
     def __call__(self, case: Case) -> Failure | None:
-        """Run a case; return None where the function does as the operator does.
+        """Run a case; return its failure, or None if it passes.
 
-        Raises Unfit.
+        Raises Unfit if the operator does not take the case.
         """
         shapes = [self._shape(case, side) for side in (0, 1)]
         if OPERATORS[self.operator.name].gradient:
@@ -269,7 +269,7 @@ class Trial:
         )
 
     def _shape(self, case: Case, side: int) -> Shape:
-        """Return the shape of the forward's input, side 0, or output."""
+        """Return the shape of the forward's input (side 0) or output."""
         spatial = tuple(pair[side] for pair in case.spatial)
         leading = case.batch[2 - (self.rank - len(spatial)) :]
         if self.channels_last:
@@ -284,10 +284,13 @@ class Trial:
             raise Unfit(str(error)) from error
 
     def _result(self, given: Array, output_shape: Shape) -> Array | str:
-        """Return the function's result, or what is wrong with it, or that it wrote."""
+        """Return the function's result, or a text that names its fault.
+
+        A function that writes to its argument is at fault.
+        """
         before = given.tobytes()
         try:
-            # Infinities and NaN are part of the cases, and no reason to warn.
+            # Infinities and NaN are part of the cases, and no reason for warnings.
             with np.errstate(all="ignore"):
                 result = self.function(_tensor(given) if self.torch else given, output_shape)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the finding
@@ -317,7 +320,7 @@ def _tensor(array: Array) -> Any:
 
 
 def load_function(name: str) -> Callable[[Any, Shape], Any]:
-    """Find "module:function" or "file.py:function", from the current folder too."""
+    """Find "module:function" or "file.py:function", also in the current folder."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         message = f"{name!r} is no function; give module:function, or file.py:function"
@@ -333,7 +336,7 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
 
 
 def _namespace(place: str) -> object:
-    """Return a module, or what a file defines."""
+    """Return a module, or the names that a file defines."""
     if place.endswith(".py") and not Path(place).is_file():
         message = f"there is no file {place}; give the name of one, or module:function"
         raise InvalidUsage(message)
@@ -350,11 +353,11 @@ def _namespace(place: str) -> object:
 
 
 def shrunk(trial: Trial, failure: Failure) -> Failure:
-    """Return a failure of the same kind, at most as large."""
+    """Return a similar failure that is at most as large."""
     budget = iter(range(TRIES))
 
     def first(cases: Iterable[Case]) -> Failure | None:
-        """Return the first of some cases that fails alike."""
+        """Return the first similar failure among some cases."""
         for case, _ in zip(cases, budget, strict=False):
             try:
                 found = trial(case)
@@ -369,7 +372,7 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
     given: list[float] = failure.given.astype(np.float64).ravel().tolist()
     if len(given) > FEW:
         return failure
-    # One element that is not 0, a 1 where that is enough.
+    # Try one element that is not 0; it becomes 1 if that suffices.
     alone = (
         tuple(value if other == place else 0.0 for other in range(len(given)))
         for values in ([1.0] * len(given), given)
@@ -379,7 +382,7 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
 
 
 def _plainer(case: Case) -> Iterator[Case]:
-    """Yield a case with one thing made plain."""
+    """Yield a case with one property simplified."""
     changes: tuple[dict[str, Any], ...] = (
         {"layout": "contiguous"},
         {"values": "ones"},
@@ -396,7 +399,10 @@ def _plainer(case: Case) -> Iterator[Case]:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Yield cases with one spatial axis shorter: all small ones, then halves, then one less."""
+    """Yield cases with one spatial axis shorter.
+
+    All small lengths come first, then halves, then one less.
+    """
     small = [(inputs, size - inputs) for size in range(2, SMALL + 1) for inputs in range(1, size)]
     for axis, (one, other) in enumerate(case.spatial):
         halves = (-(-one // 2), -(-other // 2))
@@ -470,15 +476,15 @@ def check(
     server: Connection,
     as_json: bool,
 ) -> int:
-    """Check a function of your own against an operator, over cases that kernels get wrong.
+    """Check a function of yours against an operator, over awkward cases.
 
     FUNCTION is called with a gradient, a NumPy array of any strides, and the shape of its result, a
     tuple; it returns an array of that shape and of the gradient's type. With --torch both are
-    tensors. For a forward operator it is given the input in place of a gradient. MODULE may be
-    the name of a file that ends in .py. Leave sizes out, which each case has of its own.
+    tensors. For a forward operator it is given the input in place of a gradient. MODULE may be the
+    name of a file that ends in .py. Leave sizes out: each case has its own.
 
-    Each failure is shrunk to the smallest case that fails alike. Exit with 0 if there is none, with
-    9 if there is one.
+    Each failure is shrunk to the smallest similar case. Exit with 0 if no case fails, with 9
+    otherwise.
     """
     made = operator_from(operator_kind(operator), attributes)
     if torch and importlib.util.find_spec("torch") is None:
@@ -531,7 +537,10 @@ def check(
 
 
 class _Tally:
-    """Outcomes of the cases; `reason` is why the last one that does not fit does not."""
+    """Counts of the cases' outcomes.
+
+    reason  why the operator refused the last case that does not fit
+    """
 
     def __init__(self) -> None:
         self.ran = self.unfit = 0
@@ -539,7 +548,10 @@ class _Tally:
         self.failures: list[tuple[Trial, Failure]] = []
 
     def run(self, trial: Trial, cases: Iterable[Case]) -> bool:
-        """Run cases; return whether the operator took one in which a length changes."""
+        """Run cases; return whether a length changes in some valid case.
+
+        A case is valid if the operator takes it.
+        """
         kind = OPERATORS[trial.operator.name]
         if not kind.min_rank <= trial.rank <= kind.max_rank:
             self.reason = self.reason or f"it takes tensors of {kind.ranks()} axes"
@@ -559,7 +571,7 @@ class _Tally:
         return resampled
 
     def smallest(self, most: int) -> list[tuple[Failure, int]]:
-        """Return shrunk failures, the smallest first, and how many are like each."""
+        """Return shrunk failures, smallest first, and the number like each."""
         groups: dict[object, list[tuple[Trial, Failure]]] = {}
         for trial, failure in sorted(self.failures, key=lambda each: each[1].weight):
             case = failure.case
@@ -575,7 +587,7 @@ class _Tally:
         return sorted(found.values(), key=lambda each: each[0].weight)
 
     def lines(self, tolerance: int) -> list[str]:
-        """Tell how many cases failed, and how many of them by rounding."""
+        """Report the number of failed cases, and those due to rounding."""
         ulps = counted(tolerance, "ulp")
         verdict = f"all agree{f' within {ulps}' if tolerance else ''}"
         if self.failures:
@@ -592,7 +604,7 @@ class _Tally:
 
 
 def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, Any], list[str]]:
-    """Describe a failure as JSON can hold it, and in lines."""
+    """Describe a failure as a JSON object and as lines."""
     case, shapes = failure.case, (failure.input_shape, failure.output_shape)
     facts: dict[str, Any] = {
         "dtype": str(case.dtype),

@@ -1,4 +1,4 @@
-"""`gradwire compare`: two operators, or one operator and a file, bit by bit."""
+"""`gradwire compare`: two operators, or operator and file, bit by bit."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ Example:
 
 
 class _Grouped(click.Command):
-    """A command that assigns each --attr to the --op before it."""
+    """A command that assigns each --attr to the preceding --op."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the order in which options stand, which click forgets."""
+        """Record the order of options, which click discards."""
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         ctx.meta[_ORDER] = [each.name for each in order]
         return super().parse_args(ctx, args)
@@ -97,10 +97,11 @@ def compare(
     server: Connection,
     as_json: bool,
 ) -> int:
-    """Give the same input to two operators, and tell whether the results have equal bits.
+    """Compare the results of two operators for equal bits.
 
-    If not, tell how far they are apart, the first element that differs, and why: its coordinates,
-    taps and weights in both. Exit with 0 if they are equal, with 9 if not.
+    Both get the same input. If results differ, tell how far they are apart, the first element that
+    differs, and why: its coordinates, taps and weights in both. Exit with 0 if they are equal, with
+    9 if not.
     """
     operators = _grouped(context.meta[_ORDER], operator, attributes)
     if len(operators) + (against is not None) != len(NAMES):
@@ -145,7 +146,7 @@ def compare(
 def _grouped(
     order: Sequence[str], names: Sequence[str], attributes: Sequence[str]
 ) -> tuple[Operator, ...]:
-    """Make operators of names, each with the attributes that stand behind it."""
+    """Make operators of names, each with the attributes after it."""
     groups: list[tuple[str, list[str]]] = []
     rest_of_names, rest_of_attributes = iter(names), iter(attributes)
     for option in order:
@@ -167,7 +168,7 @@ NAMES = ("A", "B")
 def _told(
     one: Array, other: Array, told: Sequence[Tables], found: Difference | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Describe a comparison as JSON can hold it, and in lines."""
+    """Describe a comparison as a JSON object and as lines."""
     facts: dict[str, Any] = {
         "equal": found is None,
         "dtype": str(one.dtype),
@@ -213,7 +214,7 @@ def _why(why: Sequence[Reason], *, compared: bool) -> list[str]:
 
 
 def _table_lines(told: Sequence[Tables]) -> list[str]:
-    """Tell on which axes two tables differ, and where."""
+    """Return lines that tell on which axes two tables differ."""
     if len(told) == 1:
         return []
     pairs = list(zip(told[0].axes, told[1].axes, strict=True))
@@ -231,20 +232,23 @@ def _table_lines(told: Sequence[Tables]) -> list[str]:
 
 
 Index = tuple[int, ...]
-# Numbers of an element type; NumPy's own has no bfloat16.
+# Limits of an element type, also of bfloat16, which NumPy's finfo lacks.
 finfo: Callable[[np.dtype[Any]], Any] = ml_dtypes.finfo
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two results that do not have the same bits; every NaN is taken for every other.
+    """Difference between the bits of two results.
 
-    count     elements that differ
+    Every NaN equals every other.
+
+    count     number of elements that differ
     first     index of the first of them in row-major order
-    largest   index of the one that differs most, in ulps; one that is NaN, or is infinite, in one
-              result only counts as most
-    absolute  how much that one differs; nan or inf where one is
-    ulps      numbers of the type that lie between, plus 1; 0 for zeros of two signs, None with NaN
+    largest   index of the element that differs most, in ulps. An element that is NaN or infinite in
+              one result only differs most
+    absolute  difference at that element; nan or inf if one value is
+    ulps      numbers of the type between both values, plus 1; 0 for zeros of two signs, None with
+              NaN
     """
 
     count: int
@@ -255,7 +259,7 @@ class Difference:
 
 
 def difference(one: Array, other: Array) -> Difference | None:
-    """Compare two arrays of one shape and type; return None where they are equal."""
+    """Compare two arrays of one shape and type; None if equal."""
     places = np.argwhere(differing(one, other))
     if not len(places):
         return None
@@ -275,21 +279,21 @@ def difference(one: Array, other: Array) -> Difference | None:
 
 
 def differing(one: Array, other: Array) -> NDArray[np.bool_]:
-    """Tell for each element whether its bits differ, with all NaNs alike."""
+    """Return whether each element's bits differ; all NaNs are alike."""
     unequal: NDArray[np.bool_] = _bits(one) != _bits(other)
     return unequal & ~(np.isnan(one) & np.isnan(other))
 
 
 def ulps_between(one: Array, other: Array) -> NDArray[np.uint64]:
-    """Count the steps from each number to the other one; counts with NaN are meaningless."""
+    """Count the steps between numbers; counts with NaN are meaningless."""
     first, second = _rank(one), _rank(other)
     return np.maximum(first, second) - np.minimum(first, second)
 
 
 def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float64]:
-    """Tell how far numbers are off: an ulp is that of the same sum over magnitudes.
+    """Return errors in ulps of the same sum over magnitudes.
 
-    Where a sum cancels its own ulp says nothing about how well it was computed.
+    Where a sum cancels, its own ulp says nothing about the accuracy of the computation.
     """
     with np.errstate(all="ignore"):
         one, other, size = (each.astype(np.float64) for each in (expected, came, magnitude))
@@ -307,7 +311,7 @@ def _bits(array: Array) -> NDArray[np.unsignedinteger[Any]]:
 
 
 def _rank(array: Array) -> NDArray[np.uint64]:
-    """Return the rank of each number among all of its type, both zeros alike."""
+    """Return each number's rank in its type; both zeros rank alike."""
     top = np.uint64(1 << (8 * array.dtype.itemsize - 1))
     bits = _bits(array).astype(np.uint64)
     size = bits & (top - np.uint64(1))

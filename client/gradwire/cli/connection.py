@@ -1,7 +1,8 @@
-"""Connection of a command to a server: --target, --tls-*, --token-file, or a server of its own.
+"""Connection of a command to a given server, or its own.
 
-A server of its own is a child process and is never imported: the command line needs no server
-package, and a fault of one does not affect the other.
+The options --target, --tls-* and --token-file describe a given server. A command's own server is a
+child process and is never imported: the command line needs no server package, and a fault of one
+does not affect the other.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gradwire._core.options import read_bearer
 from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
 from gradwire.errors import UnavailableError, installing
 
-# Seconds for which a command retries connecting, while its user waits.
+# Seconds for which a command retries connecting while its user waits.
 _CONNECT_S = 1.5
 
 
@@ -34,14 +35,14 @@ _CONNECT_S = 1.5
 class Connection:
     """A server to call.
 
-    target  HOST:PORT, or several with commas between; None for a server that runs as long as the
+    target  HOST:PORT, or several, comma-separated; None for a local server that runs as long as the
             command
     tls_ca  PEM file with the authorities to trust; None for no TLS
     tls_certificate, tls_key
-            PEM files that tell who calls, for a server that lets in certain clients only; None for
-            any other
+            PEM files that identify the client, for a server that demands client certificates; None
+            for any other
     token_file
-            file with a token to show; None for what the environment says
+            file with a token to send; None for the environment's
     """
 
     target: str | None
@@ -60,14 +61,14 @@ class Connection:
         ):
             if given is not None and there is None:
                 raise InvalidUsage(f"{option} needs {needed}; give that too")
-        # grpc would say no more of a file that it cannot use than that it could not connect.
+        # grpc would report a file that it cannot use only as a failure to connect.
         self.tls_context()
 
     @contextmanager
     def client(self, *, backend: str = "auto", split: bool = False) -> Generator[Client]:
-        """Yield a client; start a server for it, and stop that, where there is no target.
+        """Yield a client; without a target, of a temporary local server.
 
-        backend  that server's; the bits do not depend on it, "numpy_cpu" starts soonest
+        backend  of the local server; the bits do not depend on it, "numpy_cpu" starts soonest
         split    whether the servers of target share large evaluations
         """
         if self.target is not None:
@@ -87,7 +88,7 @@ class Connection:
             yield client
 
     def async_client(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
-        """Return a client of the server at target, for the running event loop."""
+        """Return a client of target, for the running event loop."""
         return AsyncClient(
             self.target,
             credentials=self._credentials(),
@@ -97,9 +98,9 @@ class Connection:
         )
 
     def headers(self, url: str) -> dict[str, str]:
-        """Return the authorization header of an HTTP request, if there is a token.
+        """Return the authorization header of an HTTP request, if any.
 
-        Raises InvalidRequestError where that would travel to another machine in plain text.
+        Raises InvalidRequestError if the token would travel to another machine in plain text.
         """
         parts = urlsplit(url)
         bearer = read_bearer(
@@ -157,7 +158,7 @@ class Connection:
 
 @contextmanager
 def _naming(files: str) -> Generator[None]:
-    """Say which files OpenSSL cannot use."""
+    """Name the files that OpenSSL cannot use."""
     try:
         yield
     except OSError as error:  # ssl.SSLError is one
@@ -174,7 +175,10 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A server that runs: where it listens, and its process, which may have started others."""
+    """A running server: its address and its process.
+
+    The process may have started others.
+    """
 
     target: str
     pid: int
@@ -182,13 +186,15 @@ class LocalServer:
 
 @contextmanager
 def local_server(*, backend: str = "auto") -> Generator[LocalServer]:
-    """Yield a server that ends with the block, at the latest with this process.
+    """Yield a server that ends with the block.
 
-    backend  the server's setting, where that is not told by the environment
+    It ends at the latest with this process.
+
+    backend  the server's setting, unless the environment has it
     """
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
-    # It is for this command alone, and asks it for nothing.
+    # It serves this command alone, which sends no token.
     inherited = {name: text for name, text in os.environ.items() if name != "GRADWIRE_TOKENS"}
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.

@@ -1,7 +1,7 @@
-"""`gradwire demo`: a photograph rebuilt from its 4x smaller copy, by gradient descent.
+"""`gradwire demo`: rebuilds a photograph from a 4x smaller copy.
 
 The small copy y is A x, where x is the photograph and A averages 4x4 boxes. Many images have that
-copy. This one is sought, with D the differences between neighbors:
+copy. The demo seeks the minimum of this loss, with D the differences between neighbors:
 
     loss(x) = 1/2 |A x - y|^2  +  SLOPE * sum h(|D x|)  +  BEND * sum h(|D D x|)
 
@@ -38,7 +38,7 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.options import OutputFile, json_option, server_options
 from gradwire.cli.output import load_pictures
 
-# Lines printed of a long descent.
+# Most lines printed of a long descent.
 LINES = 12
 
 
@@ -53,7 +53,10 @@ LINES = 12
 @server_options()
 @json_option
 def demo(*, output: Path, iterations: int, server: Connection, as_json: bool) -> None:
-    """Rebuild a photograph from its 4x smaller copy, by gradient descent through the service."""
+    """Rebuild a photograph from its 4x smaller copy.
+
+    It is found by gradient descent, whose gradients the service computes.
+    """
     say = partial(click.echo, err=as_json)
     pictures = load_pictures()
     truth: Image = pictures.photograph()
@@ -108,7 +111,7 @@ def _size(image: Image) -> str:
     return f"{image.shape[3]} x {image.shape[2]}"
 
 
-# [batch, channel, height, width]; float32, or whatever the descent starts from.
+# [batch, channel, height, width]; float32, or the type of the descent's start.
 Image = npt.NDArray[np.floating[Any]]
 
 # Found by trial on the demo's photograph.
@@ -121,7 +124,7 @@ LIPSCHITZ: Final = 1 / 16 + 8 * SLOPE / WIDTH + 64 * BEND / WIDTH
 
 @dataclass(frozen=True, slots=True)
 class DemoStep:
-    """Where the descent stands.
+    """State of the descent after a step.
 
     number  gradient steps taken so far
     loss    the whole loss at image
@@ -151,20 +154,23 @@ class Shrinking:
         return self.client.evaluate(ops.TorchInterpolate(mode="area", size=sizes), image)
 
     def transposed(self, gradient: Image) -> Image:
-        """Return A^T g: the gradient with respect to x, from that with respect to A x."""
+        """Return A^T g.
+
+        It takes the gradient with respect to A x to that with respect to x.
+        """
         back = ops.TorchUpsampleBackward(mode="area")
         return self.client.evaluate(back, gradient, output_shape=self.shape)
 
 
 def enlarged(client: Client, small: Image) -> Image:
-    """Return the plain bilinear enlargement of an image to four times its size."""
+    """Return the bilinear enlargement of an image, four times as large."""
     sizes = tuple(4 * size for size in small.shape[2:])
     enlarging = ops.Interpolate(mode="bilinear", sizes=sizes, data_format="NCX")
     return client.evaluate(enlarging, small)
 
 
 def descend(shrinking: Shrinking, small: Image, *, start: Image) -> Iterator[DemoStep]:
-    """Yield the descent, from `start` on, for as long as the caller wants."""
+    """Yield the descent's steps from `start` on, without end."""
     image, ahead, momentum, number = start, start, 1.0, 0
     while True:
         residual = shrinking.apply(ahead) - small
@@ -181,7 +187,10 @@ def descend(shrinking: Shrinking, small: Image, *, start: Image) -> Iterator[Dem
 
 
 def psnr_db(image: Image, truth: Image) -> float:
-    """Return the peak signal-to-noise ratio of an image with values from 0 to 1, in decibels."""
+    """Return the peak signal-to-noise ratio of an image, in decibels.
+
+    Values are from 0 to 1.
+    """
     error = np.clip(image, 0, 1).astype(np.float64) - truth
     return -10 * math.log10(float(np.mean(error**2)))
 
@@ -198,20 +207,29 @@ def _prior(image: Image) -> tuple[float, Image]:
 
 
 def _differences(field: Image) -> Image:
-    """Return D x: [2, ...], the next neighbor down, and right, minus the element; 0 at the rims."""
+    """Return D x, of shape [2, ...]; 0 at the rims.
+
+    It is the next neighbor, down and right, minus the element.
+    """
     down = np.diff(field, axis=-2, append=field[..., -1:, :])
     return np.stack([down, np.diff(field, append=field[..., -1:])])
 
 
 def _differences_transposed(field: Image) -> Image:
-    """Return D^T f: [2, ...] to [...]; D leaves the rims 0, so what f holds there is not read."""
+    """Return D^T f, from shape [2, ...] to [...].
+
+    D leaves the rims 0, so f is not read there.
+    """
     rims = field.dtype.type(0)
     down = np.diff(field[0, ..., :-1, :], axis=-2, prepend=rims, append=rims)
     return -(down + np.diff(field[1, ..., :-1], prepend=rims, append=rims))
 
 
 def _huber(field: Image) -> tuple[float, Image]:
-    """Return the sum over pixels of h(norm), and its gradient; field is [..., height, width]."""
+    """Return the sum of h(norm) over all pixels, and its gradient.
+
+    field is [..., height, width].
+    """
     parts = field.reshape(-1, *field.shape[-2:])
     norm: Image = np.sqrt(np.einsum("phw,phw->hw", parts, parts))
     loss: Image = np.where(norm < WIDTH, norm**2 / (2 * WIDTH), norm - WIDTH / 2)

@@ -84,7 +84,7 @@ def evaluate(
     server: Connection,
     as_json: bool,
 ) -> None:
-    """Evaluate one operator on the tensor in INPUT.npy and write its result to OUTPUT.npy.
+    """Evaluate one operator on INPUT.npy; write the result to OUTPUT.npy.
 
     Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete
     or not at all.
@@ -111,7 +111,10 @@ def evaluate(
 
 
 def mapped(path: Path, dtype: str | None) -> Array:
-    """Map a file of numbers; dtype is "bfloat16" for that type, which .npy cannot name."""
+    """Map a file of numbers.
+
+    dtype is "bfloat16" for that type, which .npy cannot name.
+    """
     try:
         array: Array = np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
@@ -134,7 +137,10 @@ def mapped(path: Path, dtype: str | None) -> Array:
 
 
 def _regular(path: Path) -> Path:
-    """Return the resolved path of a result; refuse to replace anything but a file."""
+    """Return a result's resolved path; refuse anything but a file.
+
+    Only a regular file may be replaced.
+    """
     path = path.resolve()
     if path.exists() and not path.is_file():
         raise InvalidUsage(f"{path} is no regular file; give another name")
@@ -143,7 +149,10 @@ def _regular(path: Path) -> Path:
 
 @contextmanager
 def _complete(path: Path) -> Generator[Path]:
-    """Yield a file beside `path` that takes its place if the block succeeds; else it goes away."""
+    """Yield a temporary file beside `path`.
+
+    It replaces `path` if the block succeeds, and is deleted otherwise.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -164,7 +173,7 @@ def _evaluate(
 ) -> tuple[int, ...]:
     """Write the result to the file `part`; return its shape."""
     out = None if shape is None else _allocated(part, array.dtype, shape)
-    # Of a result of unknown size only the bytes sent are counted.
+    # For a result of unknown size only sent bytes are counted.
     total_bytes = array.nbytes + (0 if out is None else out.nbytes)
     with progress_bar(total_bytes) as moved:
         result = client.evaluate(
@@ -184,7 +193,8 @@ def _evaluate(
 def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     try:
         out: Array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
-        # Taken now, a full disk is an error here; later it would be a signal that ends the program.
+        # The disk space is taken now: a full disk is an error here; later it would be a signal that
+        # ends the program.
         if hasattr(os, "posix_fallocate"):
             with part.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, part.stat().st_size)

@@ -1,4 +1,4 @@
-"""Tables of an operator's axes, and the terms of one element of a result.
+"""Tables of an operator's axes, and sums behind single elements.
 
 The server package of this installation computes the tables, in a child process, so that the command
 line never imports the server.
@@ -62,7 +62,9 @@ Weights = NDArray[np.float64]
 # Not slotted: cached properties need a dict.
 @dataclass(frozen=True, eq=False)
 class AxisTable:
-    """One axis of an operator's forward: output o is a weighted sum of some inputs side by side.
+    """An axis of an operator's forward, as weighted sums of inputs.
+
+    Output o is a weighted sum of some adjacent inputs.
 
     inputs, outputs  lengths in the forward's direction
     start            int64[outputs], first input that each output reads
@@ -84,7 +86,10 @@ class AxisTable:
         return self.start[output] + np.arange(len(weights)), weights
 
     def feeding(self, input_: int) -> tuple[Indices, Weights]:
-        """Return the outputs that read an input, ascending, and its weights in them."""
+        """Return the outputs that read an input, and their weights.
+
+        The outputs are ascending.
+        """
         chosen = self._by_column[self._bounds[input_] : self._bounds[input_ + 1]]
         return self.rows[chosen], self.weight[chosen]
 
@@ -110,12 +115,12 @@ class AxisTable:
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether every output is the input of its own index."""
+        """Whether every output equals the input of its own index."""
         whole = self.inputs == self.outputs == len(self.weight)
         return whole and bool((self.columns == self.rows).all() and (self.weight == 1).all())
 
     def equals(self, other: AxisTable) -> bool:
-        """Whether both have the same numbers."""
+        """Whether both tables have the same numbers."""
         return self.inputs == other.inputs and all(
             np.array_equal(getattr(self, name), getattr(other, name))
             for name in ("start", "offset", "weight", "coordinates")
@@ -156,7 +161,7 @@ class Tables:
 
     gradient      whether it is that of a gradient
     output_shape  of its result
-    fill          what an element of a forward's result is that reads nothing along some axis
+    fill          value of elements of a forward's result that read nothing along some axis
     axes          the forward's table along each axis
     """
 
@@ -166,12 +171,15 @@ class Tables:
     axes: tuple[AxisTable, ...]
 
     def first_like(self, place: int) -> int:
-        """Return the first axis that has the numbers of another one."""
+        """Return the first axis whose table equals this one."""
         return next(n for n, axis in enumerate(self.axes) if axis.equals(self.axes[place]))
 
 
 def tables(calls: Sequence[Call]) -> list[Tables]:
-    """Return the tables of calls; raise the error of evaluating the first bad one."""
+    """Return the tables of calls.
+
+    Raises the first invalid call's error, as evaluating it would.
+    """
     if find_spec(PACKAGE) is None:
         raise CommandError(f"the tables of an operator need the package {PACKAGE}: {INSTALL}")
     headers = [base64.b64encode(call.header()).decode() for call in calls]
@@ -208,7 +216,7 @@ def tables(calls: Sequence[Call]) -> list[Tables]:
         return told
 
 
-# Terms of a sum that are printed.
+# Most terms of a sum that are printed.
 MOST_TERMS = 12
 
 
@@ -227,7 +235,7 @@ class Reason:
 
     @cached_property
     def weights(self) -> list[dict[int, float]]:
-        """Exact weights of each operator by given element that the result's is a sum of."""
+        """Exact weights of each operator, by index of the input element."""
         terms = [
             (axis.feeding if gradient else axis.read_by)(self.element)
             for axis, gradient in self.operators
@@ -236,11 +244,11 @@ class Reason:
 
     @property
     def given(self) -> list[int]:
-        """Elements that enter the result's by any of the operators."""
+        """Input elements that enter the result's in any of the operators."""
         return sorted({given for each in self.weights for given in each})
 
     def coordinates(self, given: int) -> list[float | None]:
-        """Return where each forward's output reads; None where the dialect tells none."""
+        """Return the coordinate of each forward's output; None if unknown."""
         return [
             None if axis.coordinates is None else float(axis.coordinates[place])
             for axis, gradient in self.operators
@@ -262,11 +270,11 @@ class Reason:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether the element is a given one, unchanged."""
+        """Whether the element equals an input element."""
         return all([*each.values()] == [1] for each in self.weights)
 
     def words(self, names: Sequence[str]) -> list[str]:
-        """Write it as a table, with two columns for each operator."""
+        """Return a table as text, with two columns for each operator."""
         heading, given = f"element {self.element} of the result is a sum of", "given"
         gradients = [gradient for _, gradient in self.operators]
         if all(gradients):
@@ -293,7 +301,7 @@ class Reason:
         return [f"axis {self.axis}: {heading}", *table(titles, rows)]
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the same as a JSON object."""
         sides: list[list[dict[str, Any]]] = [[] for _ in self.operators]
         for given in self.given:
             for side, known, weights in zip(
@@ -306,7 +314,10 @@ class Reason:
 
 
 def reasons(told: Sequence[Tables], element: Sequence[int]) -> list[Reason]:
-    """Return, for each axis, the terms of an element of the result of each operator."""
+    """Return the terms of a result's element for each axis.
+
+    Each Reason has the terms of all operators.
+    """
     return [
         Reason(axis, place, [(each.axes[axis], each.gradient) for each in told])
         for axis, place in enumerate(element)
@@ -339,7 +350,7 @@ Example:
 @click.option(
     "--output",
     "picture",
-    # Formats that matplotlib draws without further programs.
+    # Formats that matplotlib writes without further programs.
     type=OutputFile(".png", ".svg", ".pdf"),
     help="Picture to draw, as .png, .svg or .pdf.",
 )
@@ -358,8 +369,8 @@ def explain(
 ) -> None:
     """Show what an operator does along each axis: coordinates, taps and weights.
 
-    The tables are those of the forward operator, which a gradient applies the other way round. They
-    come from the server package of this installation; no server is called.
+    The tables are those of the forward operator, which a gradient applies transposed. They come
+    from the server package of this installation; no server is called.
     """
     made = operator_from(operator_kind(operator), attributes)
     rank = len(input_shape)
@@ -453,7 +464,10 @@ def _facts(axis: AxisTable, place: int) -> dict[str, Any]:
 
 
 def _captioned(told: Tables, only: int | None, forward: str) -> Iterator[tuple[str, AxisTable]]:
-    """Yield an axis, or those that are not the identity, alike ones once; else the last one."""
+    """Yield each axis but the identities, with a caption.
+
+    Equal axes come once. The last axis stands for all if every one is the identity.
+    """
     groups: dict[int, list[str]] = {}
     for place, axis in enumerate(told.axes):
         if (only is None and not axis.is_identity) or place == only:

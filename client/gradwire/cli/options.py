@@ -26,7 +26,9 @@ INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class OutputFile(click.Path):
-    """A file to write, in a folder that exists now, not after the work.
+    """A file to write, in a folder that already exists.
+
+    The folder is checked before the work begins.
 
     endings  of names; any where there are none
     """
@@ -57,7 +59,7 @@ class _Positive(click.FloatRange):
         self.name = name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read a number; nan is none, though it compares as one."""
+        """Read a number; refuse nan, though it compares as a number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is no number; give one above 0", param, ctx)
@@ -125,7 +127,10 @@ _FILES = {
 
 
 def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
-    """Add --target, --tls-* and --token-file, which reach the command as `server`, a Connection."""
+    """Add --target, --tls-* and --token-file to a command.
+
+    They reach it as `server`, a Connection.
+    """
 
     def decorate(command: Decorated) -> Decorated:
         @functools.wraps(command)

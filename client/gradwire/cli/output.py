@@ -78,7 +78,10 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """Have SIGTERM raise Terminated within the block; not where it is ignored, or a thread asks."""
+    """Have SIGTERM raise Terminated within the block.
+
+    Nothing changes if the signal is ignored, or outside the main thread.
+    """
     usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
@@ -95,13 +98,19 @@ def terminable() -> Generator[None]:
 
 
 def code_of_interruption(error: BaseException) -> int:
-    """Return the exit code of a program that the user has ended; click wraps what ended it."""
+    """Return the exit code of a program that its user has ended.
+
+    click may wrap the exception that ended it.
+    """
     ended = error.__cause__ if isinstance(error, click.Abort) else error
     return TERMINATED if isinstance(ended, Terminated) else INTERRUPTED
 
 
 def code_of(error: Exception) -> int | None:
-    """Return the exit code of an error that a user can meet; None for a fault of this program."""
+    """Return the exit code of a user-visible error.
+
+    None for a fault of this program.
+    """
     if isinstance(error, GradwireError):
         return next((code for kind, code in CODES.items() if isinstance(error, kind)), OTHER)
     if isinstance(error, CommandError):
@@ -121,7 +130,10 @@ _FLAGS = {
 
 
 def report(error: Exception) -> None:
-    """Print an error in one line on stderr, in the names of the command line."""
+    """Print an error on stderr, in one line.
+
+    Fields and arguments have their names on the command line.
+    """
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if isinstance(error, errors.InvalidRequestError):
         field = error.field or ""
@@ -134,7 +146,7 @@ def report(error: Exception) -> None:
         text = f"{text}; tokens come from --token-file or GRADWIRE_TOKEN"
     if isinstance(error, GradwireError):
         text = text.replace("within timeout_s,", "within")
-        # Among the words too, which compare one argument with another.
+        # Names are also replaced within the text, which compares one argument with another.
         for argument in ("array.shape", "output_shape"):
             text = text.replace(argument, _FLAGS[argument])
     if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -142,14 +154,15 @@ def report(error: Exception) -> None:
     click.echo(f"gradwire: error: {' '.join(text.split())}", file=sys.stderr)
 
 
-# Numbers of a longer list that are written, half of them from each end.
+# Most numbers of a list that are written, half of them from each end.
 SHOWN = 6
 
 
 def number(value: Any) -> str:
-    """Write a number with the fewest digits that distinguish it in its type.
+    """Return a number with the fewest digits that identify it.
 
-    A float64 that float32 can hold is written as that: tables in float32 arithmetic arrive widened.
+    The digits are those of its type. A float64 that float32 can hold is written as float32: tables
+    in float32 arithmetic arrive widened.
     """
     wide = np.float64(value)
     with np.errstate(over="ignore"):
@@ -158,12 +171,15 @@ def number(value: Any) -> str:
 
 
 def numbers(values: NDArray[Any]) -> str:
-    """Write numbers, the middle of many left out."""
+    """Write numbers; the middle of a long list is left out."""
     return _shortened(list(map(number, values)))
 
 
 def places(indices: NDArray[np.int64]) -> str:
-    """Write ascending indices, neighbors as a range: "0 2-4"; the middle of many left out."""
+    """Write ascending indices, neighbors as a range: "0 2-4".
+
+    The middle of a long list is left out.
+    """
     runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1) if len(indices) else ()
     words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return _shortened(words) or "none"
@@ -182,7 +198,10 @@ def index(place: Sequence[int]) -> str:
 
 
 def middle_left_out(count: int, shown: int) -> Iterable[int | None]:
-    """Return the indices below count, or `shown` of them from both ends with a None between."""
+    """Return the indices below count, or `shown` from both ends.
+
+    A None stands for the middle that is left out.
+    """
     if count <= shown:
         return range(count)
     first = (shown + 1) // 2
@@ -192,7 +211,10 @@ def middle_left_out(count: int, shown: int) -> Iterable[int | None]:
 def table(
     titles: Sequence[str], rows: Iterable[Sequence[str] | str], *, last_to_left: bool = False
 ) -> list[str]:
-    """Align columns to the right, the last one optionally to the left. A string is a row."""
+    """Align columns to the right; a string is a row by itself.
+
+    last_to_left  whether the last column is aligned to the left
+    """
     listed = list(rows)
     cells = [row for row in (titles, *listed) if not isinstance(row, str)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -207,7 +229,7 @@ def table(
 
 
 def json_number(value: Any) -> float | str:
-    """Return a number for JSON; numbers that are not finite as protobuf writes them."""
+    """Return a number for JSON; non-finite numbers as protobuf writes them."""
     wide = float(value)
     if math.isfinite(wide):
         return wide
@@ -215,7 +237,7 @@ def json_number(value: Any) -> float | str:
 
 
 def load_pictures() -> ModuleType:
-    """Import what draws; raise CommandError without matplotlib."""
+    """Import the drawing module; raise CommandError without matplotlib."""
     try:
         from gradwire.cli import pictures  # noqa: PLC0415 - matplotlib is slow, or missing
     except ModuleNotFoundError as error:
@@ -228,7 +250,7 @@ def load_pictures() -> ModuleType:
 PATIENCE_S = 1.0
 
 
-# Typed in part only.
+# click has no complete types for it.
 _progressbar: Any = click.progressbar
 
 
@@ -238,9 +260,9 @@ def _as_it_is(text: Any) -> Any:
 
 @contextmanager
 def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
-    """Yield what is told how many bytes were moved so far.
+    """Yield a function that takes the number of bytes moved so far.
 
-    After a second it shows a bar with MB/s and the time left on stderr, if a terminal.
+    After a second a bar on stderr shows MB/s and the time left, if stderr is a terminal.
     """
     start = time.monotonic()
     bar: Any = None
@@ -254,7 +276,7 @@ def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
                     length=total_bytes, label="gradwire", file=sys.stderr, item_show_func=_as_it_is
                 )
                 bar = shown.enter_context(shown_bar)
-                # Time left is told from the whole of it.
+                # The time left is estimated from the average rate.
                 bar.start -= seconds
             if bar is not None:
                 bar.update(done_bytes - bar.pos, f"{done_bytes / seconds / 1e6:.0f} MB/s")
@@ -269,7 +291,10 @@ def _cut(text: str) -> str:
 
 @contextmanager
 def retries_shown() -> Generator[None]:
-    """Tell on stderr, if a terminal, of the first call in the block that is tried again."""
+    """Report the first retried call in the block, on stderr.
+
+    Nothing is printed unless stderr is a terminal.
+    """
     if not sys.stderr.isatty():
         yield
         return
@@ -285,23 +310,26 @@ def retries_shown() -> Generator[None]:
 
 
 class _FirstRetry(logging.Handler):
-    """Prints the first record that comes."""
+    """Prints the first record."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print it, and no other."""
+        """Print the first record only."""
         self.setLevel(logging.CRITICAL + 1)
         click.echo(_cut(f"gradwire: {record.getMessage()}"), file=sys.stderr)
 
 
 @contextmanager
 def status_line() -> Generator[Callable[[str], None]]:
-    """Yield what shows a text on one line of stderr, if a terminal, in place of the one before."""
+    """Yield a function that shows a text on one line.
+
+    The text replaces the one before on stderr, if that is a terminal.
+    """
     shown = ""
 
     def show(text: str) -> None:
         nonlocal shown
         if sys.stderr.isatty() and text != shown:
-            # Erased up to the end of the line, so that what is printed next starts at its left.
+            # The line is erased to its end, and later output starts at its left.
             click.echo(f"\r{_cut(text)}\x1b[K\r", file=sys.stderr, nl=False)
             shown = text
 

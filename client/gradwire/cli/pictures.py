@@ -1,7 +1,7 @@
 """Pictures of `gradwire explain` and `gradwire demo`. Needs matplotlib.
 
 explain draws a row of three panels for each axis, all with the inputs downward: the outputs that
-read each input, the matrix of weights, and each input's total weight, the result of a gradient of
+read each input, the matrix of weights, and each input's total weight, which is the gradient of
 ones.
 """
 
@@ -28,7 +28,8 @@ from gradwire.cli.explain import AxisTable
 
 # Okabe and Ito's blue and vermilion, which people with any color vision tell apart.
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
-# Inputs up to which one plot shows all of them with their outputs; of more, three stretches.
+# Inputs up to which one plot shows all of them with their outputs; of more inputs it shows three
+# stretches.
 MOST_INPUTS, STRETCH = 30, 8
 # Weights up to which they are written into the matrix; inputs up to which each has a bar.
 LEGIBLE, FEW = 130, 48
@@ -37,7 +38,10 @@ NUMBERED = 30
 
 
 def draw(captioned: Iterable[tuple[str, AxisTable]], *, title: str, path: Path) -> None:
-    """Write the picture of some axes, each with its caption, in the format of the path's ending."""
+    """Write the picture of some axes, each with its caption.
+
+    The ending of path tells the format.
+    """
     axes = list(captioned)
     figure = Figure((15, 1 + 5 * len(axes)), layout="constrained")
     figure.suptitle(title, fontsize=13)
@@ -59,7 +63,10 @@ def draw(captioned: Iterable[tuple[str, AxisTable]], *, title: str, path: Path) 
 
 
 def _draw_links(plot: Axes, axis: AxisTable, colors: LineCollection, first: int, stop: int) -> None:
-    """Draw inputs first .. stop - 1 at the right, and the outputs that read them."""
+    """Draw inputs first .. stop - 1 with outputs that read them.
+
+    The inputs are at the right.
+    """
     places, where = axis.coordinates, "at its coordinate"
     if places is None:
         places = (np.arange(axis.outputs) + 0.5) * axis.inputs / axis.outputs - 0.5
@@ -67,7 +74,7 @@ def _draw_links(plot: Axes, axis: AxisTable, colors: LineCollection, first: int,
     top, bottom = first - 0.9, stop - 0.1
     places = np.clip(places.astype(np.float64), top, bottom)
     read = (axis.columns >= first) & (axis.columns < stop) & (axis.weight != 0)
-    # The heaviest last, on top.
+    # The heaviest weight is drawn last, on top.
     chosen = np.flatnonzero(read)[np.argsort(np.abs(axis.weight[read]), kind="stable")]
     weights = axis.weight[chosen]
     ends = np.zeros((len(chosen), 2, 2))
@@ -93,7 +100,10 @@ def _draw_links(plot: Axes, axis: AxisTable, colors: LineCollection, first: int,
 
 
 def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
-    """Draw a cell for each weight, darker for larger ones; negative ones in another hue."""
+    """Draw a cell for each weight, darker for larger ones.
+
+    Negative weights have another hue.
+    """
     least, most = axis.weight.min(initial=0), axis.weight.max(initial=1e-30)
     used = axis.weight != 0
     ends = np.repeat(axis.columns[used], 4).reshape(-1, 2, 2).astype(np.float64)
@@ -151,7 +161,10 @@ DETAIL = (slice(110, 330), slice(145, 385))
 
 
 def photograph() -> Pixels:
-    """Load the photograph: float32[1, 3, height, width], 0 to 1, cut to multiples of 4."""
+    """Load the photograph as float32[1, 3, height, width], 0 to 1.
+
+    It is cut to multiples of 4.
+    """
     pixels = imread(str(cbook.get_sample_data(PHOTOGRAPH, asfileobj=False)))
     height, width = (size // 4 * 4 for size in pixels.shape[:2])
     planes = np.moveaxis(pixels[:height, :width], 2, 0)[np.newaxis]
@@ -159,7 +172,10 @@ def photograph() -> Pixels:
 
 
 def draw_demo(images: Mapping[str, Pixels], losses: Sequence[float], *, path: Path) -> None:
-    """Write the picture: titled images, all as large as the last one, details, and the losses."""
+    """Write the demo's picture: images, details and losses.
+
+    The titled images are as large as the last one.
+    """
     figure = Figure((3.1 * len(images), 9.9), dpi=110, layout="constrained")
     figure.suptitle(
         "A photograph rebuilt from its 4x smaller copy, by gradients over gRPC", size=15

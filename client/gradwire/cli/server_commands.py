@@ -84,7 +84,7 @@ limits"""
 )
 @json_option
 def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_json: bool) -> None:
-    """Ask a running server for its health; exit with 0 only if it is SERVING."""
+    """Report a running server's health; exit with 0 only if SERVING."""
     if wait_s is not None:
         _tell_of_wait(server, timeout_s=min(timeout_s, wait_s))
         with server.client() as client:
@@ -140,7 +140,10 @@ def _described(info: OperatorInfo) -> str:
 
 
 def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
-    """Return an attribute's values and default as --attr takes them, where this SDK knows it."""
+    """Return an attribute's values and default as --attr takes them.
+
+    An attribute unknown to this SDK keeps the server's words.
+    """
     values, default = "|".join(attribute.allowed_values) or attribute.type, attribute.default_value
     kind = OPERATORS.get(operator)
     for field in dataclasses.fields(kind) if kind is not None else ():

@@ -1,4 +1,6 @@
-"""Runs a module as a program that ends when the process holding its standard input does.
+"""Runs a module that ends with the holder of its input.
+
+The holder is the process that has the other end of standard input.
 
     python -m gradwire.cli.tethered MODULE ARGUMENT ...
 
@@ -14,7 +16,8 @@ import signal
 import sys
 import threading
 
-# A program that does not end by itself, such as one with calls in flight, is ended after this long.
+# Seconds until a program that does not end by itself, such as one with calls in flight, is made to
+# exit.
 GRACE_S = 10.0
 
 

@@ -52,7 +52,7 @@ Times = NDArray[np.float64]
 class Outcome(NamedTuple):
     """How a call ended.
 
-    status     of gRPC; WRONG_RESULT where bits came that are not the right ones
+    status     of gRPC; WRONG_RESULT for wrong bits
     reason     of gradwire; BY_CALLER and BY_USER for cancelled calls
     retryable  whether the SDK would have tried again
     """
@@ -63,14 +63,17 @@ class Outcome(NamedTuple):
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether no server had a part in it: gRPC found none, or lost it; ours give a reason."""
+        """Whether no server took part in the call.
+
+        gRPC found no server or lost it; a server of this service gives a reason.
+        """
         return self.status == "UNAVAILABLE" and not self.reason
 
 
 OK = Outcome("OK")
 WRONG = Outcome("WRONG_RESULT")
 CANCELLED = Outcome("CANCELLED", "BY_CALLER")
-# Calls in flight when the user ends the whole; they do not count.
+# Calls in flight when the user ends the test; they do not count.
 STOPPED = Outcome("CANCELLED", "BY_USER")
 
 
@@ -89,7 +92,7 @@ class Maker:
         self._judge = Judge(flow.what)
 
     async def __call__(self) -> Outcome:
-        """Make a call; return its outcome, also of a failure."""
+        """Make a call; return its outcome, whether it succeeds or fails."""
         try:
             result = await self._result()
         except GradwireError as error:
@@ -103,7 +106,7 @@ class Maker:
         return OK if self._judge.is_right(result) else WRONG
 
     async def _result(self) -> NDArray[Any] | None:
-        """Return the result; None where the caller lost interest."""
+        """Return the result; None if the caller has cancelled the call."""
         flow, what = self._flow, self._flow.what
         if flow.manner == "slow":
             return await evaluate_slowly(
@@ -113,7 +116,7 @@ class Maker:
             item = (what.operator, self._input, what.received)
             results = self._client.evaluate_many([item] * flow.items, timeout_s=self._timeout_s)
             came = [result async for result in results]
-            # One of them, a wrong one if there is any.
+            # The result of one of the items: a wrong one if there is any.
             return next((one for one in came if not self._judge.is_right(one)), came[-1])
         call = self._client.evaluate(
             what.operator, self._input, output_shape=what.received, timeout_s=self._timeout_s
@@ -124,14 +127,14 @@ class Maker:
             async with asyncio.timeout(self._chance.uniform(0, flow.within_s)):
                 return await call
         except TimeoutError as error:
-            # An error of the service may be one too.
+            # An error of the service may also be a TimeoutError.
             if isinstance(error, GradwireError):
                 raise
             return None
 
 
 def now() -> float:
-    """Return the time on a clock that all processes of a machine share, in seconds."""
+    """Return the seconds on a clock shared by all local processes."""
     return time.monotonic()
 
 
@@ -143,7 +146,10 @@ async def evaluate_slowly(
     pause_s: float,
     timeout_s: float,
 ) -> NDArray[Any]:
-    """Evaluate by one try of a stream, with a pause before each chunk is taken."""
+    """Evaluate by one try of a stream.
+
+    A pause of pause_s comes before each received chunk.
+    """
     job = prepare(problem.operator, array, output_shape=problem.received, out=None)
     transfer = _SlowTransfer(job, pause_s)
     channels = channels_of(client)
@@ -179,7 +185,7 @@ def channels_of(client: AsyncClient) -> AsyncClientChannels:
 
 
 class _SlowTransfer(Transfer):
-    """Takes a chunk only after a pause; grpc reads no further meanwhile."""
+    """Takes each chunk after a pause; grpc reads no further meanwhile."""
 
     def __init__(self, job: ArrayRequest, pause_s: float) -> None:
         super().__init__(job, chunk_bytes=CHUNK_BYTES)
@@ -200,7 +206,7 @@ READY = "ready"
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-# Makes a client, of (connections=, retry=); travels to another process, as credentials do not.
+# Makes a client, of (connections=, retry=); it can be sent to another process, unlike credentials.
 Connect = Callable[..., AsyncClient]
 
 
@@ -209,7 +215,7 @@ class Phase:
     """Orders for a process.
 
     warm_up_s               how long calls are made before they count
-    duration_s              how long calls are due that do
+    duration_s              how long counted calls are due
     timeout_s               seconds that a call may take
     connections             that a process opens at most
     number, processes       which of how many processes this one is
@@ -225,7 +231,9 @@ class Phase:
 
 
 class Batch(NamedTuple):
-    """Calls that ended since the last batch, by the flow's index in its phase.
+    """Calls that ended since the last batch.
+
+    They are grouped by the flow's index in its phase.
 
     ended    float64[n, 3]: times at which calls were due, made and over
     cpu_s    processor time that the process has had so far
@@ -242,7 +250,7 @@ class Batch(NamedTuple):
 def main(pipe: Pipe, connect: Connect) -> None:
     """Run phases until the pipe ends."""
     # Ctrl-C reaches every process of a terminal, and SIGTERM of some service managers every one of
-    # a group; the one that leads decides.
+    # a group; the leading process decides.
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     # The leading process may be gone before READY is sent.
@@ -254,7 +262,10 @@ def main(pipe: Pipe, connect: Connect) -> None:
 
 
 def _precise_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop whose timers are not rounded up to milliseconds, as those of epoll are."""
+    """Return an event loop with timers finer than milliseconds.
+
+    epoll rounds its timers up to milliseconds.
+    """
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
@@ -283,7 +294,7 @@ async def _run(pipe: Pipe, connect: Connect) -> None:
 
 
 class _Load:
-    """A phase under way; calls count from `begin` on."""
+    """A phase in progress; calls count from `begin` on."""
 
     def __init__(self, phase: Phase, client: AsyncClient, pipe: Pipe) -> None:
         self._phase = phase
@@ -299,7 +310,7 @@ class _Load:
     async def run(
         self, begin: Phase | float | None, orders: asyncio.Queue[Phase | float | None]
     ) -> None:
-        """Make all calls and wait for their ends; stop on an order."""
+        """Make all calls and wait for their ends; stop on order."""
         if not isinstance(begin, float):
             self._send(over=True)
             return
@@ -369,12 +380,15 @@ class _Load:
 
 
 def share(callers: int, phase: Phase) -> int:
-    """Return how many of the callers are this process's."""
+    """Return the number of callers that are this process's share."""
     return callers // phase.processes + (phase.number < callers % phase.processes)
 
 
 def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:
-    """Yield when this process's calls of an open loop are due; processes take turns."""
+    """Yield the due times of this process's calls of an open loop.
+
+    The processes take turns.
+    """
     start = begin - phase.warm_up_s
     for number in count(phase.number, phase.processes):
         due = start + number // flow.burst * flow.burst / flow.rate

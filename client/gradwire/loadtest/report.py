@@ -1,7 +1,8 @@
-"""Page with the result of a load test: one file without scripts or references.
+"""HTML page of a load test's result, in one file.
 
-report.html is its template, in the look of the server's status page. matplotlib draws the charts
-where it is installed; their colors are then replaced by the page's, in its light and dark schemes.
+It has neither scripts nor references. report.html is its template, in the look of the server's
+status page. matplotlib draws the charts where it is installed; their colors are then replaced by
+the page's, in its light and dark schemes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from markupsafe import Markup
 from gradwire.errors import counted, installing
 from gradwire.loadtest.result import Document, ScenarioResult, failed, nines
 
-# The page's colors, by those that matplotlib draws with: see report.mplstyle.
+# The page's colors for the colors of matplotlib's drawings; see report.mplstyle.
 _LINES = [f"#0000f{number}" for number in range(4)]
 _COLORS = {
     **{drawn: f"var(--c{drawn[-1]})" for drawn in _LINES},
@@ -58,7 +59,10 @@ class Chart:
     nines: bool = False
 
     def svg(self) -> Markup:
-        """Draw it; return an SVG element without identifiers, whose lines have titles."""
+        """Draw the chart; return an SVG element without identifiers.
+
+        The chart's lines have titles.
+        """
         from matplotlib import style  # noqa: PLC0415 - optional, and slow
         from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -92,7 +96,7 @@ class Chart:
             ticks = range(int(self.end) + 1)
             plot.set_xticks(ticks, [f"{100 - 10.0 ** (2 - tick):.10g} %" for tick in ticks])
         plot.set_xlim(0, self.end)
-        # Without clipping there is nothing to refer to.
+        # Clipping paths would need identifiers.
         for one in (*plot.lines, *plot.get_xgridlines(), *plot.get_ygridlines()):
             one.set_clip_on(False)
 
@@ -101,7 +105,7 @@ def _draw(plot: Any, line: ChartLine) -> None:
     if line.points:
         x, y = zip(*line.points, strict=True)
         style = (0, (1, 2)) if line.dashed else "-"
-        # Of a single point nothing would be seen.
+        # A line of a single point would be invisible.
         x, y = (x * 2, y * 2) if len(x) == 1 else (x, y)
         color = _LINES[line.color]
         plot.plot(x, y, color=color, linestyle=style, gid=f"line: {line.label}")
@@ -125,7 +129,7 @@ def _charts(scenario: ScenarioResult) -> Iterator[Chart]:
             points = [(2 - math.log10(100 - percent), time) for percent, time in latency.curve]
             dashed = name == "uncorrected"
             latencies.append(ChartLine(f"{flow.name}, {name}", points, color, dashed))
-        # Seconds that were measured to their end.
+        # Seconds that were measured completely.
         whole = [one for one in flow.seconds if one.second + 1 <= scenario.duration_s]
         right = [one for one in whole if one.ok]
         for lines, name, key, told in (

@@ -1,4 +1,4 @@
-"""Result of a load test: the schema of its JSON, and the comparison of two.
+"""Result of a load test: its JSON schema, and comparisons.
 
 Every class is an object whose keys are its fields; docs/load-testing.md describes them.
 """
@@ -19,13 +19,13 @@ import numpy as np
 from gradwire.loadtest.generator import OK, STOPPED, WRONG, Batch, Outcome, Phase, Times, now
 from gradwire.loadtest.scenarios import Flow
 
-# Raised with every change of the schema.
+# Increased with every change of the schema.
 FORMAT = "gradwire-bench/2"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the calls were made.
+    """Machine that made the calls.
 
     load  average of the last minute when the test began
     """
@@ -41,7 +41,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """The server; the last four fields are empty if it did not report them.
+    """Facts about the server.
+
+    The last four fields are empty if the server did not report them.
 
     own  whether the test had started it, on the same machine
     """
@@ -104,7 +106,9 @@ class OutcomeResult:
 
 @dataclass(frozen=True)
 class Second:
-    """What happened within one second from the beginning: calls made, right, ended otherwise.
+    """Calls made, ended right and ended otherwise within one second.
+
+    Seconds count from the beginning.
 
     p50_ms, p99_ms  corrected where the loop is open; of calls that ended right in it, 0 for none
     """
@@ -126,8 +130,8 @@ class FlowResult:
     callers      of a closed loop; None in an open one
     sent_bytes, received_bytes
                  tensor bytes of one call
-    sent         calls made, without those that the user stopped: the sum of the outcomes
-    ok, wrong    those whose result was right, and wrong
+    sent         calls made, except calls that the user stopped: the sum of the outcomes
+    ok, wrong    calls whose result was right, and wrong
     calls_per_s, megabytes_per_s
                  of right results; bytes of both directions
     expected_interval_ms
@@ -158,7 +162,10 @@ class FlowResult:
 
 @dataclass(frozen=True)
 class ServerSecond:
-    """Usage of the server's processes: busy cores on average, resident memory."""
+    """Usage of the server's processes in one second.
+
+    It is the average of busy cores, and the resident memory.
+    """
 
     second: float
     cpu_cores: float
@@ -171,7 +178,7 @@ class GeneratorUsage:
     """One process that made calls.
 
     cpu_cores  that it kept busy on average; 1 is all that it can
-    late_*     how long after they were due calls of open loops were made
+    late_*     delays of calls of open loops, from due to made
     """
 
     cpu_cores: float
@@ -186,7 +193,7 @@ class ScenarioResult:
 
     peak_per_s  right results per second of a closed loop, of which an overload is a multiple; None
                 where none was sought
-    warnings    why its figures may be worth less than they look
+    warnings    reasons for doubt about the figures
     """
 
     name: str
@@ -223,7 +230,10 @@ def to_json(document: Document) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Read a document: objects with the fields of its classes; raise ValueError for other text."""
+    """Read a document; raise ValueError for any other text.
+
+    It is made of objects with the fields of the documents' classes.
+    """
     try:
         document = json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
     except (ValueError, RecursionError) as error:
@@ -234,9 +244,9 @@ def from_json(text: str) -> Any:
     return document
 
 
-# How the figures of B are to be read.
+# Titles of a comparison's columns; figures are those of B over those of A.
 TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
-# What affects the figures of a test besides its settings.
+# Facts besides the settings that affect a test's figures.
 _CIRCUMSTANCES = {
     "processor": "machine.cpu",
     "cores": "machine.cores",
@@ -247,7 +257,10 @@ _CIRCUMSTANCES = {
 
 
 def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return rows, under TITLES, of the second document's figures over the first's, and notes."""
+    """Return ratios of the second document to the first, and notes.
+
+    The ratios are rows under TITLES.
+    """
     first, second = (
         {(scenario.name, flow.name): flow for scenario in one.scenarios for flow in scenario.flows}
         for one in (before, after)
@@ -275,21 +288,21 @@ def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str
 def _ratios(before: Any, after: Any) -> Iterator[str]:
     for path in ("calls_per_s", "corrected.p50_ms", "corrected.p99_ms", "corrected.p999_ms"):
         early, late = map(operator.attrgetter(path), (before, after))
-        # A time of 0 is that of no call.
+        # A time of 0 means that there were no calls.
         yield f"{late / early:.2f}" if early and late else "-"
 
 
 def failed(flow: Any) -> int:
-    """Return how many calls ended in a way that the scenario is not about."""
+    """Return the number of calls with an unexpected outcome."""
     return sum(outcome.count for outcome in flow.outcomes if not outcome.expected)
 
 
 def failures(scenario: ScenarioResult) -> int:
-    """Return how many of all calls did."""
+    """Return the number of calls with an unexpected outcome in all flows."""
     return sum(map(failed, scenario.flows))
 
 
-# Seconds; a shorter interval would add times without end.
+# Seconds; a shorter interval would add too many times.
 _LEAST_INTERVAL_S = 1e-6
 # Points of a curve beside each nine.
 _BETWEEN = 12
@@ -297,7 +310,7 @@ _MOST_NINES = 5
 
 
 class Tally:
-    """Times of all calls of a scenario, and the usage of their processes.
+    """Times of a scenario's calls, and usage of their processes.
 
     begin       when calls begin to count
     duration_s  how long calls are due
@@ -309,7 +322,7 @@ class Tally:
         self._flows = phase.flows
         self.begin = now()
         self.duration_s = phase.duration_s
-        # float64[n, 3] of the test: due, made, over.
+        # float64[n, 3] of the whole test: due, made, over.
         self._ended: dict[tuple[int, Outcome], list[Times]] = defaultdict(list)
         self._late: dict[int, list[Times]] = defaultdict(list)
         self._cpu: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -318,7 +331,10 @@ class Tally:
         self.right = self.other = 0
 
     def add(self, batch: Batch) -> None:
-        """Count a report of a process; calls that the user has stopped do not count."""
+        """Count a process's report.
+
+        Calls that the user has stopped do not count.
+        """
         self._cpu[batch.number].append((batch.time, batch.cpu_s))
         for (index, outcome), absolute in batch.ended.items():
             if outcome == STOPPED:
@@ -337,7 +353,10 @@ class Tally:
                 self.other += len(times)
 
     def silent_since(self, least_s: float) -> float | None:
-        """Return the second since which calls, over `least_s` at least, met no server, if any."""
+        """Return the second since which no server has answered calls.
+
+        None if the unanswered calls span less than `least_s`, or if there are none.
+        """
         failed = _joined(self._unanswered)
         # Reports arrive in any order: a failure may be older than an answer.
         failed = failed[failed > self._answered_s]
@@ -398,19 +417,22 @@ class Tally:
 
 
 def percentile(times: Times, percent: float) -> float:
-    """Return the least time that so many percent do not exceed; 0 without times."""
+    """Return the least time that a percentage of times does not exceed.
+
+    It is 0 without times.
+    """
     return float(np.percentile(times, percent, method="inverted_cdf")) if len(times) else 0.0
 
 
 def corrected(times: Times, interval_s: float) -> Times:
-    """Return times with those that callers at this interval would have met.
+    """Return times with omitted ones of callers at this interval.
 
     A time t longer than the interval adds t - interval, t - 2 intervals and so on, down to the
     interval (HdrHistogram's copyCorrectedForCoordinatedOmission).
     """
     if interval_s < _LEAST_INTERVAL_S:
         return times
-    # Rounding must not lose the last one, which is the interval itself.
+    # Rounding must not lose the last added time, which is the interval itself.
     added = np.maximum(np.floor(times / interval_s + 1e-6).astype(np.int64) - 1, 0)
     firsts = np.repeat(np.cumsum(added) - added, added)
     steps = np.arange(1, len(firsts) + 1) - firsts
@@ -418,7 +440,7 @@ def corrected(times: Times, interval_s: float) -> Times:
 
 
 def nines(count: int) -> int:
-    """Return how many nines of a percentile so many calls determine."""
+    """Return the number of nines of a percentile that a count determines."""
     return max(1, min(_MOST_NINES, len(str(count)) - 1))
 
 
@@ -427,7 +449,7 @@ def _joined(parts: Sequence[Times]) -> Times:
 
 
 def _outcomes(flow: Flow, ends: dict[Outcome, Times]) -> list[OutcomeResult]:
-    """Return right results first, then other ends, the most frequent first."""
+    """Return right results first, then other outcomes, most frequent first."""
     results: list[OutcomeResult] = []
     for outcome, ended in sorted(ends.items(), key=lambda end: (end[0] != OK, -len(end[1]))):
         times = ended[:, 2] - ended[:, 1]
@@ -444,7 +466,10 @@ def _outcomes(flow: Flow, ends: dict[Outcome, Times]) -> list[OutcomeResult]:
 
 
 def _seconds(ends: dict[Outcome, Times], right: Times, latencies: Times) -> list[Second]:
-    """Return each second from the first to the last one in which a call was made or ended."""
+    """Return each second in which a call was made or ended.
+
+    Seconds run from the first to the last one, including empty ones.
+    """
     every = np.concatenate([np.empty((0, 3)), *ends.values()])[:, 1:].astype(int)
     count = int(every.max(initial=-1)) + 1
     made, over = (np.bincount(column, minlength=count).tolist() for column in every.T)
@@ -466,7 +491,10 @@ def _seconds(ends: dict[Outcome, Times], right: Times, latencies: Times) -> list
 
 
 def _latency(times: Times) -> Latency:
-    """Return percentiles, and a curve of them on which every nine has as many points."""
+    """Return percentiles and their curve.
+
+    Every nine of a percentile has the same number of points on the curve.
+    """
     exponents = np.arange(nines(len(times)) * _BETWEEN + 1 if len(times) else 0) / _BETWEEN
     percents = 100 * (1 - 10.0**-exponents)
     curve = [[round(float(one), 6), _ms(percentile(times, one))] for one in percents]

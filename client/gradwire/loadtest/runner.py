@@ -38,12 +38,12 @@ from gradwire.loadtest.scenarios import Scenario
 
 # Seconds from the last order to the first call.
 _LEAD_S = 0.05
-# Seconds that calls have to end which the user has stopped, and processes to end.
+# Seconds that stopped calls, and then processes, have to end.
 _ENDING_S = 5.0
 
 
 class FleetError(RuntimeError):
-    """A process ended that should not have."""
+    """A process ended unexpectedly."""
 
 
 class Fleet(AbstractContextManager["Fleet"]):
@@ -73,13 +73,13 @@ class Fleet(AbstractContextManager["Fleet"]):
 
     @property
     def pids(self) -> list[int]:
-        """The processes."""
+        """Process ids of the fleet."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def run(self, phase: Phase, tally: Tally, tick: Callable[[], None]) -> KeyboardInterrupt | None:
-        """Run a phase in all processes; return what ended it before its end, if anything did.
+        """Run a phase in all processes; return an interruption, if any.
 
-        tally  told when calls begin to count, before the first one, and what the processes report
+        tally  gets the time from which calls count, before the first call, and the reports
         tick   called some times a second
 
         Calls in flight when the user ends it are reported as stopped.
@@ -88,7 +88,7 @@ class Fleet(AbstractContextManager["Fleet"]):
             pipe.send(replace(phase, number=number, processes=len(self._pipes)))
         try:
             for pipe in self._pipes:
-                # READY; there is no hurry any more.
+                # READY; from here on there is no hurry.
                 _received(pipe)
             tally.begin = now() + _LEAD_S + phase.warm_up_s
             for pipe in self._pipes:
@@ -126,10 +126,13 @@ class Fleet(AbstractContextManager["Fleet"]):
 
 @contextmanager
 def _undisturbed() -> Generator[None]:
-    """Defer signals that end the program until the block ends, and hide them from its processes.
+    """Defer signals that end the program until the block ends.
+
+    Processes started in the block do not receive them.
 
     They inherit the blocked signals, so that a signal to the group does not end them before they
-    can ignore it. Other threads of this process may take it; a handler then only notes it.
+    can ignore it. Another thread of this process may receive such a signal; a handler then only
+    notes it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -158,15 +161,15 @@ def _received(pipe: Pipe) -> Any:
         raise FleetError("a process that makes calls has ended") from None
 
 
-# Seconds in which the rate is found that an overload is a multiple of.
+# Seconds for finding the peak rate, of which an overload is a multiple.
 PEAK_S = 4.0
-# Of a core that a process can use; one that is busier is late with its calls.
+# Share of a core that a process can use; a busier process makes its calls late.
 _BUSY = 0.8
-# How late calls may be made: so many milliseconds, and such a part of the median.
+# Accepted delay of calls: so many milliseconds, and such a part of the median.
 _LATE_MS, _LATE_PART = 1.0, 0.1
-# Right results of which a 99th percentile says something.
+# Right results needed for a meaningful 99th percentile.
 _ENOUGH = 100
-# Seconds in which calls met no server, after which there is none; half of a shorter scenario.
+# Seconds without an answer after which the server counts as gone; half of a shorter scenario.
 _SILENT_S = 1.0
 
 
@@ -174,12 +177,12 @@ class Runner:
     """Runs scenarios on a fleet.
 
     phase  of each, but for its flows
-    probe  looks at the server; None where it cannot be seen
-    cores  of this machine where the server is on it too; None for one elsewhere
-    show   called some times a second with a line for the impatient
+    probe  samples the server; None if it cannot be seen
+    cores  of this machine if the server is on it too; None for a server elsewhere
+    show   called some times a second with a line that describes the progress
 
-    interrupted   what ended what ran last before its time; None where nothing did
-    silent_since  second of what ran last since which no server has answered; None where one did
+    interrupted   interruption that ended the last run before its time; None without one
+    silent_since  second of the last run since which no server has answered; None if one did
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class Runner:
         """Run one; return its result so far if the user ends it."""
         phase, peak = replace(self._phase, flows=scenario.flows), None
         if scenario.of_peak:
-            # The rate of its first flow in a closed loop.
+            # The peak rate is that of its first flow in a closed loop.
             first, *others = scenario.flows
             span_s = min(PEAK_S, phase.duration_s)
             alone = replace(phase, flows=(first,), duration_s=span_s)
@@ -228,7 +231,10 @@ class Runner:
         )
 
     def _measured(self, name: str, phase: Phase) -> tuple[Tally, list[ServerSecond]]:
-        """Run flows; return their tally, with the real duration, and the server's usage."""
+        """Run flows; return their tally, and the server's usage.
+
+        The tally has the real duration.
+        """
         tally = Tally(phase)
         silent_s = min(_SILENT_S, phase.duration_s / 2)
 
@@ -244,7 +250,7 @@ class Runner:
 
 
 def silence(since_s: float) -> str:
-    """Say since which second of a scenario no server has answered."""
+    """Return a message that says since when no server has answered."""
     return f"no server answers since second {since_s:.0f}"
 
 
@@ -255,7 +261,7 @@ def warnings(
     *,
     cores: int | None,
 ) -> list[str]:
-    """Say why figures may be worth less than they look."""
+    """Return warnings about figures that may be less accurate than they look."""
     told: list[str] = []
     busy = [one.cpu_cores for one in generators]
     if max(busy, default=0.0) >= _BUSY:
@@ -294,7 +300,8 @@ def _progress(tally: Tally, silent_s: float) -> str:
 
 INTERVAL_S = 1.0
 _PROC = Path("/proc")
-# Of what follows the name in /proc/PID/stat: parent, ticks of user and system time, pages.
+# Indices of the fields after the name in /proc/PID/stat: parent, ticks of user and system time,
+# pages.
 _PARENT, _USER, _SYSTEM, _PAGES = 1, 11, 12, 21
 _MIB = 1 << 20
 _ANSWER_S = 2.0
@@ -312,7 +319,7 @@ class Usage:
     processes: int
 
 
-# Looks; None where there is nothing to see.
+# A probe returns the usage; None if it cannot be seen.
 Probe = Callable[[], Usage | None]
 
 
@@ -376,7 +383,10 @@ class MetricsEndpoint:
 
 
 class ProcessSampler:
-    """Looks once a second, in a thread of its own, until the block ends."""
+    """Takes a sample each second in its own thread.
+
+    It runs until the block ends.
+    """
 
     def __init__(self, probe: Probe | None) -> None:
         self._probe = probe
@@ -416,11 +426,11 @@ class ProcessSampler:
 
 
 def _stats() -> dict[int, list[str]]:
-    """Return what follows the name in /proc/PID/stat, of every process."""
+    """Return the fields after the name in /proc/PID/stat, by process."""
     stats: dict[int, list[str]] = {}
     for entry in _PROC.iterdir() if _PROC.exists() else ():
         if entry.name.isdecimal():
-            # Processes end while one looks.
+            # Processes may end meanwhile.
             with contextlib.suppress(OSError):
                 text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
                 stats[int(entry.name)] = text.rpartition(")")[2].split()

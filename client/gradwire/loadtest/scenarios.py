@@ -1,8 +1,8 @@
-"""Scenarios of a load test: their calls, the evaluations and the expected bits.
+"""Scenarios of load tests: calls, evaluations and expected bits.
 
 Inputs are made by exact arithmetic, so that they are the same on every machine, and so must be the
-results: their digests stand here. A load test therefore finds wrong results, also of a server that
-gives the same wrong ones each time.
+results: their digests stand here. A load test therefore finds wrong results, even if a server gives
+the same wrong ones each time.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Judge:
         self._right: Array | None = None
 
     def is_right(self, result: Array) -> bool:
-        """Whether a result has the bits that it must have."""
+        """Whether a result has the expected bits."""
         if self._right is None:
             if digest_of(result) != self._problem.digest:
                 return False
@@ -122,9 +122,9 @@ class Flow:
                 so many `items` by one EvaluateMany
     callers     of a closed loop, each calls as soon as it has its result; 0 for an open loop
     rate        calls per second of an open loop; 0 for a closed one
-    burst       calls due at once, as many fewer times
+    burst       calls due at once; bursts are rarer in proportion
     expected    gRPC statuses besides OK that are no failure here
-    background  whether --rate and --concurrency leave it unchanged: the victims of the others
+    background  whether --rate and --concurrency leave it unchanged: it suffers from the other flows
     """
 
     name: str
@@ -140,7 +140,7 @@ class Flow:
 
     @property
     def what(self) -> Problem:
-        """The evaluation."""
+        """Problem of the calls."""
         return PROBLEMS[self.problem]
 
     @property
@@ -151,7 +151,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Flows at once.
+    """Flows that run at once.
 
     of_peak  rate of its first flow as a multiple of what its callers get in a closed loop; 0 for
              flows as they stand
@@ -173,7 +173,7 @@ SCENARIOS = {scenario.name: scenario for scenario in _read()}
 
 
 def at_rate(scenario: Scenario, rate: float) -> Scenario:
-    """Return it as an open loop of so many calls per second."""
+    """Return the scenario as an open loop at this rate."""
     shares = _shares(scenario.flows)
     flows = (
         flow if flow.background else replace(flow, callers=0, rate=rate * share)
@@ -183,9 +183,10 @@ def at_rate(scenario: Scenario, rate: float) -> Scenario:
 
 
 def with_callers(scenario: Scenario, callers: int) -> Scenario:
-    """Return it as a closed loop of so many callers, each flow with at least one.
+    """Return the scenario as a closed loop of so many callers.
 
-    An overload is found with them, and stays an open loop.
+    Each flow has at least one. The scenario's overload is measured with them, and stays an open
+    loop.
     """
     shares = _shares(scenario.flows)
     flows = (

@@ -1,11 +1,11 @@
-"""The operators: one frozen dataclass each, with its attributes in its framework's own terms.
+"""Operators as frozen dataclasses with their frameworks' attributes.
 
     from gradwire import ops
 
     ops.InterpolateBackward(mode="bilinear", sizes=(112, 112), data_format="NCX")
     ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))
 
-A value out of order raises gradwire.InvalidRequestError at once, in the words of the server.
+An invalid value raises gradwire.InvalidRequestError at once, with the server's message.
 """
 
 from __future__ import annotations

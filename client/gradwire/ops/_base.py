@@ -39,8 +39,8 @@ from gradwire.errors import InvalidRequestError
 T = TypeVar("T")
 
 _METADATA_KEY = "attribute"
-# Of a cubic kernel's slope at distance 1: weights stay below 2**6 times as much, which float32
-# holds with room for their sums.
+# Limit of a cubic kernel's slope at distance 1: weights stay below 2**6 times as much, which
+# float32 holds with room for their sums.
 SLOPE_BITS = 120
 _FLOAT_TYPES = {32: "float", 64: "double"}
 _FORMATS = {32: "<f", 64: "<d"}
@@ -51,7 +51,7 @@ class Attribute:
     """The rule of one attribute.
 
     description   meaning, unit and rule, for people
-    default_text  what holds where it is absent; empty where the dataclass's default says it
+    default_text  meaning of an absent attribute; empty where the dataclass's default says it
     optional      whether None is one of its values
     """
 
@@ -61,16 +61,22 @@ class Attribute:
 
     @property
     def type_name(self) -> str:
-        """The type: "enum", or the schema's name, with "[]" behind it for an array."""
+        """Type: "enum", or the schema's name of a number.
+
+        An array has "[]" behind it.
+        """
         raise NotImplementedError
 
     @property
     def wanted(self) -> str:
-        """What would do, as the end of an error message."""
+        """Values that would do, as the end of an error message."""
         raise NotImplementedError
 
     def normalize(self, path: str, value: object) -> Any:
-        """Return the value as it is stored; raise InvalidRequestError where it breaks the rule."""
+        """Return the value in its stored form.
+
+        Raises InvalidRequestError if it breaks the rule.
+        """
         return None if value is None and self.optional else self._normalize(path, value)
 
     def _normalize(self, path: str, value: object) -> Any:
@@ -86,7 +92,7 @@ class Choice(Attribute):
     """One string of a closed set, an enum on the wire.
 
     allowed   the strings, one for each valid value of the enum, in its order
-    synonyms  other names that are taken for one of them
+    synonyms  other accepted names, by which one of the strings is meant
     """
 
     allowed: tuple[str, ...]
@@ -114,7 +120,7 @@ class Choice(Attribute):
 
 @dataclass(frozen=True, kw_only=True)
 class Flag(Attribute):
-    """True or False; None too where absent means something of its own."""
+    """True or False; None too where absence has its own meaning."""
 
     @property
     def type_name(self) -> str:
@@ -133,9 +139,9 @@ class Flag(Attribute):
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Attribute):
-    """One finite number, rounded to a float of so many bits as the wire carries it.
+    """One finite number, rounded to the float of the wire.
 
-    most_bits  its magnitude is at most 2**most_bits; None for what the type holds
+    most_bits  its magnitude is at most 2**most_bits; None for any magnitude of the type
     """
 
     bits: Literal[32, 64] = 32
@@ -213,7 +219,7 @@ class _Several(Attribute):
 
 @dataclass(frozen=True, kw_only=True)
 class Floats(_Several, Number):
-    """Finite numbers, rounded to floats of so many bits as the wire does."""
+    """Finite numbers, each rounded to the float of the wire."""
 
     @property
     def type_name(self) -> str:
@@ -260,7 +266,7 @@ class Integers(_Several):
 
 
 def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
-    """Make the dataclass field of an attribute; without a default it is required.
+    """Make an attribute's dataclass field; without a default it is required.
 
     rule  fields of its Attribute that the annotation does not tell
     """
@@ -269,7 +275,10 @@ def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attribute,))
 def operator_class(kind: type[T]) -> type[T]:
-    """Make the dataclass of an operator; an attribute's annotation tells the kind of its rule."""
+    """Make the dataclass of an operator.
+
+    An attribute's annotation tells the kind of its rule.
+    """
     hints = get_type_hints(kind)
     for name, field in vars(kind).items():
         if isinstance(field, Field):
@@ -296,9 +305,10 @@ def rule_of(field: Field[object]) -> Attribute:
 
 
 def shortened(field: Field[Any], value: Any) -> Any:
-    """Return an attribute's value for people: floats with the digits that tell them apart.
+    """Return an attribute's value with the shortest floats.
 
-    A float32 comes as the float64 that is nearest to its shortest decimal: 0.1, not what it is.
+    Their digits identify the values. A float32 comes as the float64 nearest to its shortest
+    decimal: 0.1, not its exact value.
     """
     rule = rule_of(field)
     if value is None or not isinstance(rule, Number) or rule.bits == 64:  # noqa: PLR2004
@@ -307,7 +317,10 @@ def shortened(field: Field[Any], value: Any) -> Any:
 
 
 def is_default(field: Field[Any], value: object) -> bool:
-    """Whether a value has the bits of the field's default; -0.0 equals 0.0 and has not."""
+    """Whether a value has the bits of the field's default.
+
+    -0.0 equals 0.0, but has other bits.
+    """
     return bool(value == field.default) and repr(value) == repr(field.default)
 
 
@@ -337,10 +350,11 @@ _WRAPPER = textwrap.TextWrapper(
 
 @dataclass(frozen=True, repr=False)
 class Operator:
-    """One operator of one framework with its attributes: a value that can be compared and pickled.
+    """One operator of one framework with its attributes.
 
-    Making one raises InvalidRequestError where an attribute is missing, unknown or breaks its rule;
-    its `field` is the attribute's path, such as "operator.dml_resample_grad.scales[2]".
+    It is a value that can be compared and pickled. Making one raises InvalidRequestError where an
+    attribute is missing, unknown or breaks its rule; its `field` is the attribute's path, such as
+    "operator.dml_resample_grad.scales[2]".
 
     name             member of the wire's Operator message
     source           the framework's own name for it, and where it is documented
@@ -349,7 +363,7 @@ class Operator:
     min_rank         fewest axes of its tensors
     max_rank         most axes of its tensors
     output_required  whether the output's shape must be given, since attributes do not determine it
-    fixed            attributes of its message that take this one value only
+    fixed            attributes of its message that have only this one valid value
     """
 
     __slots__ = ()
@@ -364,8 +378,8 @@ class Operator:
     fixed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __new__(cls, *positional: object, **attributes: object) -> Self:
-        """Refuse unknown and missing names in the words of every other refusal."""
-        if positional:  # __init__ has the right words.
+        """Refuse unknown and missing names in the same words as other errors."""
+        if positional:  # __init__ raises the right error.
             return object.__new__(cls)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in attributes:
@@ -404,32 +418,36 @@ class Operator:
 
     @classmethod
     def ranks(cls) -> str:
-        """Tell how many axes its tensors have: "4", or "3 to 5"."""
+        """Return the number of its tensors' axes: "4", or "3 to 5"."""
         few, many = cls.min_rank, cls.max_rank
         return f"{few}" if few == many else f"{few} to {many}"
 
     def _check_together(self) -> None:
-        """Check rules between attributes; each attribute alone is in order."""
+        """Check rules between attributes, each of which is valid by itself."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the attributes for people: floats with no more digits than tell them apart."""
+        """Return the attributes with the shortest floats that identify their values."""
         fields = dataclasses.fields(self)
         return {field.name: shortened(field, getattr(self, field.name)) for field in fields}
 
     def linear(self) -> Operator:
-        """Return the operator without what it adds whatever its input is: 0 goes to 0."""
+        """Return the operator without its constant term: 0 goes to 0."""
         return self
 
     def for_output(self, output_shape: Sequence[int]) -> Operator:
-        """Return the operator, told what shape its output has where attributes have to tell it.
+        """Return the operator with sizes for an output of this shape.
 
-        Fields that they already set stay unchanged, even if they disagree.
+        Attributes for sizes are set only if the operator needs them. Fields that are already set
+        stay unchanged, even if they disagree.
         """
         del output_shape
         return self
 
     def for_counterpart(self) -> dict[str, Any]:
-        """Return attributes as the counterpart means them; it may not have all of them."""
+        """Return attributes as the counterpart means them.
+
+        The counterpart may not have all of them.
+        """
         attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return attributes | dict(self.fixed)
 
@@ -455,7 +473,7 @@ def _rebuild(kind: type[Operator], attributes: dict[str, object]) -> Operator:
 
 
 def plain(value: object) -> object:
-    """Unwrap an array scalar, or an array without axes, of whichever library."""
+    """Unwrap an array scalar, or an array without axes, of any library."""
     item = getattr(value, "item", None)
     return item() if callable(item) and getattr(value, "ndim", None) == 0 else value
 
@@ -470,14 +488,14 @@ def shown(value: object) -> str:
 
 
 def alternatives(names: tuple[str, ...]) -> str:
-    """Join words that would do."""
+    """Join valid names into words."""
     return " or ".join(repr(name) for name in names)
 
 
 def did_you_mean(name: str, known: Mapping[str, str]) -> str:
-    """Return a hint at what was meant; nothing where no word is near.
+    """Return a hint at a similar valid name, or nothing.
 
-    known  by each word that is taken, the one to give: a synonym's is what it stands for
+    known  by each accepted word, the one to suggest: a synonym suggests its meaning
     """
     by_lower = {word.lower(): given for word, given in known.items()}
     close = get_close_matches(name.lower().replace("-", "_"), by_lower, n=1)

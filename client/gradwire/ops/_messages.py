@@ -14,7 +14,7 @@ from gradwire.ops import dml, jax, onednn, onnx, openvino, tensorflow, torch
 from gradwire.ops._base import Choice, Operator, documentation, is_default, rule_of
 from gradwire.tensors import DTYPES
 
-# A framework is entered here, in the order of the numbers of its operators in the schema.
+# A framework is added here, in the order of its operators' numbers in the schema.
 OPERATORS: Mapping[str, type[Operator]] = {
     kind.name: kind
     for framework in (dml, onednn, torch, onnx, tensorflow, jax, openvino)
@@ -60,9 +60,11 @@ def to_message(operator: Operator) -> v1.Operator:
 
 
 def from_message(message: v1.Operator) -> Operator:
-    """Decode and check an operator; raise InvalidRequestError where it is unset or wrong.
+    """Decode and check an operator.
 
-    Absent attributes take their defaults. Fields of a newer schema are not looked for.
+    Absent attributes take their defaults. Fields of a newer schema are ignored.
+
+    Raises InvalidRequestError if it is unset or invalid.
     """
     name = message.WhichOneof("operator")
     if name is None:
@@ -82,11 +84,11 @@ def from_message(message: v1.Operator) -> Operator:
 
 
 def adjoint(operator: Operator) -> Operator:
-    """Return the operator that takes gradients of this one's result to gradients of its input.
+    """Return the operator that takes this one's output gradients to input gradients.
 
-    Of a forward that is its gradient, of a gradient its forward, without a constant that it adds
-    (ONNX's extrapolation_value). Those of an operator that has
-    `follow` are adjoint to each other with follow="forward_adjoint", which that of a forward has.
+    For a forward that is its gradient, for a gradient its forward, without a constant that it adds
+    (ONNX's extrapolation_value). An operator with `follow` and its counterpart are adjoint to each
+    other only with follow="forward_adjoint", which the adjoint of a forward has.
     """
     kind = OPERATORS[operator.counterpart]
     names = {field.name for field in dataclasses.fields(kind)}
@@ -96,7 +98,7 @@ def adjoint(operator: Operator) -> Operator:
 
 
 def describe(kind: type[Operator]) -> v1.OperatorInfo:
-    """Tell what an operator is called, takes and needs, for clients in any language."""
+    """Return an operator's name, attributes and needs, for clients in any language."""
     return v1.OperatorInfo(
         name=kind.name,
         summary=(kind.__doc__ or "").partition("\n")[0],
@@ -140,7 +142,10 @@ def _word(enum: _Enum, path: str, number: int) -> str:
 
 
 def _enums_of(kind: type[Operator]) -> dict[str, _Enum]:
-    """Match the enums of an operator's attributes with the words these take, in the same order."""
+    """Match an operator's enums with the words of its attributes.
+
+    Both have the same order.
+    """
     message = v1.Operator.DESCRIPTOR.fields_by_name[kind.name].message_type
     rules = {field.name: rule_of(field) for field in dataclasses.fields(kind)}
     enums: dict[str, _Enum] = {}

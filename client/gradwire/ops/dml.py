@@ -130,7 +130,10 @@ class DmlResampleGrad(_Resample1):
 
 @operator_class
 class DmlResampleGrad1(_Resample2):
-    """Gradient of DML_RESAMPLE2: as DmlResampleGrad, with a rounding direction, not a tie rule."""
+    """Gradient of DML_RESAMPLE2, with a rounding direction instead of a tie rule.
+
+    Otherwise it is like DmlResampleGrad.
+    """
 
     name = "dml_resample_grad1"
     source = (
@@ -159,7 +162,7 @@ class DmlResample(_Resample1):
 
 @operator_class
 class DmlResample2(_Resample2):
-    """DML_RESAMPLE2: as DmlResample, with a rounding direction, not a tie rule."""
+    """DML_RESAMPLE2: DmlResample with a rounding direction instead of a tie rule."""
 
     name = "dml_resample2"
     source = (

@@ -1,8 +1,9 @@
 """JAX's resizing operators.
 
-Any axis may change its length; those that keep it are left alone. The arguments are those of
+Any axis may change its length; axes that keep it are left alone. The arguments are those of
 jax.image.resize, and the weights those of its formula, in float64 for float64 tensors and in
-float32 for all others; docs/dialects/jax.md has it. A gradient is the exact adjoint of its forward.
+float32 for all others; docs/dialects/jax.md has the formula. A gradient is the exact adjoint of its
+forward.
 
 Source: https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html
 """
@@ -49,7 +50,7 @@ class _JaxResize(Operator):
 
 @operator_class
 class JaxResizeGrad(_JaxResize):
-    """Gradient of JaxResize: takes the cotangent of the result to that of the image.
+    """Gradient of JaxResize: from the result's cotangent to the image's.
 
         JaxResizeGrad(method="cubic")
 

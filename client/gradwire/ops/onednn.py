@@ -82,7 +82,7 @@ class _OnednnInterpolate(Operator):
 
 @operator_class
 class InterpolateBackward(_OnednnInterpolate):
-    """Gradient of Interpolate: takes diff_dst, of dst's shape, to diff_src, of src's shape.
+    """Gradient of Interpolate: takes diff_dst to diff_src.
 
         InterpolateBackward(mode="bilinear", sizes=(112, 112), data_format="NCX")
 
@@ -101,7 +101,10 @@ class InterpolateBackward(_OnednnInterpolate):
 
 @operator_class
 class Interpolate(_OnednnInterpolate):
-    """Resamples the spatial axes of src to sizes, or to int64(float32(src) * scale) each."""
+    """Resamples the spatial axes of src to sizes or by scales.
+
+    A scale gives the size int64(float32(src) * scale).
+    """
 
     name = "interpolate"
     source = (
@@ -113,7 +116,7 @@ class Interpolate(_OnednnInterpolate):
     output_required = False
 
     def for_output(self, output_shape: Sequence[int]) -> Interpolate:
-        """Return it with sizes, where nothing else tells the output's."""
+        """Return it with sizes, if nothing else determines the output's."""
         if self.sizes or self.scales or self.sizes_tensor:
             return self
         spatial = output_shape[2:] if self.data_format == "NCX" else output_shape[1:-1]

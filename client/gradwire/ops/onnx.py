@@ -1,7 +1,7 @@
 """ONNX's Resize, opset 10 to 19, and its gradient.
 
-Any of a tensor's 1 to 8 axes are resized, to sizes or by scales. The attributes are those of Resize
-and its inputs scales, sizes and roi. docs/dialects/onnx.md has the formulas.
+Any of a tensor's 1 to 8 axes can be resized, to sizes or by scales. The attributes are those of
+Resize and its inputs scales, sizes and roi. docs/dialects/onnx.md has the formulas.
 
 Source: https://onnx.ai/onnx/operators/onnx__Resize.html
 """
@@ -133,7 +133,7 @@ class _OnnxResize(Operator):
 
 @operator_class
 class OnnxResizeGrad(_OnnxResize):
-    """Gradient of OnnxResize: takes the gradient of Y, of Y's shape, to that of X.
+    """Gradient of OnnxResize: takes the gradient of Y to X's.
 
         OnnxResizeGrad(mode="linear", scales=(1, 1, 2, 2))
 
@@ -157,11 +157,11 @@ class OnnxResize(_OnnxResize):
     output_required = False
 
     def linear(self) -> OnnxResize:
-        """Return it without extrapolation_value, which is added whatever the input is."""
+        """Return it without extrapolation_value, which is a constant term."""
         return dataclasses.replace(self, extrapolation_value=0.0)
 
     def for_output(self, output_shape: Sequence[int]) -> OnnxResize:
-        """Return it with sizes, where nothing else tells the output's."""
+        """Return it with sizes, if nothing else determines the output's."""
         if self.sizes or self.scales or self.keep_aspect_ratio_policy != "stretch":
             return self
         axes = [axis for axis in self.axes if -len(output_shape) <= axis < len(output_shape)]

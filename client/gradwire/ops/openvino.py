@@ -136,7 +136,10 @@ class OpenvinoInterpolateGrad(_OpenvinoInterpolate):
 
 @operator_class
 class OpenvinoInterpolate(_OpenvinoInterpolate):
-    """Pads, then resamples axes to sizes, or to int(length * (scale + 1e-6)) each."""
+    """Pads, then resamples axes to sizes or by scales.
+
+    A scale gives the size int(length * (scale + 1e-6)).
+    """
 
     name = "openvino_interpolate"
     source = f"OpenVINO Interpolate-11, {_URL}"

@@ -59,7 +59,7 @@ class _TensorflowResize(Operator):
 
 @operator_class
 class TfResizeGrad(_TensorflowResize):
-    """Gradient of TfResize: takes grads, of the output's shape, to that of the original image.
+    """Gradient of TfResize: takes grads to the original image's gradient.
 
         TfResizeGrad(kind="bilinear", half_pixel_centers=True)
 

@@ -4,7 +4,7 @@ Tensors have a batch axis, a channel axis and 1 to 3 spatial axes, which are res
 arguments are those of torch.nn.functional.interpolate, and the weights those of torch 2.13 on a
 CPU: float64 for float64 tensors, float32 for all others. docs/dialects/torch.md has the formulas.
 
-PyTorch's own backward is not always the adjoint of its own forward; `follow` says which is meant.
+PyTorch's own backward is not always the adjoint of its own forward; `follow` selects one of them.
 
 Source: https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html
 """
@@ -143,10 +143,10 @@ class TorchInterpolate(_TorchInterpolate):
     fixed = (("follow", "forward_adjoint"),)
 
     def for_output(self, output_shape: Sequence[int]) -> TorchInterpolate:
-        """Return it with size, where nothing else tells the output's."""
+        """Return it with size, if nothing else determines the output's."""
         if self.size or self.scale_factor:
             return self
-        # What it asks for, coordinates from the two sizes, is then so without it.
+        # Sizes make recompute_scale_factor needless: it asks for coordinates from the two sizes.
         return dataclasses.replace(self, size=tuple(output_shape[2:]), recompute_scale_factor=None)
 
 
