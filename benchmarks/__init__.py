@@ -1,7 +1,7 @@
 """Benchmarks of gradwire; `python -m benchmarks` lists them.
 
-Shared certificates and clusters, and the simulated device, are modules of tests/, which is put on
-the path here.
+Shared certificates and clusters, and the simulated device, are modules of tests/, which this module
+adds to the path.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lag of an event loop while AsyncClient streams, and latency of cancelling its calls.
+"""Event-loop lag while AsyncClient streams, and latency of cancellation.
 
-Each of many tasks evaluates one gradient, all asked for at once. A ticker in the same loop is due
-every millisecond; its lag is how late it comes. A tick that a busy loop leaves out counts with the
-lag that it would have had. In a second round all tasks are cancelled shortly after their start;
-the latency is the time from cancel() to the end of the task.
+Each of many tasks evaluates one gradient; all start at once. A ticker in the same loop is due every
+millisecond; its lag is its delay. A tick that a busy loop leaves out counts with the lag that it
+would have had. In a second round all tasks are cancelled shortly after their start; the latency is
+the time from cancel() to the end of the task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHANNEL_MIB = 1
 class Ticker:
     """Measures the lag of the running event loop until it is stopped.
 
-    lags_s       how late each tick came
+    lags_s       delay of each tick
     max_threads  most threads that ran at once
     """
 
@@ -116,7 +116,10 @@ async def _measure(
 async def _cancel(
     call: Callable[[], Awaitable[object]], tasks: int, after_s: float
 ) -> Sequence[float]:
-    """Return the seconds from cancel() to the end of each task that it ended."""
+    """Return the seconds from cancel() to each task's end.
+
+    Only tasks that it ended count.
+    """
     running = [asyncio.ensure_future(call()) for _ in range(tasks)]
     ended_at: dict[asyncio.Future[object], float] = {}
     for task in running:

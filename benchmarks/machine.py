@@ -1,4 +1,4 @@
-"""Facts about the machine, and the command line and JSON file of a benchmark."""
+"""Facts about the machine, and benchmarks' command lines and JSON files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def facts() -> dict[str, Any]:
 
 
 def parser(name: str, description: str | None, *, json: bool = True) -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's arguments, with --json where it writes a file."""
+    """Return a parser of a benchmark's arguments.
+
+    It has --json if the benchmark writes a file.
+    """
     made = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}",
         description=description,
@@ -58,7 +61,10 @@ def parser(name: str, description: str | None, *, json: bool = True) -> argparse
 
 
 def write(path: Path | None, record: Mapping[str, object]) -> None:
-    """Write a record, with the machine's facts, to a JSON file if there is to be one."""
+    """Write a record, with the machine's facts, to a JSON file.
+
+    Without a path nothing is written.
+    """
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json_format.dumps({"machine": facts(), **record}, indent=1)

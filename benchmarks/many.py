@@ -38,13 +38,16 @@ from gradwire import AsyncClient, Client, Item, ops
 _OPERATOR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 _SHAPE = (1, 3, 16, 16)
 _THREADS = (1, 4, 16)
-# The best unary rate measured of Triton's Python backend, on 2 cores shared with its clients.
+# Best rate of unary calls measured for Triton's Python backend, on 2 cores shared with its clients.
 _WANTED_RATE, _WANTED_RATIO = 4450, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ManySample:
-    """What one turn took, per evaluation: seconds, and processor time of client and server."""
+    """Times of one turn, per evaluation.
+
+    They are seconds, and processor time of client and server.
+    """
 
     seconds: float
     client_s: float
@@ -52,7 +55,7 @@ class ManySample:
 
 
 class ManyContestants:
-    """What contestants do, and to which server."""
+    """Contestants, and the server that they call."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -63,7 +66,7 @@ class ManyContestants:
         self._wanted = [self._evaluate(item).tobytes() for item in self._items]
 
     def contestants(self) -> dict[str, Callable[[int], None]]:
-        """Return what each one does with a number of evaluations."""
+        """Return a function of each contestant for a number of evaluations."""
         unary = {f"unary, {n} thread{'s' * (n > 1)}": self._unary(n) for n in _THREADS}
         return {
             **unary,

@@ -63,7 +63,10 @@ def _fill(path: Path) -> np.memmap[Any, Any]:
 
 
 def _check(client: Client, source: np.ndarray[Any, Any], result: np.ndarray[Any, Any]) -> bool:
-    """Rows away from the edges depend on their own part of the tensor only."""
+    """Return whether a part of the result equals its own evaluation.
+
+    Rows away from the edges depend on their own part of the tensor only.
+    """
     first = _DST[2] // 2
     part = np.ascontiguousarray(source[:, :, first : first + 2 * _PART])
     again = client.evaluate(_OPERATOR, part, output_shape=(1, 1, _PART, _SRC[3]))

@@ -16,7 +16,7 @@ class CaseTimes:
     nbytes   of output gradient and input gradient together
     seconds  per call, [contestant][round]
     notes    which implementation each contestant was
-    skipped  why the others did not run, or what they got wrong
+    skipped  why the others did not run, or their wrong results
     """
 
     case: str
@@ -35,7 +35,10 @@ class CaseTimes:
         return self.nbytes / statistics.median(times) / 1e9 if times else None
 
     def faster(self, name: str, than: str) -> float | None:
-        """How many times as fast a contestant is as another, in the median of common rounds."""
+        """Ratio of a contestant's speed to another's.
+
+        It is the median of common rounds; None without them.
+        """
         if name not in self.seconds or than not in self.seconds:
             return None
         return ratio(self.seconds[than], self.seconds[name])
@@ -46,22 +49,22 @@ class Runs(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, which no other has."""
+        """Unique name of the contestant."""
         ...
 
     @property
     def run(self) -> Callable[[], object]:
-        """Computes once."""
+        """Function that computes once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long to measure.
+    """Limits of a measurement.
 
     rounds    at most so many
     sample_s  a sample repeats its call for so long, once at least, and is the median of the calls
-    warm_s    before it does so untimed, if a call is shorter: those before leave other caches
+    warm_s    untimed calls before a sample, if a call is shorter: others leave other caches
     budget_s  a slow contestant takes part in as many rounds as fit in so long, once at least
     settle_s  pause before a sample: OpenMP's threads wait in a loop for a while
     """
@@ -76,12 +79,13 @@ class Pace:
 def samples(
     contestants: Sequence[Runs], first: Mapping[str, float], pace: Pace
 ) -> dict[str, list[float]]:
-    """Return seconds per call of each contestant, [round]; slow ones miss the later rounds.
+    """Return seconds per call, [contestant][round].
 
-    The order is reversed from round to round. first is what a call of each one took before.
+    The order is reversed from round to round. Slow contestants miss the later rounds. first is the
+    time of an earlier call of each.
     """
     first = {one.name: first[one.name] for one in contestants}
-    # So slow that a second call would tell nothing new.
+    # Calls so slow that a second one would add no information.
     seconds = {name: [t] if t > pace.budget_s else [] for name, t in first.items()}
     most = {name: max(1, int(pace.budget_s / max(t, pace.sample_s))) for name, t in first.items()}
     for number in range(pace.rounds):

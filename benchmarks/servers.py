@@ -16,13 +16,16 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that listens."""
+    """A running server."""
 
     address: str
     pid: int
 
     def cpu_s(self) -> float:
-        """Return the seconds of processor time it has taken, in user and in kernel mode."""
+        """Return the seconds of processor time it has taken.
+
+        User mode and kernel mode count.
+        """
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
         # The name in parentheses may hold anything.
         fields = text.rpartition(")")[2].split()
@@ -42,7 +45,10 @@ def rss_anon(pid: int) -> int:
 
 
 def own_cpu_s() -> float:
-    """Return the processor time of this process, in user and in kernel mode."""
+    """Return this process's processor time in seconds.
+
+    User mode and kernel mode count.
+    """
     times = os.times()
     return times.user + times.system
 
@@ -56,7 +62,9 @@ def started(
     cwd: Path | None = None,
     log: Path | None = None,
 ) -> Generator[Server]:
-    """Run python with arguments until the block ends; its first line ends with its address.
+    """Run Python with arguments until the block ends.
+
+    The first line that it prints ends with its address.
 
     cores  that it may run on
     cwd    its working directory
@@ -64,7 +72,7 @@ def started(
     """
     allowed = os.sched_getaffinity(0)
     with (log or Path(os.devnull)).open("wb") as stderr:
-        # A child runs where this thread runs when it starts.
+        # A child inherits the cores of this thread.
         os.sched_setaffinity(0, cores or allowed)
         process = subprocess.Popen(
             [python, *arguments],

@@ -1,7 +1,7 @@
-"""Large evaluations on one machine: shared memory beside a stream and beside LocalClient.
+"""Large local evaluations: shared memory, a stream and LocalClient.
 
 A bilinear x2 gradient in float32, NCHW, with two computing threads. In each round every contestant
-is called in turn; ratios are of calls of one round to the stream's.
+is called in turn; ratios are of a round's calls to the stream's call.
 
 stream   Client on a unix socket, without shared memory
 copied   the same with shared memory, from an ordinary array

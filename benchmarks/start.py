@@ -2,20 +2,20 @@
 
     python -m benchmarks start
 
-Each round starts servers with compiled code that is kept already and times ten requests over new
-connections, a pause before each: callers that come now and then all find the processors' caches
-cold, and not the first one alone. `alike` are ten times the same; `new` are each two pixels wider
-than the last, so that tables are built for every one. Small requests take one message, `many` the
-stream of evaluate_many, medium and large ones streams of their own.
+Each round starts servers whose compiled code is cached and times ten requests over new connections,
+with a pause before each: occasional callers all find the processors' caches cold, not the first one
+alone. `alike` requests are ten times the same; `new` ones are each two pixels wider than the last,
+so that tables are built for every one. Small requests take one message, `many` the stream of
+evaluate_many, medium and large ones streams of their own.
 
     both used     the client's process and the server have seen many such calls, but not these
-    fresh server  nobody has called the server
-    fresh client  nobody has called with the client's process, but to ask for the server's facts
+    fresh server  the server has had no calls
+    fresh client  the client's process has made no call but one for the server's facts
     first of all  not even that, so that the first request connects
     both fresh    a fresh client of a fresh server
 
-What both used show is not owed to anything fresh. Further rounds tell when servers with two workers
-serve.
+Times of `both used` do not come from fresh processes. Further rounds measure the start of servers
+with two workers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REQUESTS = 10
 class FirstRequests:
     """Ten requests.
 
-    higher   pixels, so that rounds have others
+    higher   additional pixels, so that rounds have different requests
     pause_s  before each
     asks     whether the client connects before them, to ask for the server's facts
     """
@@ -118,7 +118,10 @@ def ready(*flags: str) -> Generator[tuple[float, str]]:
 
 
 def run(used: str, case: FirstRequests) -> tuple[float, dict[str, list[float]]]:
-    """Return the seconds until a server serves, and the times of each way beside a used server."""
+    """Return the seconds until a server serves, and times of each way.
+
+    The ways run beside a used server.
+    """
     found: dict[str, list[float]] = {}
     found["both used"] = times_ms(used, case)
     with ready() as (ready_s, address):
@@ -133,13 +136,13 @@ def run(used: str, case: FirstRequests) -> tuple[float, dict[str, list[float]]]:
 
 
 def use(used: str, cases: Sequence[tuple[str, str]]) -> None:
-    """Have a server answer calls that no round makes."""
+    """Warm up a server with calls that no round makes."""
     for size, kind in cases:
         times_ms(used, FirstRequests(size, kind, higher=0, pause_s=0.0))
 
 
 def told(rounds: list[list[float]]) -> dict[str, float]:
-    """Sum up rounds of ten times."""
+    """Return the summary of rounds of ten times."""
     first, tenth = (statistics.median(times[place] for times in rounds) for place in (0, -1))
     ratio = statistics.median(times[0] / times[-1] for times in rounds)
     return {"first_ms": first, "tenth_ms": tenth, "ratio": ratio}

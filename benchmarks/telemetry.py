@@ -3,10 +3,10 @@
     python -m benchmarks telemetry [--rounds N] [--calls N] [--json FILE]
 
 Alone: the hooks of a tiny unary call, beginning and end, in microseconds. In a server: CPU time of
-the server's process and latency of a tiny Evaluate, with what is measured turned on and off, each
-in a server of its own, in turn; two measure nothing, whose difference is the noise. A scrape is of
-a server that has seen every operator with every data type; then it is scraped ten times a second
-while calls are made.
+the server's process and latency of a tiny Evaluate, with metrics and traces turned on and off, each
+in a server of its own, in turn; two servers measure nothing, and their difference is the noise. A
+scrape is of a server that has seen every operator with every data type; then it is scraped ten
+times a second while calls are made.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gradwire_server.observability.recording import Phases
 _REPEATS = 20_000
 _SCRAPED_CALLS = 3000
 _SCRAPE_EVERY_S = 0.1
-# Nobody listens there: what spans cost the server is all but the sending.
+# Nothing listens there: spans cost the server all but the sending.
 _NO_COLLECTOR = "http://127.0.0.1:1"
 _OPERATORS = (
     ops.DmlResample(interpolation_mode="linear"),
@@ -72,7 +72,7 @@ _ENVIRONMENT = {"traces": {"OTEL_METRICS_EXPORTER": "none"}}
 
 @dataclass
 class FinishedCall:
-    """What a unary call tells at its end."""
+    """Facts of a unary call that its end reports."""
 
     method: str = "Evaluate"
     operator: str = "dml_resample_grad"
@@ -92,7 +92,7 @@ class FinishedCall:
 
 
 def hooks_us() -> dict[str, float]:
-    """Return microseconds of begin and end, by who listens."""
+    """Return microseconds of begin and end, by listener."""
     unsampled = Tracer(TracerProvider(sampler=ALWAYS_OFF), address="127.0.0.1:1")
     observers = {
         "nobody": Observer(),
@@ -115,7 +115,7 @@ def _hook_us(observer: Observer, call: FinishedCall) -> float:
 
 
 class TimedServer:
-    """One server and what its calls took."""
+    """One server and measurements of its calls."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -124,7 +124,10 @@ class TimedServer:
         self.cpu_us: list[float] = []
 
     def run(self, calls: int) -> None:
-        """Make calls back to back; keep their median and the server's CPU time for each."""
+        """Make calls back to back.
+
+        Keeps their median and the server's CPU time per call.
+        """
         times: list[float] = []
         before = _cpu_s(self._server.pid)
         for _ in range(calls):
@@ -136,13 +139,19 @@ class TimedServer:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of a process in nanosecond steps, where /proc has but hundredths."""
+    """Return a process's CPU time in nanosecond steps.
+
+    /proc has only hundredths of a second.
+    """
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def servers(rounds: int, calls: int) -> dict[str, Any]:
-    """Return medians of rounds, and of their differences to a server that measures nothing."""
+    """Return medians of rounds, and differences to a bare server.
+
+    A bare server measures nothing.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         contestants: dict[str, TimedServer] = {}
@@ -179,7 +188,10 @@ def _compared(one: TimedServer, plain: TimedServer) -> Mapping[str, float]:
 
 
 def scrapes(workers: int) -> dict[str, float]:
-    """Return what a scrape takes, how large it is, and calls' latencies with and without."""
+    """Return a scrape's time and size, and latencies of calls.
+
+    Latencies are those with scrapes and without.
+    """
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         flags = ("--backend", "numpy_cpu", "--workers", str(workers), *SERVERS["metrics"])

@@ -4,8 +4,8 @@
 
 tiny     12 x 64 numbers by client.evaluate, one call in flight
 large    25.7 MB up, 6.4 MB down on a stream
-connect  a new client for every call: its handshakes are most of it
-guard    microseconds that finding a call's handler takes, with what lets it in or not, in this
+connect  a new client for every call: handshakes take most of the time
+guard    microseconds for finding a call's handler, with and without authorization, in this
          process; the server does nothing else for a token
 
 Servers run in processes of their own, the client in this one, all on the same cores. Columns are
@@ -55,7 +55,7 @@ _LOOKUPS = 20_000
 
 
 class _Endpoint(NamedTuple):
-    """A server, and what a client of it is made with."""
+    """A server, and arguments for its clients."""
 
     server: Server
     options: dict[str, Any]
@@ -120,7 +120,7 @@ def connect(rounds: int) -> Rows:
 
 
 def guard(rounds: int) -> dict[str, float]:
-    """Measure what finding a handler takes, microseconds."""
+    """Measure the microseconds of finding a handler."""
     finder = _Finder()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens"
@@ -150,7 +150,7 @@ def guard(rounds: int) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _Details:
-    """What grpc knows of a call before it is read."""
+    """Facts that grpc has about a call before it is read."""
 
     invocation_metadata: tuple[tuple[str, str | bytes], ...]
     method: str = _EVALUATE
@@ -162,7 +162,7 @@ class _Finder(grpc.GenericRpcHandler):
     handler: Any = object()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return it."""
+        """Return the handler."""
         return self.handler
 
 
@@ -171,7 +171,10 @@ def _shown(agent: tuple[str, str], token: str) -> tuple[tuple[str, str], ...]:
 
 
 def _lookup_us(lookup: Callable[[], object]) -> float:
-    """Return what it takes of a processor, whatever else runs there."""
+    """Return the processor time of a lookup, in microseconds.
+
+    Time of other processes does not count.
+    """
     started = time.process_time()
     for _ in range(_LOOKUPS):
         lookup()

@@ -3,9 +3,9 @@
     python -m benchmarks compare [--against COMMIT] [--rows NAME ...] [--pairs 10] [--full]
 
 Both trees are installed, with the same extra and their own pins, in virtual environments below
-build/compare. A row is a load that users feel. Its samples are taken in pairs, one of each side, in
-the order ABBA; servers run on one core and clients on another. Raw loads come from this process for
-both sides; where the SDK is measured each side has its own, which calls its own server.
+build/compare. A row is a load that matters to users. Its samples are taken in pairs, one of each
+side, in the order ABBA; servers run on one core and clients on another. Raw loads come from this
+process for both sides; where the SDK is measured each side has its own, which calls its own server.
 
 A figure is worse if the median of the pairs' ratios is worse by more than a tenth, the interval of
 that median lies on the worse side of 1, and the same is true of as many further pairs, with new
@@ -28,7 +28,7 @@ from benchmarks.compare.judgement import Judgement, judge
 from benchmarks.compare.rows import ComparedRow, rows
 from benchmarks.compare.sides import BASELINE, CLIENT_CORES, Side, sides
 
-# Where processors rest from what ran before.
+# Seconds between loads, in which processors become idle.
 _SETTLE_S = 0.1
 _COLUMNS = f"{'row':32}{'figure':16}{'this':>10}{'baseline':>10}{'ratio':>7}   interval"
 
@@ -42,7 +42,10 @@ class Measured:
 
 
 def measure(row: ComparedRow, both: Sequence[Side], pairs: int) -> Measured:
-    """Take the samples of a row; both is this tree and the baseline."""
+    """Take the samples of a row.
+
+    both is this tree and the baseline.
+    """
     samples: list[list[dict[str, float]]] = [[], []]
     with ExitStack() as stack:
         takes = row.open(stack, both)
@@ -69,7 +72,7 @@ def _lines(name: str, found: Measured, *, again: bool) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare, print a table, and tell whether a figure is worse."""
+    """Compare and print a table; return 1 if a figure is worse."""
     parser = machine.parser("compare", __doc__)
     parser.set_defaults(json=Path("out/compare.json"))
     parser.add_argument("--against", default="baseline", metavar="COMMIT")

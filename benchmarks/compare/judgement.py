@@ -18,10 +18,10 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One figure of this tree and of the baseline, from samples taken in pairs.
+    """One figure of both trees, from samples taken in pairs.
 
     ours, theirs  medians of the samples
-    ratio         median of the pairs' ratios; above 1 this tree is worse, whichever way is better
+    ratio         median of the pairs' ratios; above 1 this tree is worse, for each kind of figure
     low, high     interval of that median
     worse         ratio is above 1.1, and all of the interval is above 1
     """
@@ -37,9 +37,9 @@ class Judgement:
 def judge(ours: Sequence[float], theirs: Sequence[float], *, better: Better) -> Judgement:
     """Judge samples; ours[i] and theirs[i] were taken one after the other.
 
-    The interval is that of the sign test: two order statistics of the ratios, which hold the median
-    of their distribution with a probability of at least 95 %, whatever that distribution is. With
-    fewer than six pairs there is no such interval, and it is the whole range.
+    The interval is that of the sign test: two order statistics of the ratios, which enclose the
+    median of any distribution with a probability of at least 95 %. With fewer than six pairs there
+    is no such interval, and it is the whole range.
     """
     pairs = list(zip(ours, theirs, strict=True))
     if better == "lower":
@@ -59,7 +59,7 @@ def _over(one: float, other: float) -> float:
 
 
 def _rank(count: int) -> int:
-    """Return how many of the smallest and of the largest ratios are outside of the interval."""
+    """Return the number of ratios on each side of the interval."""
     outside, rank = 2 * 0.5**count, 0
     while True:
         outside += 2 * math.comb(count, rank + 1) * 0.5**count

@@ -1,7 +1,8 @@
-"""Rows of the comparison: loads that users feel, and one sample of each.
+"""Rows of the comparison: loads and one sample of each.
 
-A row opens servers and runners of both sides once, and gives a function for each side that takes a
-sample. Servers of both sides live while a row is measured; one of them is idle.
+Each load matters to users. A row opens servers and runners of both sides once, and gives a function
+for each side that takes a sample. Servers of both sides live while a row is measured; one of them
+is idle.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Figures = dict[str, float]
 Take = Callable[[], Figures]
 
 _SECONDS = 1.0
-# What a server takes for a burst, and what is measured after it.
+# Seconds at the start of an overload, which a server treats as a burst, and measured seconds after
+# it.
 _ONSET_S, _LASTING_S = 2.0, 3.0
 _CALLERS = 4
 _SMALL_MESSAGE = requests()["tiny"][0]
@@ -42,9 +44,9 @@ _MEMORY_SIDE, _FULL_MEMORY_SIDE = 8192, 23168
 class ComparedRow:
     """A load, measured on both sides in turn.
 
-    meaning  of the row, for its reader
-    figures  that are judged, and which way is better
-    open     starts what both sides need until a stack closes; returns what takes their samples
+    meaning  description of the row
+    figures  judged figures, and their better direction
+    open     starts servers and runners until a stack closes; returns functions that take samples
     """
 
     meaning: str
@@ -55,7 +57,7 @@ class ComparedRow:
 def _each(
     take_of: Callable[[ExitStack, Side], Take],
 ) -> Callable[[ExitStack, Sequence[Side]], list[Take]]:
-    """Open sides that know nothing of each other."""
+    """Return an opener of sides that are independent of each other."""
     return lambda stack, sides: [take_of(stack, side) for side in sides]
 
 
@@ -104,7 +106,10 @@ def _sdk(stack: ExitStack, side: Side, *, do: str, seconds: float = _SECONDS) ->
 
 
 def _overload(stack: ExitStack, sides: Sequence[Side]) -> list[Take]:
-    """Find the last side's peak; have calls due at three times that rate on both."""
+    """Find the last side's peak; load both at three times it.
+
+    The calls of both sides are due at three times that rate.
+    """
     flags = ("--log-level", "warning")
     servers: list[Server] = [stack.enter_context(side.serving(*flags)) for side in sides]
     for server in servers:
@@ -136,7 +141,10 @@ def _overloaded(server: Server, rate: float) -> Figures:
 
 
 def _bystander(stack: ExitStack, side: Side) -> Take:
-    """Have a caller call now and then while others keep the server busy with short calls."""
+    """Call now and then while others keep the server busy.
+
+    The others make short calls.
+    """
     server = stack.enter_context(side.serving("--log-level", "warning"))
 
     def take() -> Figures:
@@ -159,7 +167,10 @@ def _bystander(stack: ExitStack, side: Side) -> Take:
 
 
 def _memory(side: Side, *, numbers: int) -> Figures:
-    """Stream once between new processes: two of the same code keep 110 and 134 MiB for life."""
+    """Stream once, between new processes.
+
+    Two processes of the same code keep 110 and 134 MiB for life, so processes are not used again.
+    """
     with side.serving("--log-level", "warning") as server, side.runner() as runner:
         return runner("memory", address=server.address, pid=server.pid, side=numbers)
 
@@ -198,7 +209,7 @@ def _locals() -> dict[str, ComparedRow]:
 
 
 def rows(*, full: bool = False) -> dict[str, ComparedRow]:
-    """Return all rows; full streams 2 GiB where 256 MiB stream otherwise."""
+    """Return all rows; full streams 2 GiB instead of 256 MiB."""
     latencies: dict[str, Better] = {
         "rate": "higher",
         "p50_ms": "lower",

@@ -62,7 +62,10 @@ def _numbers(shape: tuple[int, ...], dtype: str = "float32") -> Array:
 
 
 def _times(call: Callable[[], object], seconds: float) -> list[float]:
-    """Call again and again for a while, after a call that is not counted."""
+    """Call repeatedly for a while; return the times.
+
+    A first call is not counted.
+    """
     call()
     times: list[float] = []
     until = time.perf_counter() + seconds
@@ -142,7 +145,10 @@ async def _concurrent(address: str, seconds: float) -> Figures:
 
 
 def memory(address: str, pid: int, side: int) -> Figures:
-    """Stream a tensor of side x side numbers from a file to another; sample anonymous memory."""
+    """Stream a tensor between files; sample anonymous memory.
+
+    The tensor has side x side numbers.
+    """
     half = (1, 1, side // 2, side // 2)
     with tempfile.TemporaryDirectory() as folder:
         source = np.memmap(Path(folder) / "source", np.float32, "w+", shape=(1, 1, side, side))
@@ -188,7 +194,10 @@ def local(kind: str, dtype: str, seconds: float) -> Figures:
 
 
 def tiny(seconds: float) -> Figures:
-    """Compute a tiny gradient in process: what is left is the fixed cost of a call."""
+    """Compute a tiny gradient in process.
+
+    Its time is the fixed cost of a call.
+    """
     source, out = _numbers(_SMALL), np.empty(_SMALL_RESULT, np.float32)
     call = _local().evaluate
     times = _times(lambda: call(_BILINEAR, source, output_shape=out.shape, out=out), seconds)

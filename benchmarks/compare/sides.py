@@ -20,7 +20,7 @@ _BUILD = ROOT / "build" / "compare"
 _RUNNER = Path(__file__).with_name("runner.py")
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORES, CLIENT_CORES = CORES[:1], CORES[1:] or CORES
-# Each side finds its own packages, whatever this process was told.
+# PYTHONPATH is emptied, so that each side finds its own packages.
 _ENVIRONMENT = {"PYTHONPATH": ""}
 BASELINE = (ROOT / "benchmarks" / "BASELINE").read_text(encoding="ascii").strip()
 
@@ -57,7 +57,7 @@ class Side:
 
 
 class Runner:
-    """A process of one side that makes calls when it is told to."""
+    """A process of one side that makes calls on order."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -76,7 +76,10 @@ class Runner:
 
 
 def sides(against: str) -> tuple[Side, Side]:
-    """Install this tree and a commit, each beside the other; what is installed already is kept."""
+    """Install this tree and a commit beside each other.
+
+    Existing installations are kept.
+    """
     commit = _git("rev-parse", "--verify", f"{against}^{{commit}}")
     tree = _BUILD / commit / "tree"
     if not tree.exists():
@@ -98,7 +101,10 @@ def sides(against: str) -> tuple[Side, Side]:
 
 
 def _installed(name: str, tree: Path, folder: Path) -> Side:
-    """Install a tree's extra `cpu` in an environment, editable, and compile its kernels."""
+    """Install a tree with the extra `cpu`, and compile its kernels.
+
+    The installation is editable, in an environment of its own.
+    """
     venv, stamp = folder / "venv", folder / "installed"
     python = str(venv / "bin" / "python")
     pins = tree / "constraints" / "pinned.txt"

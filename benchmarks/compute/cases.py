@@ -23,22 +23,22 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
-# A prime, so that equal values stand nowhere near each other.
+# A prime length keeps equal values far from each other.
 _PATTERN = 1_000_003
 _CACHE_LINE = 64
 
 
 class WrongResultError(Exception):
-    """Two of our own results differ in a bit."""
+    """Two of our own results have different bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One gradient: diff_dst of sizes dst goes in, diff_src of sizes src comes out.
+    """One gradient, from diff_dst of sizes dst to diff_src of sizes src.
 
-    name           what --case matches
+    name           text that --case matches
     kind           interpolation; "dml" is DirectML's linear one, which moves every axis
-    src, dst       N, C and the spatial axes, whatever the layout
+    src, dst       N, C and the spatial axes, in every layout
     align_corners  the coordinate transformation, else half_pixel
     """
 
@@ -95,12 +95,12 @@ def stored(sizes: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
 
 
 def logical(array: Array, layout: Layout) -> Array:
-    """View an array of a layout with its axes in the order N, C, X."""
+    """View an array of a layout with axes N, C, X."""
     return array if layout == "NCX" else np.moveaxis(array, -1, 1)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return zeros at the start of a cache line, every page of them touched."""
+    """Return zeros at a cache line's start, with every page touched."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _CACHE_LINE, np.uint8)
     skip = -memory.ctypes.data % _CACHE_LINE
@@ -109,13 +109,19 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 class Outputs:
-    """Arrays for results, kept by name: new memory costs more than most calls."""
+    """Arrays for results, kept by name.
+
+    New memory costs more than most calls.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, Array] = {}
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return the array of this name, zero again so that no old result is taken for a new."""
+        """Return the array of this name, filled with zeros.
+
+        An old result is thus never taken for a new one.
+        """
         array = self._kept.get(name)
         if array is None or array.shape != shape or array.dtype != dtype:
             array = self._kept[name] = empty(shape, dtype)
@@ -126,7 +132,10 @@ class Outputs:
 def gradients(
     case: Case, dtype: np.dtype[Any], *, layouts: tuple[Layout, ...] = LAYOUTS
 ) -> dict[Layout, Array]:
-    """Return the same output gradient in every layout of a case, or in NCX and some."""
+    """Return the same output gradient in several layouts.
+
+    They are every layout of the case, or NCX and given ones.
+    """
     pattern = np.random.default_rng(0).normal(size=_PATTERN).astype(np.float32).astype(dtype)
     first = empty(case.dst, dtype)
     flat = first.reshape(-1)
@@ -140,7 +149,10 @@ def gradients(
 
 
 def operator_of(case: Case, layout: Layout) -> ops.Operator:
-    """Return the gradient; that of the cubic takes axes in the order N, C, X in any layout."""
+    """Return the gradient's operator.
+
+    The cubic one takes axes in the order N, C, X in any layout.
+    """
     if case.kind == "cubic":
         return ops.TorchUpsampleBackward(mode="bicubic")
     if case.kind == "dml":
@@ -153,7 +165,10 @@ def operator_of(case: Case, layout: Layout) -> ops.Operator:
 
 
 def torch_name(case: Case, spatial: int) -> str:
-    """Return the aten operator; where both nearest ones mean the same, the faster one."""
+    """Return the aten operator.
+
+    It is the faster one where both nearest operators mean the same.
+    """
     if case.kind != "nearest":
         kind = {1: "linear", 2: "bilinear", 3: "trilinear"}[spatial]
         return f"upsample_{'bicubic' if case.kind == 'cubic' else kind}{spatial}d_backward"
@@ -171,7 +186,10 @@ def torch_view(torch: Any, array: Array, layout: Layout) -> Any:
 
 
 def in_layout(tensor: Any, layout: Layout) -> Any:
-    """View a tensor of a layout as N, C, X; NXC is channels_last, and 1-D then 2-D of height 1."""
+    """View a tensor of a layout with axes N, C, X.
+
+    NXC is channels_last; 1-D is viewed as 2-D of height 1.
+    """
     if layout == "NCX":
         return tensor
     if tensor.ndim == 3:

@@ -1,8 +1,8 @@
 """Contestants of the compute benchmark: LocalClient, PyTorch, oneDNN, a copy loop.
 
 A contestant is ready to run: its arrays exist and nothing is converted, allocated or compiled while
-it is timed. All read the same output gradient, each in its own layout, and write an array of their
-own.
+it is timed. All read the same output gradient, each in its own layout, and each writes an array of
+its own.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Contestant:
     """One way to compute a case.
 
     run     computes once
-    result  what it wrote, axes in the order N, C, X; None where there is nothing to compare
-    note    which implementation it is
-    close   frees what is not Python's
+    result  array it wrote, axes in the order N, C, X; None if there is nothing to compare
+    note    name of the implementation
+    close   frees memory and handles outside Python
     """
 
     name: str
@@ -51,7 +51,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What all contestants of one layout are given.
+    """Input of all contestants of one layout.
 
     x        output gradient, axes in the order of the layout
     threads  how many may compute
@@ -65,13 +65,13 @@ class Gradient:
     outputs: Outputs
 
     def output(self, name: str, *, layout: Layout | None = None) -> Array:
-        """Return an array for the input gradient of the contestant of this name."""
+        """Return an array for one contestant's input gradient."""
         shape = stored(self.case.src, layout or self.layout)
         return self.outputs.zeros(name, shape, self.x.dtype)
 
 
 def ours(given: Gradient, client: LocalClient, backend: str) -> Contestant:
-    """Return LocalClient with out=."""
+    """Return LocalClient as a contestant, with out=."""
     name = f"{backend} {given.layout}"
     y = given.output(name)
     result = logical(y, given.layout)
@@ -83,12 +83,13 @@ def ours(given: Gradient, client: LocalClient, backend: str) -> Contestant:
     return Contestant(name, run, result)
 
 
-# Of the largest value. Peers round coordinates elsewhere, and some round sums to the storage type.
+# Tolerance, as a part of the largest value. Peers round coordinates elsewhere, and some round sums
+# to the storage type.
 _TOLERANCES = {"float32": 5e-4, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 def check_ours(ours: Sequence[Contestant]) -> Array:
-    """Return our result; raises WrongResultError where it is not the same everywhere."""
+    """Return our result; raise WrongResultError if calls differ."""
     results = [one.result for one in ours if one.result is not None]
     expected = results[-1]
     bits = f"u{expected.dtype.itemsize}"
@@ -99,7 +100,7 @@ def check_ours(ours: Sequence[Contestant]) -> Array:
 
 
 def differing(peers: Sequence[Contestant], expected: Array) -> dict[str, str]:
-    """Say which peers computed something else, and how far off they are."""
+    """Return each peer with another result, and its error."""
     wide = _widened(expected)
     allowed = _TOLERANCES[expected.dtype.name] * float(np.abs(wide).max())
     found: dict[str, str] = {}
@@ -114,7 +115,10 @@ def differing(peers: Sequence[Contestant], expected: Array) -> dict[str, str]:
 
 
 def _widened(array: Array) -> Array:
-    """Convert to float32; a bfloat16 is the upper half of one, and NumPy's own way is slow."""
+    """Convert to float32.
+
+    A bfloat16 is the upper half of a float32, and NumPy's own conversion is slow.
+    """
     if array.dtype.name != "bfloat16":
         return array.astype(np.float32)
     bits = array.view(np.uint16).astype(np.uint32)
@@ -123,7 +127,10 @@ def _widened(array: Array) -> Array:
 
 
 def torch_peer(given: Gradient) -> Contestant:
-    """Take the aten operator itself, writing to a given tensor: no autograd, no allocation."""
+    """Return the aten operator, writing to a given tensor.
+
+    It includes neither autograd nor allocation.
+    """
     try:
         torch: Any = importlib.import_module("torch")
     except ImportError:
@@ -134,7 +141,7 @@ def torch_peer(given: Gradient) -> Contestant:
     if case.kind == "dml":
         raise UnavailableError("PyTorch has no operator that resamples every axis")
     torch.set_num_threads(given.threads)
-    # Whatever the gradient's layout, bicubic writes as if its result were contiguous.
+    # bicubic writes as if its result were contiguous, for any layout of the gradient.
     layout: Layout = "NCX" if case.kind == "cubic" else given.layout
     name = f"torch {given.layout}"
     y = given.output(name, layout=layout)
@@ -150,7 +157,7 @@ def torch_peer(given: Gradient) -> Contestant:
 
 
 def onednn_peer(given: Gradient, libraries: Libraries) -> Contestant:
-    """Make oneDNN's resampling primitive beforehand."""
+    """Return oneDNN's resampling primitive, made beforehand."""
     library, case = libraries.onednn, given.case
     if library is None:
         raise UnavailableError(libraries.missing["onednn"])
@@ -186,7 +193,7 @@ def onednn_peer(given: Gradient, libraries: Libraries) -> Contestant:
 
 
 def copy_loop(given: Gradient, libraries: Libraries) -> Contestant:
-    """Read as many bytes and write as many, on as many threads."""
+    """Return a copy of as many bytes on as many threads."""
     if libraries.copy is None:
         raise UnavailableError(libraries.missing["copy"])
     y = given.output("copy")

@@ -3,9 +3,9 @@
     python -m benchmarks compute-fixed [--backend NAME] [--seconds S] [--json FILE]
 
 A bilinear x2 gradient, diff_src (1, 3, 16, 16), with out= given: microseconds per call, the medians
-of rounds in which the variants take turns. Then where the time of the first one goes: the call is
-repeated while a timer interrupts it, and a line is the share of interrupts that found a function of
-ours, or something it called, at work.
+of rounds in which the variants take turns. Then the first variant is profiled: the call is repeated
+while a timer interrupts it, and a line is the share of interrupts during one of our functions or
+its callees.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarks.rounds import Pace, samples, timed
 from gradwire import ops
 from gradwire_server import LocalClient, backends, dialects
 
-# Not a multiple of any call's time.
+# An interval that is no multiple of any call's time.
 _INTERRUPT_S = 0.00073
 
-# Shares below it are left out.
+# Smaller shares are left out.
 _SMALLEST_SHARE = 0.03
 
 Chain = tuple[str, ...]
@@ -67,7 +67,10 @@ def _variants(backend: str, client: LocalClient, two: LocalClient) -> list[Conte
 
 
 def _stacks(run: Callable[[], object], seconds: float) -> Counter[Chain]:
-    """Count the interrupts by the functions of ours that were active, outermost first."""
+    """Count the interrupts by chain of our active functions.
+
+    The outermost function comes first.
+    """
     found: Counter[Chain] = Counter()
 
     def note(_signal: int, frame: FrameType | None) -> None:
@@ -91,7 +94,10 @@ def _stacks(run: Callable[[], object], seconds: float) -> Counter[Chain]:
 
 
 def _shares(found: Counter[Chain]) -> list[tuple[Chain, float]]:
-    """Return the share of every chain of calls that has enough, in the order of the tree."""
+    """Return the share of every frequent chain of calls.
+
+    They are in the order of the call tree.
+    """
     inclusive: Counter[Chain] = Counter()
     for path, count in found.items():
         for depth in range(1, len(path) + 1):

@@ -24,7 +24,7 @@ _PACE = Pace(rounds=5, budget_s=2.0)
 
 
 def sizes(largest_mib: int) -> list[Case]:
-    """One plane after the other, each four times as large as the one before."""
+    """Return one plane after another, each four times as large."""
     cases: list[Case] = []
     side = _SMALLEST_SIDE
     while 4 * side * side <= largest_mib << 20:

@@ -13,17 +13,17 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 _FLAGS = ["-std=c++17", "-O3", "-march=native", "-funroll-loops", "-fopenmp", "-shared", "-fPIC"]
 
-# Without it the copy loop becomes a call of memcpy, which stores around the cache.
+# Without this option the copy loop becomes a call of memcpy, which stores around the cache.
 _NO_MEMCPY = "-fno-tree-loop-distribute-patterns"
 
 
 class UnavailableError(Exception):
-    """A contestant cannot run here; the text says what is missing."""
+    """A contestant cannot run here; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What could be compiled, and why the rest could not."""
+    """Compiled helpers, and reasons for missing ones."""
 
     copy: ctypes.CDLL | None
     onednn: ctypes.CDLL | None
@@ -31,7 +31,10 @@ class Libraries:
 
 
 def load() -> Libraries:
-    """Compile and load both helpers. What is missing is a reason, not an error."""
+    """Compile and load both helpers.
+
+    A missing helper is recorded with its reason, without an error.
+    """
     loaded: dict[str, ctypes.CDLL] = {}
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:

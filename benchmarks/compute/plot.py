@@ -2,9 +2,9 @@
 
     python -m benchmarks compute-plot out/compute.json out/scaling.json FILE.png
 
-Above, for each case and layout in float32 on one thread, how many times as fast our backend is as
-PyTorch in the same layout, as the fastest peer in it, and as the copy loop. Below, GB/s by the size
-of the output gradient, with 1 thread and with 2.
+The upper plots show, for each case and layout in float32 on one thread, how many times as fast our
+backend is as PyTorch in the same layout, as the fastest peer in it, and as the copy loop. The lower
+plot shows GB/s by the size of the output gradient, with 1 thread and with 2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _BLUE, _ORANGE, _GRAY, _GREEN = "#2a6fbb", "#d9822b", "#888888", "#3c8d5a"
 
 
 def ratios(axes: Any, found: list[Row], *, title: str) -> None:
-    """One line per case: bars reach the ratio to the fastest peer."""
+    """Draw each case's ratio to the fastest peer as a bar.
+
+    Other ratios are marks in the same line.
+    """
     labels = [row.record.case for row in found]
     places = range(len(found))
     axes.barh(
@@ -60,7 +63,7 @@ def ratios(axes: Any, found: list[Row], *, title: str) -> None:
 
 
 def growth(axes: Any, records: list[ComputeRecord]) -> None:
-    """Throughput by size; dashed lines are 2 threads."""
+    """Draw throughput by size; dashed lines are 2 threads."""
     names = dict.fromkeys(name for record in records for name in record.seconds)
     colors = dict(zip(names, (_BLUE, _ORANGE, _GRAY, _GREEN), strict=False))
     for name, color in colors.items():
@@ -93,7 +96,7 @@ def growth(axes: Any, records: list[ComputeRecord]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw."""
+    """Draw the picture."""
     parser = machine.parser("compute-plot", __doc__, json=False)
     parser.add_argument("compute", type=Path)
     parser.add_argument("scaling", type=Path)

@@ -13,18 +13,23 @@ PEERS = ("torch", "onednn")
 
 @dataclass(frozen=True, slots=True)
 class ComputeRecord(CaseTimes):
-    """One case, dtype and number of threads; contestants are "copy" or a name and a layout."""
+    """One case, dtype and number of threads.
+
+    Contestants are "copy" or a name and a layout.
+    """
 
     threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One of our backends on one record in one layout; ratios above 1 say that it is faster.
+    """One of our backends on one record in one layout.
+
+    Ratios above 1 mean that ours is faster.
 
     to_peer      [peer in a layout]: ratio
-    same_layout  ratio to the fastest peer that was given the layout asked for
-    any_layout   ratio to the fastest peer in whichever layout suits it best
+    same_layout  ratio to the fastest peer that was given the same layout
+    any_layout   ratio to the fastest peer in any layout
     to_copy      ratio to the copy loop; peer_to_copy is the fastest peer's in this layout
     """
 
@@ -74,7 +79,11 @@ HEADER = (
 
 
 def line(row: Row) -> str:
-    """Print one row: GB/s, those of copy, and how many times as fast as whom."""
+    """Return one row as a line of text.
+
+    It has GB/s of the backend, GB/s of the copy, and ratios: above 1 the backend is faster than the
+    contestant of the column.
+    """
     record, peers = row.record, row.to_peer
     return (
         f"{record.case:27}{record.dtype:>9} {row.layout:4}{record.threads:>3} {row.backend:>10}"

@@ -7,8 +7,8 @@ input gradient; /copy, /torchNCX and so on say how many times as fast it is, as 
 rounds. NCX is contiguous, NXC is channels-last: peers run in both, natively, so /same is the ratio
 to the fastest peer that was given the row's layout and /any to the fastest in any. Results are
 compared first: of two of our backends bit for bit, with peers within the rounding of their weights.
-A peer that differs gets no ratio. Without the group `peers` it runs what there is and says what is
-missing. Ends with status 1 if two of our backends differ.
+A peer that differs gets no ratio. Without the group `peers` it runs the available contestants and
+names the missing ones. Ends with status 1 if two of our backends differ.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _SETTLE_S = 0.03
 class Bench:
     """Measures cases; keeps clients and compiled helpers between them.
 
-    backends  ours, the first of them is the one that matters
-    without   a kind of contestant that is left out
+    backends  ours, the main one first
+    without   kind of contestant to leave out
     """
 
     def __init__(

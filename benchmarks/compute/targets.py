@@ -2,8 +2,8 @@
 
     python -m benchmarks compute-targets out/compute.json [--backend NAME]
 
-Prints, for each target, how many rows hold it and those that do not. Ends with status 1 if any does
-not.
+Prints, for each target, the number of rows that meet it and the rows that miss it. Ends with status
+1 if any row misses its target.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.compute.report import ComputeRecord, Row, load, rows
 
-# Faster than PyTorch's contiguous kernel, float32 NCX, at least so many times.
+# Least ratio to PyTorch's contiguous kernel, float32 NCX.
 _OVER_TORCH = {
     "linear 2-D x2": 9.0,
     "linear 1080p x2": 9.0,
@@ -34,11 +34,12 @@ _OVER_TORCH = {
 }
 _OVER_TORCH_ELSE = 2.0
 
-# Of a copy, a thread that does as well as this is held back by memory.
+# Share of a copy's rate from which a thread counts as bounded by memory.
 _BOUND_BY_MEMORY = 0.8
 _NOISE = 0.95
 
-# Of the copy loop, 1 thread, float32: nearest, and linear x2 by layout and spatial axes.
+# Least share of the copy loop's rate, 1 thread, float32: nearest, and linear x2 by layout and
+# spatial axes.
 _OF_COPY_NEAREST = 0.7
 _OF_COPY_X2 = {("NCX", 2): 0.4, ("NXC", 2): 0.5, ("NCX", 3): 0.3, ("NXC", 3): 0.3}
 
@@ -48,7 +49,7 @@ _TWO_THREADS = 1.7
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A row against one target: what it reached and what was wanted."""
+    """A row against one target: reached and wanted figures."""
 
     target: str
     row: str
@@ -57,12 +58,15 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it is reached."""
+        """Whether the target is reached."""
         return self.reached >= self.wanted
 
 
 def judged_lines(judged: Sequence[Verdict]) -> Iterator[str]:
-    """Yield lines: how many rows hold each target, and those that do not, the worst first."""
+    """Yield a line per target, and a line per failed row.
+
+    A target's line has the number of rows that reach it. Failed rows follow, the worst first.
+    """
     for target in sorted({one.target for one in judged}):
         some = [one for one in judged if one.target == target]
         missed = [one for one in some if not one.holds]
@@ -72,7 +76,7 @@ def judged_lines(judged: Sequence[Verdict]) -> Iterator[str]:
 
 
 def verdicts(records: list[ComputeRecord], backend: str) -> Iterator[Verdict]:
-    """Judge every row of a backend by every target that is about it."""
+    """Judge every row of a backend by every applicable target."""
     times = {
         (row.record.case, row.layout, row.record.dtype, row.record.threads): row
         for record in records
@@ -112,7 +116,7 @@ def _of_copy(row: Row, name: str) -> Iterator[Verdict]:
     record = row.record
     if row.to_copy is None:
         return
-    # With align_corners the scale is no whole number.
+    # With align_corners the scale is not an integer.
     doubled = "align_corners" not in record.case and all(
         d == 2 * s for s, d in zip(record.src[2:], record.dst[2:], strict=True)
     )

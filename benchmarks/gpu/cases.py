@@ -12,21 +12,21 @@ from benchmarks.compute.cases import CASES, DTYPES, Array, Case, Layout, operato
 from gradwire_server import dialects
 from gradwire_server.plans import Plan
 
-# Rows of the simulated device: it runs some million numbers a second.
+# Rows for the simulated device, which computes some million numbers a second.
 _TINY_SIDE = 24
 _TINY_PLANES = 4
 
-# A prime, so that equal values stand nowhere near each other.
+# A prime length keeps equal values far from each other.
 _PATTERN = 1_000_003
 
-# What targets are about comes first, in case the time does not suffice for all.
+# Cases with targets come first, in case the time does not suffice for all.
 _FIRST = ("linear 2-D x2", "nearest 2-D x2", "cubic 2-D x2", "linear 3-D x2", "linear plane x2")
 _TYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A row to be measured: a case of its size in one layout and type."""
+    """A case of some size in one layout and type."""
 
     case: Case
     layout: Layout
@@ -39,17 +39,19 @@ class GpuRow:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What comes in and what goes out, in the order of the layout."""
+        """Shapes of input and output, in the order of the layout."""
         return stored(self.case.dst, self.layout), stored(self.case.src, self.layout)
 
     @property
     def plan(self) -> Plan:
-        """The gradient."""
+        """Plan of the gradient."""
         return gradient(self.case, self.layout)
 
 
 def rows(*, nbytes: int, quick: bool = False) -> list[GpuRow]:
-    """Return all rows, the most important first; of each part, bfloat16 last.
+    """Return all rows, the most important first.
+
+    Within each part, bfloat16 comes last.
 
     nbytes  that each one moves, at least
     quick   only the cases of the targets
@@ -65,7 +67,7 @@ def rows(*, nbytes: int, quick: bool = False) -> list[GpuRow]:
 
 
 def tiny_rows() -> list[GpuRow]:
-    """Return all rows, each as small as a simulated device needs it."""
+    """Return all rows, small enough for a simulated device."""
     return [
         GpuRow(shrunk(case), layout, dtype)
         for case in CASES
@@ -75,9 +77,12 @@ def tiny_rows() -> list[GpuRow]:
 
 
 def grown(case: Case, *, nbytes: int, itemsize: int) -> Case:
-    """Return a case that moves so many bytes at least, with more images, or with wider ones."""
+    """Return a case that moves at least so many bytes.
+
+    It has more images, or wider ones.
+    """
     if case.kind == "dml":
-        # All of it is compared, and wider images move no more than their width does.
+        # All of the result is compared, and wider images move no more than their width does.
         axis, nbytes = -1, nbytes // 4
     else:
         axis = 0
@@ -86,7 +91,7 @@ def grown(case: Case, *, nbytes: int, itemsize: int) -> Case:
 
 
 def shrunk(case: Case) -> Case:
-    """Return a case of the same kind and nearly the same scales, on few numbers."""
+    """Return a smaller case of the same kind and similar scales."""
     spatial = [_shrunk(src, dst) for src, dst in zip(case.src[2:], case.dst[2:], strict=True)]
     planes = [min(size, _TINY_PLANES) for size in case.src[:2]]
     if case.kind == "dml":
@@ -108,13 +113,16 @@ def gradient(case: Case, layout: Layout) -> Plan:
 
 
 class Numbers:
-    """Ordinary numbers: a pattern of prime length, over and over. The longest is kept, by type."""
+    """Numbers of a repeated pattern of prime length.
+
+    The longest array of each type is kept.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, Array] = {}
 
     def filled(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return numbers that must not be written to."""
+        """Return read-only numbers."""
         size = math.prod(shape)
         if dtype not in self._kept or self._kept[dtype].size < size:
             pattern = np.random.default_rng(0).normal(size=_PATTERN).astype(DTYPES[dtype])
@@ -123,9 +131,10 @@ class Numbers:
 
 
 def ends(row: GpuRow) -> Iterator[tuple[slice, Plan]]:
-    """Yield parts of the first axis, the first image and the last, and the plan of each alone.
+    """Yield the first image and the last, each with its plan.
 
-    One part is all of it where an operator moves that axis.
+    An image is a slice of the first axis. A single part is all of that axis if the operator moves
+    it.
     """
     images = row.case.src[0]
     if row.case.kind == "dml":
@@ -138,7 +147,7 @@ def ends(row: GpuRow) -> Iterator[tuple[slice, Plan]]:
 
 
 def additions(plan: Plan) -> int:
-    """Return the most terms that one number of the result is a sum of."""
+    """Return the most terms summed for one number of the result."""
     return math.prod(int(one.map.counts.max()) for one in plan.passes)
 
 
@@ -149,7 +158,9 @@ def _times(sizes: tuple[int, ...], axis: int, times: int) -> tuple[int, ...]:
 
 
 def _shrunk(src: int, dst: int) -> tuple[int, int]:
-    """Return two lengths of the same scale, the longer one short, both exact where one was whole.
+    """Return two smaller lengths of the same scale.
+
+    A scale that is an integer stays so.
 
     src, dst  the lengths as they were
     """

@@ -1,7 +1,7 @@
 """Contestants of the GPU benchmark: our kernels, PyTorch's, a device copy.
 
-All are ready to run: their tensors lie on the device and what they write to exists. All are asked
-for on one stream, so that the marks around a run tell its time on the device.
+All are ready to run: their input and output tensors exist on the device. All run on one stream, so
+that the marks around a run give its time on the device.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from gradwire_server.plans import Plan
 class GpuContestant:
     """One way to compute a row.
 
-    run     asks for it once; returns before it is done
-    result  images part.start .. part.stop - 1 of what it wrote, axes in the order N, C, X; None
-            where there is nothing to compare
-    note    what it is
+    run     starts it once; returns before it is done
+    result  images part.start .. part.stop - 1 of its output, axes in the order N, C, X; None
+            if there is nothing to compare
+    note    name of the implementation
     """
 
     name: str
@@ -51,7 +51,7 @@ class GpuContestant:
 
 
 def ours(stream: DeviceStream, row: GpuRow, plan: Plan, x: Array) -> GpuContestant:
-    """Take the launches that the backend would make of the plan."""
+    """Return the launches that the backend would make of the plan."""
     program = dispatch.program(plan, x.dtype, x.dtype, multiprocessors=stream.multiprocessors)
     shape = plan.output_shape
     y = stream.empty(int(np.prod(shape)) * x.dtype.itemsize)
@@ -65,7 +65,7 @@ def ours(stream: DeviceStream, row: GpuRow, plan: Plan, x: Array) -> GpuContesta
     def run() -> object:
         for launch in program.launches:
             stream.launch(launch, addresses)
-        return blocks  # kept as long as this function is
+        return blocks  # kept as long as this function
 
     def result(part: slice) -> Array:
         array = np.empty((part.stop - part.start, *shape[1:]), x.dtype)
@@ -77,17 +77,23 @@ def ours(stream: DeviceStream, row: GpuRow, plan: Plan, x: Array) -> GpuContesta
 
 
 def copy(stream: DeviceStream, row: GpuRow) -> GpuContestant:
-    """Read half as many bytes as the row moves, and write the other half."""
+    """Copy half as many bytes as the row moves.
+
+    So the copy reads and writes as many bytes as the row.
+    """
     target, source = (stream.empty(row.nbytes // 2) for _ in range(2))
     run = partial(stream.copy, target, source)
     return GpuContestant("copy", run, note=f"{row.nbytes // 2} bytes read and written")
 
 
 def torch_backward(stream: DeviceStream, row: GpuRow, x: Array) -> GpuContestant:
-    """Take the aten operator itself, writing to a given tensor: no autograd, no allocation."""
+    """Return the aten operator, writing to a given tensor.
+
+    It includes neither autograd nor allocation.
+    """
     torch = _torch(row)
     case = row.case
-    # Whatever the gradient's layout, bicubic writes as if its result were contiguous.
+    # bicubic writes as if its result were contiguous, for any layout of the gradient.
     layout: Layout = "NCX" if case.kind == "cubic" else row.layout
     gradient = torch_view(torch, x, row.layout).to(stream.torch_device)
     y = in_layout(_zeros(torch, stream, row, stored(case.src, layout)), layout)
@@ -101,10 +107,10 @@ def torch_backward(stream: DeviceStream, row: GpuRow, x: Array) -> GpuContestant
 
 
 def torch_deterministic(stream: DeviceStream, row: GpuRow, x: Array) -> GpuContestant:
-    """Take autograd's way through what PyTorch computes when it must be deterministic.
+    """Return PyTorch's gradient in deterministic mode, through autograd.
 
-    That has another forward, whose backward adds in a fixed order; only bilinear has one. New
-    memory is not filled beforehand, which that mode does by default.
+    That mode has another forward, whose backward adds in a fixed order; only bilinear has one. New
+    memory is not filled beforehand, which the mode does by default.
     """
     torch = _torch(row)
     case = row.case
@@ -134,7 +140,7 @@ def torch_deterministic(stream: DeviceStream, row: GpuRow, x: Array) -> GpuConte
 
 
 class _Deterministic:
-    """PyTorch computes deterministically inside a block."""
+    """Makes PyTorch compute deterministically inside a block."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -161,7 +167,10 @@ def _zeros(torch: Any, stream: DeviceStream, row: GpuRow, shape: tuple[int, ...]
 
 
 def _images(row: GpuRow, tensor: Any, part: slice) -> Array:
-    """Return some images of a tensor N, C, X, without the axis that 1-D of NXC has more."""
+    """Return some images of a tensor, with axes N, C, X.
+
+    The additional axis of 1-D tensors in NXC is removed.
+    """
     some = tensor.detach()[part].cpu().contiguous()
     # NumPy's own types have no bfloat16.
     bits = some.view(_torch(row).int16) if row.dtype == "bfloat16" else some
@@ -169,16 +178,18 @@ def _images(row: GpuRow, tensor: Any, part: slice) -> Array:
     return array.reshape(array.shape[0], *row.case.src[1:])
 
 
-# Of the largest value: PyTorch's coordinates are rounded elsewhere.
+# Tolerance, as a part of the largest value: PyTorch rounds coordinates elsewhere.
 _COORDINATES = 5e-4
 
 
 def check(row: GpuRow, x: Array, contestants: Sequence[GpuContestant]) -> dict[str, str]:
-    """Compare the first image and the last; return who computed something else, and what.
+    """Compare the first image and the last.
+
+    Returns the contestants with other results, and their differences.
 
     x  output gradient, in the row's layout
 
-    Raises WrongResultError where ours is not NumPy's to the bit.
+    Raises WrongResultError if ours is not NumPy's to the bit.
     """
     found: dict[str, str] = {}
     for part, plan in ends(row):
@@ -198,7 +209,10 @@ def check(row: GpuRow, x: Array, contestants: Sequence[GpuContestant]) -> dict[s
 
 
 def _apart(got: Array, wanted: Array, *, terms: int) -> str:
-    """Say how far off a result is if that is more than rounding: each sum may be rounded."""
+    """Return a result's error as text, if it exceeds rounding.
+
+    Each sum may be rounded.
+    """
     wide = wanted.astype(np.float32)
     largest = float(np.abs(wide).max())
     allowed = (_COORDINATES + terms * float(np.spacing(wanted.dtype.type(1))) / 2) * largest

@@ -1,8 +1,8 @@
 """Cost of a gradient between host arrays, on GPU and CPU.
 
-Tensors that come from elsewhere are bounded by the bus to the device, and by the wire before that;
-how fast the kernels are matters little to them. What is asked here is from which size on the GPU
-pays all the same. The gradient is that of a bilinear x2 enlargement of float32, four planes NCX.
+Calls on tensors outside the device are bounded by the bus to the device, and by the wire before
+that; the kernels' speed matters little. This benchmark finds the size from which the GPU pays all
+the same. The gradient is that of a bilinear x2 enlargement of float32, four planes NCX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLANES = 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One size.
+    """Cost of one size.
 
     way      "apply", a backend in this process; or "request", a server over loopback
     nbytes   of the output gradient
@@ -37,13 +37,16 @@ class Cost:
     seconds: dict[str, list[float]]
 
     def median_ms(self, backend: str) -> float:
-        """Milliseconds of a call, by its median round."""
+        """Return the milliseconds of a call, by its median round."""
         return statistics.median(self.seconds[backend]) * 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class CostPace:
-    """How long to measure: at most so many rounds, and about so long for a size."""
+    """Limits of a measurement: rounds, and seconds for each size.
+
+    Both are upper bounds; the seconds are approximate.
+    """
 
     rounds: int = 15
     budget_s: float = 2.0
@@ -62,7 +65,7 @@ def sizes(*, smallest: int = 1 << 14, largest: int = 1 << 28) -> Iterator[Case]:
 
 
 def applied(backends: Mapping[str, Backend], case: Case, pace: CostPace) -> Cost:
-    """Time backends in this process; raises WrongResultError where they differ."""
+    """Time backends in this process; raise WrongResultError if they differ."""
     x, plan = Numbers().filled(case.dst, "float32"), gradient(case, "NCX")
     results = {name: np.zeros(case.src, np.float32) for name in backends}
     runs = {name: partial(one.apply, plan, x, results[name]) for name, one in backends.items()}
@@ -72,9 +75,9 @@ def applied(backends: Mapping[str, Backend], case: Case, pace: CostPace) -> Cost
 def requested(
     evaluate: Mapping[str, Callable[[Array, Array], object]], case: Case, pace: CostPace
 ) -> Cost:
-    """Time calls of servers; raises WrongResultError where they answer with other bits.
+    """Time calls of servers; raise WrongResultError for other bits.
 
-    evaluate  what sends an output gradient and writes the input gradient to another array
+    evaluate  sends an output gradient and writes the input gradient to another array
     """
     x = Numbers().filled(case.dst, "float32")
     results = {name: np.zeros(case.src, np.float32) for name in evaluate}
@@ -83,7 +86,9 @@ def requested(
 
 
 def pays_from(costs: Sequence[Cost], gpu: str, cpu: str) -> int | None:
-    """Return the least size from which the GPU is faster at every size; None where there is none.
+    """Return the least size from which the GPU is always faster.
+
+    None if there is no such size.
 
     costs  of one way, the smaller first
     """

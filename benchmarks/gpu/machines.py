@@ -25,12 +25,12 @@ from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.backend import Cuda
 
 _GPU, _CPUS = "cuda", ("numba_cpu", "numpy_cpu")
-# Room for the largest request in a slot, and for others.
+# Room for the largest request in a slot, and for other requests.
 _MEMORY_BYTES = 4 << 30
 
 
 class Machine(Protocol):
-    """Where the benchmark runs.
+    """Machine on which the benchmark runs.
 
     missing  what cannot be compared here, and why
     """
@@ -38,11 +38,14 @@ class Machine(Protocol):
     missing: dict[str, str]
 
     def stream(self) -> DeviceStream:
-        """Return the device's stream; ImportError, saying why, where there is none."""
+        """Return the device's stream.
+
+        Raises ImportError with the reason if there is none.
+        """
         ...
 
     def rows(self) -> list[GpuRow]:
-        """Return what is measured on the device."""
+        """Return the rows to measure on the device."""
         ...
 
     def costs(self) -> Iterator[Cost]:
@@ -55,7 +58,7 @@ class RealMachine:
     """The first device that CUDA_VISIBLE_DEVICES leaves.
 
     nbytes   that a row moves, at least
-    quick    measures only what the targets name, and fewer sizes
+    quick    measures only the targets' cases, and fewer sizes
     largest  output gradient of a request
     """
 
@@ -72,7 +75,7 @@ class RealMachine:
         return CudaStream(cupy_device.cubins(""))
 
     def rows(self) -> list[GpuRow]:
-        """Return what is measured on the device."""
+        """Return the rows to measure on the device."""
         return cases.rows(nbytes=self.nbytes, quick=self.quick)
 
     def costs(self) -> Iterator[Cost]:
@@ -85,7 +88,7 @@ class RealMachine:
         yield from self._requested(list(backends), some, pace)
 
     def _chosen(self) -> Iterator[tuple[str, Backend]]:
-        """Yield the GPU's backend and the best of the CPU's."""
+        """Yield the GPU's backend and the best CPU backend."""
         for name in (_GPU, *_CPUS):
             try:
                 backend, _ = choose(
@@ -121,7 +124,10 @@ class RealMachine:
 
 
 class SimulatedMachine:
-    """A device simulated on the CPU. All rows are tiny, and times say nothing."""
+    """A device simulated on the CPU.
+
+    All rows are tiny, and times mean nothing.
+    """
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}

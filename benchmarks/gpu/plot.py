@@ -32,7 +32,7 @@ _MARKS = {"copy": "|", "torch": "o", "deterministic": "d"}
 
 
 def rates(axes: Any, records: Sequence[GpuRecord], *, title: str) -> None:
-    """One line per case: bars are ours, marks the others."""
+    """Draw a line per case: bars are ours, marks the others."""
     places = range(len(records))
     axes.barh(
         places,
@@ -60,7 +60,7 @@ def rates(axes: Any, records: Sequence[GpuRecord], *, title: str) -> None:
 
 
 def calls(axes: Any, costs: Sequence[Cost], *, way: str) -> None:
-    """Milliseconds of a call by its size."""
+    """Draw milliseconds of a call by its size."""
     some = [cost for cost in costs if cost.way == way]
     for name in some[0].seconds if some else ():
         axes.plot(
@@ -80,7 +80,7 @@ def calls(axes: Any, costs: Sequence[Cost], *, way: str) -> None:
 
 
 def draw(found: dict[str, Any], picture: Path) -> None:
-    """Draw what a JSON file of the benchmark holds."""
+    """Draw the content of a benchmark's JSON file."""
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
@@ -98,7 +98,7 @@ def draw(found: dict[str, Any], picture: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw."""
+    """Draw the picture."""
     parser = machine.parser("gpu-plot", __doc__, json=False)
     parser.add_argument("json", type=Path)
     parser.add_argument("picture", type=Path)

@@ -10,24 +10,27 @@ from typing import Any
 from benchmarks.compute.targets import Verdict, judged_lines
 from benchmarks.rounds import CaseTimes
 
-# Of a copy of as many bytes.
+# Least share of the rate of a copy of as many bytes.
 _DOUBLED = {"float32": 0.85, "float16": 0.7, "bfloat16": 0.7}
 _EVERY = 0.5
 
-# Times as fast as PyTorch's CUDA kernel for the same layout, and as its deterministic path.
+# Least ratio to PyTorch's CUDA kernel for the same layout, and to its deterministic path.
 _OVER_TORCH = {"float32": 2.0, "float16": 5.0, "bfloat16": 5.0}
 _OVER_DETERMINISTIC = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRecord(CaseTimes):
-    """One case in one layout and type; seconds are those on the device."""
+    """One case in one layout and type.
+
+    Seconds are those on the device.
+    """
 
     layout: str
 
 
 def verdicts(record: GpuRecord) -> Iterator[Verdict]:
-    """Judge a row by every target that is about it."""
+    """Judge a row by every applicable target."""
     row = f"{record.case}, {record.dtype} {record.layout}"
     to_copy = record.faster("ours", "copy")
     if to_copy is not None:
@@ -45,7 +48,10 @@ def verdicts(record: GpuRecord) -> Iterator[Verdict]:
 
 
 def summary(records: Sequence[GpuRecord]) -> Iterator[str]:
-    """Yield lines: how many rows hold each target, and those that do not, the worst first."""
+    """Yield a line per target, and a line per failed row.
+
+    A target's line has the number of rows that reach it. Failed rows follow, the worst first.
+    """
     return judged_lines([one for record in records for one in verdicts(record)])
 
 
@@ -56,7 +62,11 @@ HEADER = (
 
 
 def line(record: GpuRecord) -> str:
-    """Print one row: time, GB/s, those of the copy, and how many times as fast as whom."""
+    """Return one row as a line of text.
+
+    It has the time, GB/s of the kernel and of the copy, and ratios: above 1 ours is faster than the
+    contestant of the column.
+    """
     took = record.seconds.get("ours")
     cells = [
         f"{record.case:28}{record.dtype:>9} {record.layout:4}{record.nbytes / 1e6:6.0f}",
@@ -78,7 +88,10 @@ def load(found: dict[str, Any]) -> list[GpuRecord]:
 
 
 def _is_fast_scale(record: GpuRecord) -> bool:
-    """Tell the rows that memory should bound: x2 of images, and in NCX of 16 bits even scales."""
+    """Whether memory should bound the row's time.
+
+    These rows are x2 of images, and in NCX of 16 bits even scales.
+    """
     scales = {high / low for low, high in zip(record.src[2:], record.dst[2:], strict=True)}
     if record.kind not in {"linear", "nearest"} or len(record.src) != 4 or len(scales) != 1:
         return False
@@ -90,7 +103,7 @@ def _is_fast_scale(record: GpuRecord) -> bool:
 
 
 def _is_weighted(record: GpuRecord) -> bool:
-    """Tell bilinear, trilinear and bicubic."""
+    """Whether the row is bilinear, trilinear or bicubic."""
     return record.kind == "cubic" or (record.kind == "linear" and len(record.src) > 3)
 
 

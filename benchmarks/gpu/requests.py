@@ -16,7 +16,7 @@ from gradwire_server.backends import Backend
 from serving import serving
 
 _OPERATOR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-# Of one call, at most: results of 64 MiB over loopback take some tenths of a second.
+# Timeout of one call: results of 64 MiB over loopback take some tenths of a second.
 _TIMEOUT_S = 60.0
 
 Evaluate = Callable[[Array, Array], object]
@@ -24,9 +24,9 @@ Evaluate = Callable[[Array, Array], object]
 
 @contextmanager
 def process(backend: str) -> Generator[Evaluate]:
-    """Run a server in a process of its own; raises UnavailableError, with its words, if it cannot.
+    """Run a server in a process of its own.
 
-    Its kernels are compiled before.
+    Its kernels are compiled before. Raises UnavailableError, with its words, if it cannot run.
     """
     command = [sys.executable, "-m", "gradwire_server", "--backend", backend, "--compile-only"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,14 +6,14 @@ A row is one gradient in one layout and type on tensors of several times the dev
 are the device's own, by events, medians of paired rounds after a warm-up; GB/s counts the bytes of
 output gradient and input gradient; /copy, /torch and /determ. say how many times as fast ours is as
 a copy of as many bytes, as PyTorch's kernel in the same layout, and as its deterministic path.
-Results are compared first: ours with NumPy to the bit, PyTorch's within rounding; what differs gets
-no ratio. Then calls from host memory to host memory, on the GPU and on the CPU, in this process and
-of servers over loopback: they are bound by bus and wire, and the least size is told from which on
-the GPU is faster. NCX is contiguous, NXC is channels_last.
+Results are compared first: ours with NumPy to the bit, PyTorch's within rounding; a contestant with
+another result gets no ratio. Then calls from host memory to host memory, on the GPU and on the CPU,
+in this process and of servers over loopback: bus and wire bound them, and the least size from which
+the GPU is faster is printed. NCX is contiguous, NXC is channels_last.
 
-What is missing is said and left out; only a device must be there, or --device sim simulates one on
-tiny tensors, to see that all of this runs. Ends with status 1 where bits differ or a row broke, and
-with 2 where there is no device. Targets that are missed are printed, no error.
+Missing contestants are named and left out. Only a device is required; --device sim simulates one on
+tiny tensors, to show that the benchmark runs. Ends with status 1 if bits differ or a row fails, and
+with 2 without a device. Missed targets are printed and are no error.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from benchmarks.gpu.streams import DeviceStream
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
 
-# Of the time there is, so much is for what is left after the kernels.
+# Share of the time that is reserved for measurements after the kernels.
 _FOR_COSTS = 0.3
-# A device that is lost breaks every row that follows.
+# A lost device breaks every following row.
 _MOST_BROKEN = 3
 
 
@@ -64,7 +64,7 @@ class GpuPace:
     rounds    of all contestants
     warm      untimed runs of each one before
     ramp_s    time that the device copies first, so that its clocks have risen
-    ahead     copies asked for next, which keep the device busy until the rounds are asked for
+    ahead     copies queued next, which keep the device busy until the rounds are queued
     budget_s  a slow contestant takes part in as many rounds as fit in so long, twice at least
     """
 
@@ -78,9 +78,9 @@ class GpuPace:
 def samples(
     stream: DeviceStream, contestants: Sequence[GpuContestant], pace: GpuPace
 ) -> dict[str, list[float]]:
-    """Return seconds of each run, [contestant][round]; slow ones miss the later rounds.
+    """Return seconds of each run, [contestant][round].
 
-    The order is reversed from round to round.
+    The order is reversed from round to round. Slow contestants miss the later rounds.
     """
     most = {one.name: _rounds(stream, one, pace) for one in contestants}
     marks: dict[str, list[tuple[Any, Any]]] = {one.name: [] for one in contestants}
@@ -112,7 +112,7 @@ def _ramp(stream: DeviceStream, copy: GpuContestant, pace: GpuPace) -> None:
 
 
 def _rounds(stream: DeviceStream, one: GpuContestant, pace: GpuPace) -> int:
-    """Warm up; return how many rounds of one are worth their time."""
+    """Warm up; return a useful number of rounds for one contestant."""
     one.run()  # the first call may set up more than memory
     times: list[float] = []
     for _ in range(pace.warm):
@@ -129,12 +129,12 @@ def _rounds(stream: DeviceStream, one: GpuContestant, pace: GpuPace) -> int:
 
 @dataclass
 class Run:
-    """What is measured where, how long, and what was found.
+    """Settings of a run, and its results.
 
     seconds  after which rows are left out
     case     names of cases, with * for any text
     clocks   MHz of the device at the end of each row, where they can be read
-    broken   rows with wrong bits, and those that raised what none should
+    broken   rows with wrong bits, and rows that raised unexpected errors
     """
 
     machine: Machine
@@ -151,7 +151,7 @@ class Run:
         self._until = time.monotonic() + self.seconds
 
     def kernels(self) -> Iterator[GpuRecord]:
-        """Measure all rows, as far as the time goes."""
+        """Measure all rows while time is left."""
         self.stream.load(every_kernel())
         rows = [row for row in self.machine.rows() if fnmatch.fnmatch(row.case.name, self.case)]
         numbers = Numbers()
@@ -169,10 +169,10 @@ class Run:
             else:
                 self.clocks[f"{name} {len(self.records)}"] = self.stream.clocks()
                 yield self.records[-1]
-            gc.collect()  # memory of the device goes with what refers to it
+            gc.collect()  # the device's memory is freed with the objects that refer to it
 
     def from_host_memory(self) -> None:
-        """Measure whole calls, as far as the time goes."""
+        """Measure whole calls while time is left."""
         try:
             for cost in self.machine.costs():
                 self.costs.append(cost)
@@ -183,7 +183,7 @@ class Run:
             self.broken.append(f"calls from host memory: {type(error).__name__}: {_short(error)}")
 
     def write(self, path: Path, more: dict[str, object]) -> None:
-        """Write all that was found to a JSON file."""
+        """Write all results to a JSON file."""
         found = {
             **more,
             **self.stream.facts,
@@ -197,12 +197,15 @@ class Run:
         path.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
     def _is_late(self, share: float) -> bool:
-        """Tell whether no more than a share of the time is left."""
+        """Whether at most a share of the time is left."""
         return self._until - time.monotonic() <= share * self.seconds
 
 
 def _measured(stream: DeviceStream, row: GpuRow, numbers: Numbers, pace: GpuPace) -> GpuRecord:
-    """Run every contestant of a row in turn; raises WrongResultError where ours is wrong."""
+    """Run every contestant of a row in turn.
+
+    Raises WrongResultError if ours is wrong.
+    """
     x, plan = numbers.filled(row.shapes[0], row.dtype), row.plan
     contestants, skipped = _contestants(stream, row, plan, x)
     skipped |= check(row, x, contestants)
@@ -219,7 +222,10 @@ def _measured(stream: DeviceStream, row: GpuRow, numbers: Numbers, pace: GpuPace
 def _contestants(
     stream: DeviceStream, row: GpuRow, plan: Plan, x: Array
 ) -> tuple[list[GpuContestant], dict[str, str]]:
-    """Return those that can take part, each of which has run once, and why the others cannot."""
+    """Return usable contestants, and why others cannot run.
+
+    Each returned contestant has run once.
+    """
     found = [ours(stream, row, plan, x), copy(stream, row)]
     found[0].run()
     skipped: dict[str, str] = {}
@@ -231,7 +237,7 @@ def _contestants(
             one = build(stream, row, x)
             one.run()
             stream.settle()
-        except (UnavailableError, RuntimeError) as error:  # PyTorch's own want of memory is one
+        except (UnavailableError, RuntimeError) as error:  # also PyTorch's lack of memory
             skipped[name] = _short(error)
         else:
             found.append(one)
@@ -239,7 +245,7 @@ def _contestants(
 
 
 def _short(error: Exception) -> str:
-    """Return the first line of what there is to say."""
+    """Return the first line of an error's text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
@@ -294,7 +300,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _reasons(run: Run) -> Iterator[str]:
-    """Yield what is missing, each reason why contestants took no part once, and what broke."""
+    """Yield missing parts, skipped contestants and broken rows.
+
+    A reason for which contestants took no part comes once.
+    """
     for name, reason in run.machine.missing.items():
         yield f"without {name}: {reason}"
     seen = [one for record in run.records for one in record.skipped.items()]

@@ -1,6 +1,6 @@
 """Streams of a real device through CuPy, or of a simulated one.
 
-Work asked of a stream is done in order, and before settle() returns; a mark is a moment in that
+Work queued on a stream is done in order, and before settle() returns; a mark is a moment in that
 order.
 """
 
@@ -28,11 +28,11 @@ _NUMBERS_ONLY = ("--format=csv,noheader,nounits", "--id=0")
 
 
 class Block(Protocol):
-    """Memory of a device, given back when nothing refers to it."""
+    """Memory of a device, freed with the last reference."""
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """Address of its first byte."""
         ...
 
     @property
@@ -45,9 +45,9 @@ class DeviceStream(Protocol):
     """A stream of a device, with its memory and its clock.
 
     name             of the device
-    torch_device     where PyTorch is to compute for its work to be in the same order
+    torch_device     device on which PyTorch's work is in the same order
     multiprocessors  that the device has
-    facts            what else is worth keeping with a result
+    facts            further facts to keep with a result
     """
 
     @property
@@ -67,15 +67,15 @@ class DeviceStream(Protocol):
         ...
 
     def empty(self, nbytes: int) -> Block:
-        """Return new memory; MemoryError where there is not so much."""
+        """Return new memory; raise MemoryError if there is too little."""
         ...
 
     def write(self, block: Block, array: Array) -> None:
-        """Copy an array to the start of a block, and wait for it."""
+        """Copy an array to the start of a block, and wait."""
         ...
 
     def read(self, block: Block, array: Array, *, offset: int = 0) -> None:
-        """Fill an array with what lies in a block, after what was asked for before."""
+        """Fill an array from a block, after all earlier work."""
         ...
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
@@ -95,11 +95,14 @@ class DeviceStream(Protocol):
         ...
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Return the time from one mark to another, both past."""
+        """Return the time between two marks, both past."""
         ...
 
     def clocks(self) -> dict[str, int]:
-        """Return the MHz of the multiprocessors and of the memory now; nothing where unknown."""
+        """Return the MHz of the multiprocessors and of the memory now.
+
+        It is empty if they are unknown.
+        """
         ...
 
 
@@ -114,7 +117,9 @@ class _CupyBlock:
 
 
 class CudaStream:
-    """The default stream of the first device, which PyTorch uses too: one order for both.
+    """The default stream of the first device.
+
+    PyTorch uses it too, so that both have one order.
 
     cache  folder of compiled kernels
     """
@@ -127,7 +132,7 @@ class CudaStream:
         self._functions = dict[Kernel, Any]()
         runtime = self._cuda.runtime
         self._cuda.Device(0).use()
-        runtime.deviceSynchronize()  # there is a context from now on
+        runtime.deviceSynchronize()  # a context exists from now on
         properties = runtime.getDeviceProperties(0)
         self.name: str = properties["name"].decode()
         self.multiprocessors = int(properties["multiProcessorCount"])
@@ -145,7 +150,7 @@ class CudaStream:
         }
 
     def load(self, kernels: Collection[Kernel]) -> None:
-        """Compile kernels as the server does, or find what it compiled before."""
+        """Compile kernels as the server does, or load earlier results."""
         grouped = build.by_source(kernels)
         compiled = partial(build.cubin, architecture=self._architecture, folder=self._cache)
         with ThreadPoolExecutor() as pool:
@@ -153,14 +158,14 @@ class CudaStream:
         self._functions |= cupy_device.functions(kernels, self._architecture, self._cache)
 
     def empty(self, nbytes: int) -> Block:
-        """Return memory past CuPy's pool."""
+        """Return memory, bypassing CuPy's pool."""
         try:
             return _CupyBlock(self._cuda.Memory(nbytes), nbytes)
         except self._cuda.runtime.CUDARuntimeError as error:
             raise MemoryError(str(error)) from error
 
     def write(self, block: Block, array: Array) -> None:
-        """Copy an array to the start of a block, and wait for it."""
+        """Copy an array to the start of a block, and wait."""
         runtime = self._cuda.runtime
         runtime.memcpy(block.address, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice)
 
@@ -197,11 +202,11 @@ class CudaStream:
         self._cuda.runtime.deviceSynchronize()
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Return the time from one mark to another, both past."""
+        """Return the time between two marks, both past."""
         return float(self._cuda.get_elapsed_time(first, last)) / 1e3
 
     def clocks(self) -> dict[str, int]:
-        """Ask nvidia-smi."""
+        """Return the clocks that nvidia-smi reports."""
         command = ["nvidia-smi", f"--query-gpu={','.join(_CLOCKS)}", *_NUMBERS_ONLY]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
@@ -212,9 +217,11 @@ class CudaStream:
 
 
 class SimulatedStream:
-    """Runs everything at once on the CPU; its times say nothing of a GPU.
+    """Runs everything at once on the CPU.
 
-    module  what runs kernels: cudasim.module.Module
+    Its times say nothing about a GPU.
+
+    module  runs the kernels: cudasim.module.Module
     """
 
     name = "simulated"

@@ -8,7 +8,7 @@
 - mix       ms on three connections, work on the fourth
 - medium    1 MiB there, 256 KiB back, bilinear x2: moving bytes
 - tiny      3 KiB there, 768 B back, bilinear x2: the event loop's work
-- streams   ms, beside two callers who stream 16 MiB back to back
+- streams   ms, beside two callers that stream 16 MiB back to back
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 
 
 def bilinear(*diff_dst: int) -> bytes:
-    """Return the message of a bilinear x2 gradient of this shape in float32."""
+    """Return the message of a bilinear x2 gradient in float32."""
     diff_src = (*diff_dst[:2], diff_dst[2] // 2, diff_dst[3] // 2)
     data = np.random.default_rng(0).normal(size=diff_dst).astype(np.float32)
     return _request(BILINEAR, diff_dst, diff_src, data=data.tobytes())
@@ -76,9 +76,11 @@ _STREAMED = (1, 4, 1024, 1024)
 
 @contextmanager
 def streaming(address: str) -> Generator[list[int]]:
-    """Have two callers stream meanwhile, from a process of their own; give their finished calls.
+    """Have two callers stream from another process.
 
-    address  of the server; nobody streams where it is empty
+    Yields the numbers of their finished calls.
+
+    address  of the server; nothing streams if it is empty
     """
     if not address:
         yield []
@@ -96,7 +98,7 @@ def streaming(address: str) -> Generator[list[int]]:
 
 
 def _stream(address: str) -> None:
-    """Stream back to back until ended, and print a line for every call."""
+    """Stream back to back until ended; print a line per call."""
     array = np.ones(_STREAMED, np.float32)
     shape = (*_STREAMED[:2], _STREAMED[2] // 2, _STREAMED[3] // 2)
     with Client(address) as client:

@@ -6,20 +6,20 @@ Each kind has a server in a process of its own, with the default settings unless
 otherwise; the load comes from this process over loopback (http2.py), and both share the
 machine's cores. In turn:
 
-- peak      calls per second of 2, 4 and 8 callers back to back on 4 connections, whichever are
-            served most; of too many some are refused, and call again at once
-- unloaded  calls due at a fifth of that rate, whatever becomes of them
+- peak      most calls per second of 2, 4 and 8 callers back to back on 4 connections; with
+            too many callers some calls are refused, and repeated at once
+- unloaded  calls due at a fifth of that rate, independent of their results
 - overload  the same at three times that rate; `onset` are those due in its first 2 s, while the
             server takes it for a burst, the other figures are of those due later
 
-The kinds of calls are in kinds.py. A latency counts from the time a call was due. A
-refusal says when to come back (RetryInfo). Memory is anonymous RSS: after a few calls (idle), at
-its highest, and --settle seconds after the load. Where nothing was served there are no latencies,
-and what is reckoned with them is null.
-`processors` is the processor time per second that the server, this process and others took: above
-0.1 of others figures are worth little. `cost_ms` is what a call takes of that, here and in the
-server: served, from the peak; refused, what is left of the overload's for each. `goodput_bound` is
-what goodput over peak could be at those costs if no core was ever idle:
+The kinds of calls are in kinds.py. A latency counts from the time a call was due. A refusal has a
+retry delay (RetryInfo). Memory is anonymous RSS: after a few calls (idle), at its highest, and
+--settle seconds after the load. Without served calls there are no latencies, and figures derived
+from them are null. `processors` is the processor time per second that the server, this process and
+others took: above 0.1 of others figures are worth little. `cost_ms` is a call's processor time,
+here and in the server: of a served call, from the peak; of a refused one, the rest of the
+overload's, divided by their number. `goodput_bound` is the goodput over peak that those costs would
+allow if no core was ever idle:
 
     served * peak * goodput + refused * (3 - goodput) * peak = cores
 """
@@ -56,7 +56,7 @@ _STATUSES = {0: "ok", 1: "CANCELLED", 4: "DEADLINE_EXCEEDED", 8: "RESOURCE_EXHAU
 
 @dataclass
 class LoadedServer:
-    """A server under load and what is known of it.
+    """A server under load, with its measurements.
 
     rss    anonymous memory in MiB: "idle", "highest", "settled"
     """
@@ -71,7 +71,7 @@ class LoadedServer:
         return round(self.server.rss_anon() / (1 << 20), 1)
 
     def load(self, messages: Sequence[bytes], run: Load, *, onset_s: float = 0.0) -> dict[str, Any]:
-        """Run a load on new connections and say what came of it."""
+        """Run a load on new connections; return the results."""
         connections = [
             Connection(self.server.address, _METHOD, messages[number % len(messages)])
             for number in range(_CONNECTIONS)
@@ -136,7 +136,7 @@ def _quantiles(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 @contextmanager
 def _sampling(one: LoadedServer) -> Generator[None]:
-    """Note the highest memory meanwhile."""
+    """Record the highest memory meanwhile."""
     done = threading.Event()
 
     def sample() -> None:
@@ -172,7 +172,7 @@ def _measure(one: LoadedServer, messages: Sequence[bytes], seconds: float) -> di
         callers, facts["peak"] = max(peaks.items(), key=lambda one: one[1]["served_per_s"])
         peak = facts["peak"]["served_per_s"]
         facts["callers_at_peak"] = callers
-        # Where no call was served at all there is one every second or so.
+        # If no call was served at all, the rate is about one call per second.
         unit = peak or 1.0
         during("unloaded", lambda some: open_loop(some, unit / 5, seconds))
         lasting_s = _ONSET_S + 2 * seconds
@@ -188,7 +188,7 @@ def _measure(one: LoadedServer, messages: Sequence[bytes], seconds: float) -> di
 
 
 def _over(one: float | None, other: float | None) -> float | None:
-    """Return one over the other; None where nothing was served."""
+    """Return a ratio; None if nothing was served."""
     return round(one / other, 2) if one is not None and other else None
 
 

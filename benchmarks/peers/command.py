@@ -1,4 +1,4 @@
-"""gradwire beside other servers under the same load, and beside PyTorch in the same process.
+"""gradwire beside other servers and PyTorch under the same load.
 
     python -m benchmarks peers [--rows small,pinned,large,shared,local] [--rounds N] [--json FILE]
 
@@ -9,8 +9,8 @@ shared  the same on one host, in shared memory
 local   PyTorch's backward beside gradwire's server and LocalClient; two threads
 
 All but `local` are gradients of bilinear x2, NCHW, float32. Servers and clients share this
-machine's cores over loopback. The first use makes virtual environments (1.5 GB) with pip; h2load
-is Debian's package nghttp2-client. A peer that cannot be had is reported and left out.
+machine's cores over loopback. The first use makes virtual environments (1.5 GB) with pip; h2load is
+Debian's package nghttp2-client. An unavailable peer is reported and left out.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Rows = list[dict[str, Any]]
 
 
 class Comparisons:
-    """The servers of one run, started when they are first wanted."""
+    """Servers of one run, started on first use."""
 
     def __init__(
         self, environments: Environments, stack: ExitStack, *, rounds: int, limit_s: float
@@ -70,7 +70,7 @@ class Comparisons:
         return self._compare_small(self._small_peers())
 
     def pinned(self) -> Rows:
-        """Compare small calls, each server on one core and the client on another."""
+        """Compare small calls, servers on one core, clients on another."""
         cores = sorted(os.sched_getaffinity(0))
         self._stack.callback(os.sched_setaffinity, 0, cores)
         os.sched_setaffinity(0, cores[:1])
@@ -182,7 +182,7 @@ class Comparisons:
         server: Server | None = None,
         python: str | Path = sys.executable,
     ) -> Peer:
-        """Return a peer whose client is a process of its own for each sample."""
+        """Return a peer with a new client process for each sample."""
         target = server or self._ours()
 
         def take(in_flight: int) -> CallSample:
@@ -197,7 +197,7 @@ class Comparisons:
 
 @contextmanager
 def _told(name: str) -> Generator[None]:
-    """Write a line for what cannot be had."""
+    """Report an unavailable peer in one line."""
     try:
         yield
     except MissingPeerError as error:
@@ -220,7 +220,7 @@ def _output(python: str | Path, module: str, *arguments: str) -> str:
 
 
 def _range(found: Sequence[float] | None) -> str:
-    """Return a median, and the range it is from where there are several."""
+    """Return a median, and the range of several values."""
     if found is None:
         return "-"
     middle, least, largest = found

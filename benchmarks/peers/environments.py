@@ -4,7 +4,7 @@ models  gradwire, PyTorch and a Python with a shared libpython, which Triton's s
 triton  tritonserver out of the wheel of PyTriton, unpacked without its dependencies
 client  tritonclient, whose protobuf and grpcio are older than gradwire's
 
-Each holds a stamp with what was asked for; another pin makes it anew.
+Each holds a stamp with its requirements; another pin makes it anew.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ print(json.dumps(["%d.%d" % sys.version_info[:2], found[0] if found else ""]))
 
 
 class MissingPeerError(Exception):
-    """A peer cannot be had here, or fails; it is left out."""
+    """A peer is unavailable or fails; it is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonFiles:
-    """Triton's files: its program, its libraries, and backends with the stub for one Python."""
+    """Triton's program, its libraries and its backends.
+
+    The backends hold the stub for one Python.
+    """
 
     program: Path
     libraries: tuple[Path, ...]
@@ -106,7 +109,10 @@ class Environments:
         )
 
     def _once(self, name: str, wanted: Sequence[str], fill: Callable[[], None]) -> None:
-        """Fill an environment unless it holds what is wanted; a failure is not tried again."""
+        """Fill an environment unless it holds its requirements.
+
+        A failure is not tried again.
+        """
         if name in self._failures:
             raise self._failures[name]
         folder = self._folder / name
@@ -150,7 +156,10 @@ def _pin(group: str, package: str) -> str:
 
 
 def _python() -> tuple[Path, str, Path]:
-    """Return a Python with a shared library and a stub, its version, and the library's folder."""
+    """Return a Python with a shared library and a stub.
+
+    Its version and the library's folder follow.
+    """
     base = os.path.realpath(sys.executable)
     for candidate in (base, *(shutil.which(f"python{version}") for version in _STUBS)):
         if candidate is None:

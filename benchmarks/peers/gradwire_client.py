@@ -1,4 +1,4 @@
-"""Clients of gradwire, each sample in a process of its own, as Triton's are.
+"""Clients of gradwire, with a new process for each sample.
 
     python -m benchmarks.peers.gradwire_client body ADDRESS FILE
     python -m benchmarks.peers.gradwire_client KIND ADDRESS --pid PID --in-flight N --seconds S
@@ -7,7 +7,8 @@ body    writes a small call's HTTP/2 body for h2load, and on stdout the bytes of
 sdk     Client.evaluate
 stream  EvaluateStream with the same messages each time, by grpcio
 
-The first result of `sdk` and `body` is compared with a NumPy reference.
+Triton's samples have processes of their own too. The first result of `sdk` and `body` is compared
+with a NumPy reference.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def _method(address: str, name: str) -> Any:
 
 
 def _write_body(address: str, file: Path) -> int:
-    """Write the body of a small call; return the bytes of its response."""
+    """Write a small call's body; return the size of its response.
+
+    The size is in bytes.
+    """
     source = gradient(SMALL)
     described = tensors.describe(source)
     body = v1.EvaluateRequest(
@@ -66,7 +70,10 @@ def _check(data: bytes, shape: Shape) -> None:
 
 
 def _sdk(address: str) -> Callable[[], Call]:
-    """Return what gives threads their call; all share a client, as the SDK wants it."""
+    """Return a function that gives threads their call.
+
+    All share a client, as the SDK recommends.
+    """
     source = gradient(LARGE)
     call = partial(Client(address).evaluate, _OPERATOR, source, output_shape=result_shape(LARGE))
     _check(call().tobytes(), LARGE)
@@ -74,7 +81,10 @@ def _sdk(address: str) -> Callable[[], Call]:
 
 
 def _stream(address: str) -> Call:
-    """Return a call that sends the same messages each time and counts what comes back."""
+    """Return a call that sends the same messages each time.
+
+    It counts the bytes of the response.
+    """
     source = gradient(LARGE)
     described = tensors.describe(source)
     result = tensors.result_descriptor(described, result_shape(LARGE))
@@ -105,7 +115,7 @@ def _sampled(arguments: argparse.Namespace) -> CallSample:
 
 
 def main() -> int:
-    """Do what the first argument names."""
+    """Run the kind named by the first argument."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -12,7 +12,7 @@ from benchmarks.peers.environments import MissingPeerError
 from benchmarks.peers.loops import CallMeter, CallSample
 from benchmarks.servers import Server
 
-# What is left out of rate and latencies: connections are new then.
+# Seconds left out of rate and latencies, in which connections are new.
 _FIRST_S: Final = 0.3
 
 
@@ -26,9 +26,9 @@ def sampled(
     in_flight: int,
     seconds: int,
 ) -> CallSample:
-    """Call from so many connections, one call on each at a time.
+    """Sample calls on connections, one call on each at a time.
 
-    h2load does not look at the status of a call, so that replies shorter than least_bytes are
+    h2load does not check the status of a call, so replies shorter than least_bytes count as
     failures.
     """
     log = body.with_suffix(".log")

@@ -47,7 +47,10 @@ torch: Any = import_module("torch")
 
 @dataclass(frozen=True, slots=True)
 class LocalCase:
-    """One operator in one layout and type, its contestants, and their samples in milliseconds."""
+    """One operator in one layout and type, with its contestants.
+
+    Samples are in milliseconds.
+    """
 
     mode: str
     layout: str
@@ -56,7 +59,10 @@ class LocalCase:
     samples: dict[tuple[int, str], float] = field(default_factory=dict[tuple[int, str], float])
 
     def row(self, rounds: int) -> dict[str, Any]:
-        """Return medians in milliseconds, and how many times PyTorch's rate the others have."""
+        """Return median milliseconds, and ratios to PyTorch's rate.
+
+        A ratio above 1 means that the contestant is faster.
+        """
         row: dict[str, Any] = {"mode": self.mode, "layout": self.layout, "dtype": self.dtype}
         for name in self.contestants:
             found = [ms for (_, whose), ms in self.samples.items() if whose == name]
@@ -82,7 +88,7 @@ def _cases(address: str) -> Iterable[LocalCase]:
             tensor = tensor.contiguous(memory_format=last)
         operator = ops.TorchUpsampleBackward(mode=mode)
         source = _array(tensor)
-        # In the order of the source's memory.
+        # Axes in the order of the source's memory.
         order = np.argsort(source.strides, kind="stable")[::-1]
         nested = remote.empty([source.shape[axis] for axis in order], source.dtype)
         placed = nested.transpose(np.argsort(order))
@@ -112,7 +118,7 @@ def _pytorch(mode: str, tensor: Any, result_shape: tuple[int, ...]) -> Callable[
 
 
 def _array(tensor: Any) -> Any:
-    """Return the tensor as an array on the same memory, with the same strides."""
+    """Return a tensor's memory as an array with its strides."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
@@ -130,7 +136,10 @@ def _check(case: LocalCase) -> None:
 
 
 def _sample_ms(call: Callable[[], Any], pids: list[int]) -> float | None:
-    """Return the median of calls for a while; None where other processes were busy."""
+    """Return the median milliseconds of calls for a while.
+
+    None if other processes were busy.
+    """
     call()
     times: list[float] = []
     own, started = cpu_s(pids), time.perf_counter()

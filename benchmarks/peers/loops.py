@@ -17,7 +17,7 @@ _WARM_UP_CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class CallSample:
-    """How calls went for a while.
+    """Figures of calls for a while.
 
     rate             calls per second
     p50_ms, p99_ms   of their latencies
@@ -35,7 +35,7 @@ class CallSample:
 
 
 class CallMeter:
-    """Makes a sample of what happens between its making and `sample`."""
+    """Measures from its construction until `sample` is called."""
 
     def __init__(self, server: int, client_cpu_s: Callable[[], float]) -> None:
         self._pids = tree(server)
@@ -48,7 +48,10 @@ class CallMeter:
     def sample(
         self, latencies_s: Sequence[float], *, calls: int | None = None, rate: float | None = None
     ) -> CallSample:
-        """Return the sample; calls and rate where latencies are those of a part of the calls."""
+        """Return the sample.
+
+        calls and rate are given if latencies are those of a part of the calls.
+        """
         seconds, server_s, client_s, machine_s = (
             after - before for before, after in zip(self._before, self._now(), strict=True)
         )
@@ -67,7 +70,10 @@ class CallMeter:
 def closed_loop(
     make: Callable[[], Call], *, server: int, in_flight: int, seconds: float
 ) -> CallSample:
-    """Call from so many threads, each with a call of its own making, again and again."""
+    """Call repeatedly from so many threads.
+
+    Each thread makes a call of its own.
+    """
     calls = [make() for _ in range(in_flight)]
     for call in calls * _WARM_UP_CALLS:
         call()

@@ -1,4 +1,4 @@
-"""Processor time of a process tree and of the whole machine, from /proc."""
+"""Processor time of process trees and of the machine, from /proc."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def busy_s() -> float:
-    """Return the seconds of processor time that this machine has spent on anything."""
+    """Return the seconds of processor time that the machine has spent."""
     with Path("/proc/stat").open(encoding="utf-8") as lines:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(
             int, lines.readline().split()[1:9]
@@ -39,7 +39,10 @@ def busy_s() -> float:
 
 
 def wait_idle(seconds: int, limit_s: int) -> bool:
-    """Wait until the machine has been idle for so long; False after the limit."""
+    """Wait until the machine has been idle for so long.
+
+    Returns False after the limit.
+    """
     until = time.monotonic() + limit_s
     idle = 0
     while idle < seconds:
@@ -52,7 +55,10 @@ def wait_idle(seconds: int, limit_s: int) -> bool:
 
 
 def _fields(pid: int) -> list[str]:
-    """Return what follows the name in a process's stat; nothing for one that has ended."""
+    """Return the fields after the name in a process's stat.
+
+    They are empty for a process that has ended.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

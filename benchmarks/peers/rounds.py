@@ -1,4 +1,4 @@
-"""Rounds of contestants in turn, and rows of medians and of ratios within rounds."""
+"""Rounds of contestants in turn; rows of medians and ratios."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.peers.environments import MissingPeerError, say
 from benchmarks.peers.loops import CallSample
 from benchmarks.peers.processes import wait_idle
 
-# A round waits until the machine has been idle for so long, at most up to the limit.
+# A round waits until the machine has been idle for so long, or until the limit.
 IDLE_S: Final = 3
 IDLE_LIMIT_S: Final = 15
-# Cores that other processes may keep busy during a sample; it is taken again otherwise.
+# Cores that other processes may keep busy during a sample, which is repeated otherwise.
 OTHERS_LIMIT: Final = 0.25
 _TRIES: Final = 3
 
@@ -24,7 +24,10 @@ Take = Callable[[int], CallSample]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server with a client; `take` measures it with so many calls in flight."""
+    """A server with a client.
+
+    `take` measures it with so many calls in flight.
+    """
 
     name: str
     take: Take
@@ -33,10 +36,10 @@ class Peer:
 def compare(
     contestants: Sequence[Peer], *, in_flight: Sequence[int], rounds: int, limit_s: float
 ) -> list[dict[str, Any]]:
-    """Return a row for each number of calls in flight and contestant; the first is the base.
+    """Return a row for each contestant and number in flight.
 
-    Rounds reverse the order in turn. A contestant that fails is reported and left out from there.
-    No sample starts after limit_s.
+    The first contestant is the base of ratios. Rounds reverse the order in turn. A contestant that
+    fails is reported and left out from there. No sample starts after limit_s.
     """
     until = time.monotonic() + limit_s
     samples: dict[tuple[int, str, int], CallSample] = {}
@@ -71,13 +74,19 @@ def compare(
 
 
 def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> list[float] | None:
-    """Return the median, least and largest of the ratios of the pairs that have both."""
+    """Return the median, least and largest ratio of pairs.
+
+    Pairs with a missing value do not count.
+    """
     found = [one / other for one, other in pairs if one is not None and other is not None]
     return [statistics.median(found), min(found), max(found)] if found else None
 
 
 def _clean(contestant: Peer, calls: int) -> CallSample | None:
-    """Return a sample without other processes; None where each try had some."""
+    """Return a sample without other processes, or None.
+
+    None means that each try was disturbed.
+    """
     for _ in range(_TRIES):
         sample = contestant.take(calls)
         if sample.others < OTHERS_LIMIT:

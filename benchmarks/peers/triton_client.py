@@ -69,13 +69,19 @@ def infer(client, shape):
 
 
 def raw_call(address, shape):
-    """Return a call that sends the same bytes each time and leaves the response as it comes."""
+    """Return a call that sends the same bytes each time.
+
+    It does not decode the response.
+    """
     method = grpc.insecure_channel(address, options=_OPTIONS).unary_unary(_METHOD)
     return partial(method, request(_MODEL, shape))
 
 
 class SharedCall:
-    """A call with both tensors in shared memory; it copies the source in and the result out."""
+    """A call with both tensors in shared memory.
+
+    It copies the source in and the result out.
+    """
 
     def __init__(self, address, shape):
         self._source = gradient(shape)
@@ -139,7 +145,7 @@ def sampled(arguments):
 
 
 def ready(address):
-    """Tell whether every model is ready."""
+    """Return whether every model is ready."""
     client = connected(address)
     try:
         return client.is_server_ready() and all(map(client.is_model_ready, MODELS))
@@ -148,7 +154,7 @@ def ready(address):
 
 
 def main():
-    """Do what the first argument names."""
+    """Run the kind named by the first argument."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

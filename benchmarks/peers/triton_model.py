@@ -23,7 +23,7 @@ THREADS = len(os.sched_getaffinity(0))
 
 
 def kernel():
-    """Return gradwire's evaluation, with as many threads as a server has by default."""
+    """Return gradwire's evaluation with a server's default threads."""
     client = LocalClient(backend="numba_cpu", threads=THREADS)
     operator = ops.TorchUpsampleBackward(mode="bilinear")
 
@@ -56,7 +56,7 @@ MODELS = {"kernel": kernel, "torch": pytorch, "noop": noop}
 
 
 class TritonPythonModel:
-    """A model as the Python backend wants it."""
+    """A model in the form of Triton's Python backend."""
 
     def initialize(self, arguments):
         """Prepare the evaluation that the model is named after."""

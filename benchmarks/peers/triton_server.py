@@ -35,7 +35,10 @@ _EXIT_S: Final = 3
 
 @contextmanager
 def started(triton: TritonFiles, client: Path) -> Generator[Server]:
-    """Run Triton until the block ends; it yields once every model is ready."""
+    """Run Triton until the block ends.
+
+    Yields once every model is ready.
+    """
     with tempfile.TemporaryDirectory(prefix="gradwire-triton-") as name:
         folder = Path(name)
         _write_models(folder / "models")
@@ -48,7 +51,7 @@ def started(triton: TritonFiles, client: Path) -> Generator[Server]:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=_environment(triton),
-                start_new_session=True,  # Ctrl-C reaches this process alone, which ends Triton
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends Triton
             ) as process,
         ):
             try:
@@ -56,7 +59,7 @@ def started(triton: TritonFiles, client: Path) -> Generator[Server]:
                 yield Server(address, process.pid)
             finally:
                 _stop(process)
-                # Of a stub that was killed.
+                # Shared memory of a stub that was killed.
                 for region in Path("/dev/shm").glob(f"{folder.name}*"):  # noqa: S108 - POSIX shared memory
                     region.unlink()
 
@@ -82,7 +85,10 @@ def _command(triton: TritonFiles, folder: Path, address: str) -> list[str]:
 
 
 def _environment(triton: TritonFiles) -> dict[str, str]:
-    """Return variables by which the stub finds its libpython and the models' packages."""
+    """Return the stub's environment variables.
+
+    It finds its libpython and the models' packages by them.
+    """
     path = f"{triton.models_python.parent}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "LD_LIBRARY_PATH": ":".join(map(str, triton.libraries))}
 
@@ -106,7 +112,7 @@ def _wait_ready(process: subprocess.Popen[bytes], client: Path, address: str, lo
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End Triton, and then each process of its tree that is left."""
+    """End Triton, and then each remaining process of its tree."""
     pids = tree(process.pid)
     process.terminate()
     try:

@@ -1,6 +1,6 @@
 """Servers in network namespaces, each behind a link of bounded rate.
 
-Needs a network namespace that the caller may change, as `unshare -rn` gives: links and networks go
+Needs a network namespace that the caller may change, as `unshare -rn` gives: links and networks end
 with the processes in them.
 """
 
@@ -20,13 +20,16 @@ def _run(words: str) -> None:
 
 
 def _bound(device: str, rate: str) -> None:
-    """Let no more than this leave by a device."""
+    """Bound the rate of data that leaves by a device."""
     _run(f"tc qdisc add dev {device} root tbf rate {rate} burst 128kb latency 100ms")
 
 
 @contextmanager
 def linked(number: int, rate: str, *flags: str) -> Generator[str]:
-    """Run a server beyond a link with this rate each way; yield its address."""
+    """Run a server behind a link of bounded rate; yield its address.
+
+    The rate holds each way.
+    """
     near, far = f"near{number}", f"far{number}"
     ours, theirs = f"10.78.{number}.1", f"10.78.{number}.2"
     own = [sys.executable, "-m", "benchmarks.scale.links", theirs, far, rate, *flags]
@@ -56,7 +59,7 @@ def linked(number: int, rate: str, *flags: str) -> Generator[str]:
 
 @contextmanager
 def fleet(count: int, rate: str, *flags: str) -> Generator[list[str]]:
-    """Run servers beyond links of their own; yield their addresses."""
+    """Run servers behind links of their own; yield their addresses."""
     _run("ip link set lo up")
     with ExitStack() as stack:
         yield [stack.enter_context(linked(number, rate, *flags)) for number in range(count)]

@@ -2,11 +2,11 @@
 
     python -m benchmarks scale-model [--json FILE]
 
-Bytes flow as fluids, in steps of time: those of the input from the client over its one link, which
-the shares divide evenly, and over each server's own; they are computed at a rate, at most as they
-come; those of the result flow back likewise. A server computes a step when all its input is there,
-and gives its result when it is computed. 1 to 64 servers, by default at 200 Mbit/s each and 10
-Gbit/s for the client.
+Bytes flow as fluids, in steps of time. Input flows from the client over its one link, which the
+shares divide evenly, and over each server's own link. Servers compute it at a rate, at most as fast
+as it arrives; results flow back likewise. A server computes a step when all its input has arrived,
+and sends its result afterwards. 1 to 64 servers, by default at 200 Mbit/s each and 10 Gbit/s for
+the client.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What bounds an evaluation, in bytes and seconds.
+    """Bounds of an evaluation, in bytes and seconds.
 
     link        of each server, bytes per second each way
     client      of the client, likewise
     compute     bytes of input that one server computes per second
-    round_trip  seconds; a share waits for one and a half before its first byte is there
+    round_trip  seconds; a share waits for one and a half before its first byte arrives
     halo        bytes of input, at most, that a share reads beside its own part
     step        bytes of input that a server collects before it computes
     """
@@ -54,9 +54,10 @@ class Model:
 
 
 def formula(model: Model, servers: int) -> float:
-    """Return the seconds that a pipeline of three stages takes: to the server, in it, and back.
+    """Return the seconds of a pipeline of three stages.
 
-    One step passes all of them; the others follow at the pace of the slowest.
+    The stages are the way to the server, the computation, and the way back. One step passes all of
+    them; the others follow at the pace of the slowest.
     """
     rates = model.rates
     read, given = model.up / servers + _halo(model, servers), model.down / servers
@@ -67,7 +68,7 @@ def formula(model: Model, servers: int) -> float:
 
 
 def simulate(model: Model, servers: int, *, steps: int = 4000) -> float:
-    """Return the seconds until the last server's last byte is there."""
+    """Return the seconds until the last server's last byte arrives."""
     rates = model.rates
     read, given = model.up / servers + _halo(model, servers), model.down / servers
     tick = formula(model, servers) / steps
@@ -87,7 +88,10 @@ def _whole_steps(reached: Array, read: float, rates: Rates) -> Array:
 
 
 def _flow(waiting: Array, rates: Rates, tick: float) -> Array:
-    """Divide the client's link among those that have something to send, at most a link each."""
+    """Divide the client's link among servers with waiting bytes.
+
+    A server gets at most the rate of its own link.
+    """
     active = int(np.count_nonzero(waiting > 0))
     return np.minimum(waiting, tick * min(rates.link, rates.client / max(1, active)))
 

@@ -6,7 +6,7 @@ A cluster of a head and one node is made of network namespaces. Two plain server
 run on the node, with the same flags; a third machine calls all in turn, round by round, over the
 same link. Needs root and Ray. Figures are a call's median time, and the processor time that its
 server took, both in ms. A ratio is the plain server's figure over the other's: 1 is as fast. The
-second plain server, the control, shows how much of it is noise.
+second plain server, the control, shows the noise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _MANY = 200
 
 
 class _CalledServer:
-    """One server called in one way; counts what it is called and what that costs it."""
+    """One server called in one way.
+
+    Counts its calls and their cost.
+    """
 
     def __init__(self, name: str, server: Server, call: Callable[[], object]) -> None:
         self.name = name
@@ -57,7 +60,7 @@ class _CalledServer:
 
 
 def _loads(client: Client) -> dict[str, Callable[[], object]]:
-    """Return what is called, by name."""
+    """Return the functions to call, by name."""
     small = np.ones((1, 1, 16, 16), np.float32)
     large = np.ones((16, 1024, 256), np.float32)
     items = [Item(_HALVE, small, (1, 1, 8, 8))] * _MANY
@@ -69,7 +72,10 @@ def _loads(client: Client) -> dict[str, Callable[[], object]]:
 
 
 def compare(servers: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Call servers, each written NAME=TARGET=PID, the plain one first; return figures by load."""
+    """Call servers in turn; return figures by load.
+
+    Each server is written NAME=TARGET=PID, the plain one first.
+    """
     given = [server.split("=") for server in servers]
     clients = [Client(target) for _, target, _ in given]
     calls = [_loads(client) for client in clients]

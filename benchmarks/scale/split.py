@@ -1,4 +1,4 @@
-"""One evaluation by 1, 2 and 4 servers, beside each other in the same rounds.
+"""One evaluation by 1, 2 and 4 servers in the same rounds.
 
     unshare -rn python -m benchmarks scale links [--rate 200mbit] [--rounds N] [--json FILE]
     python -m benchmarks scale compute|loopback [--rounds N] [--json FILE]
@@ -10,9 +10,9 @@ loopback  the same servers, and an operator that takes them less than the way do
 
 slices: (8, 64, 112, 112) to (8, 64, 56, 56) but for compute, cut between outer slices. rows: the
 outermost axis is resized, cut between rows. Results of all are compared, bit by bit. A speed-up is
-that of a round, medians are of rounds; `model` is what scale-model foretells. Where servers
-have no machine of their own, as all but the first stage, the processor time of the busiest one
-tells what they would take; `best` are the shortest times of all rounds.
+that of a round, medians are of rounds; `model` is the prediction of scale-model. In all stages but
+the first, servers share a machine: the processor time of the busiest one estimates the time on
+machines of their own. `best` are the shortest times of all rounds.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gradwire import Client, ops
 COUNTS: tuple[int, ...] = (1, 2, 4)
 _FLAGS = ("--backend", "numpy_cpu", "--compute-threads", "1", "--no-warm-up")
 _LOCAL = (*OURS, *_FLAGS)
-# Of a full frame of Ethernet the payload: the rest are headers, and count against a link's rate.
+# Payload of a full Ethernet frame: headers are the rest, and count against a link's rate.
 _PAYLOAD = 1448 / 1514
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is evaluated."""
+    """An evaluation to split."""
 
     operator: ops.Operator
     source: tuple[int, ...]
@@ -70,7 +70,10 @@ _HEAVY = {
 def measure(
     targets: list[str], problem: Problem, rounds: int, *, servers: Sequence[Server] = ()
 ) -> dict[str, Any]:
-    """Time the calls of clients with more and more of the servers, in turn."""
+    """Time calls on one server, two, and so on.
+
+    The clients take turns.
+    """
     source = problem.given()
     taken: dict[int, list[float]] = {count: [] for count in COUNTS}
     busiest = dict.fromkeys(COUNTS, 0.0)
@@ -113,7 +116,7 @@ def _call(client: Client, problem: Problem, source: Array) -> Callable[[], Array
 
 
 def links(rate: str, rounds: int) -> dict[str, Any]:
-    """Measure behind links, beside what the model foretells for them."""
+    """Measure behind links, beside the model's predictions."""
     with fleet(max(COUNTS), rate, *_FLAGS, "--insecure") as targets:
         rows = {name: measure(targets, one, rounds) for name, one in _LIGHT.items()}
     number, unit = rate[:-4], rate[-4:]

@@ -18,7 +18,10 @@ _CALLS = 4
 
 
 def copies() -> str:
-    """Count what memcpy and memmove are told to copy in pieces of a page and more."""
+    """Count the bytes that memcpy and memmove copy.
+
+    Only pieces of a page and more count.
+    """
     source = numbers(LARGE)
     cases: dict[str, tuple[tuple[str, ...], Callable[[Server], Call]]] = {
         "raw bytes, bare": (

@@ -29,7 +29,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How calls went for a while.
+    """Figures of calls for a while.
 
     rate            calls per second
     p50_ms, p99_ms  of their latencies
@@ -45,7 +45,7 @@ class Sample:
 
 
 class _Meter:
-    """Makes a sample of what happens between its making and `sample`."""
+    """Measures from its construction until `sample` is called."""
 
     def __init__(self, server: Server | None) -> None:
         self._server = server
@@ -84,7 +84,10 @@ def one_by_one(call: Call, server: Server | None, *, seconds: float) -> Sample:
 def many_at_once(
     server: Server, request: bytes, *, connections: int, in_flight: int, seconds: float
 ) -> Sample:
-    """Keep so many unary calls of the same bytes in flight, over so many connections."""
+    """Keep so many unary calls of the same bytes in flight.
+
+    They use so many connections.
+    """
     return asyncio.run(_flood(server, request, connections, in_flight, seconds))
 
 
@@ -171,7 +174,10 @@ def protobuf(server: Server, source: Array, output_shape: tuple[int, ...]) -> Ca
 def raw_stream(
     server: Server, source: Array, chunk_bytes: int, options: Sequence[tuple[str, Any]] = ()
 ) -> Call:
-    """Send a tensor's bytes in raw chunks and store as many that come back."""
+    """Stream a tensor's bytes in raw chunks; store the reply.
+
+    The reply has as many bytes.
+    """
     method = method_of(server.address, EVALUATE_STREAM, options)
     data = source.reshape(-1).view(np.uint8).data
 
@@ -189,7 +195,10 @@ def raw_stream(
 
 
 def framed_stream(server: Server, source: Array, chunk_bytes: int) -> Call:
-    """Do what `raw_stream` does with the messages of EvaluateStream, and as little besides."""
+    """Stream as `raw_stream`, with the messages of EvaluateStream.
+
+    It does as little as possible besides.
+    """
     method = method_of(server.address, EVALUATE_STREAM)
     data = source.reshape(-1).view(np.uint8).data
     described = tensors.describe(source)
@@ -219,9 +228,10 @@ def framed_stream(server: Server, source: Array, chunk_bytes: int) -> Call:
 def protobuf_stream(
     server: Server, source: Array, output_shape: tuple[int, ...], chunk_bytes: int, *, opens: bool
 ) -> Call:
-    """Stream through the generated stub, as a plain client does; opens for a server that wants it.
+    """Stream through the generated stub, as a plain client does.
 
-    A server that is not told what to do returns what comes.
+    opens tells whether the first message describes the evaluation; otherwise the server returns the
+    same bytes.
     """
     stub = v1.GradientServiceStub(channel_to(server.address))
     data = source.reshape(-1).view(np.uint8).data

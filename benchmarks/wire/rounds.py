@@ -1,7 +1,7 @@
 """Rounds of the wire benchmark: contestants in turn, compared per round.
 
-In each round the order is reversed. Ratios are of the samples of a round; what is told are medians
-of the rounds.
+In each round the order is reversed. Ratios are of the samples of a round; medians of the rounds are
+reported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.wire.loads import Array, Call, Sample, one_by_one
 
 TINY, TINY_RESULT = (1, 3, 16, 16), (1, 3, 8, 8)
 LARGE, LARGE_RESULT = (8, 64, 112, 112), (8, 64, 56, 56)
-# 64 MiB, and what an enlargement to them x2 was made from.
+# 64 MiB, and the shape from which they are enlarged x2.
 STREAMED, STREAMED_RESULT = (1, 1, 4096, 4096), (1, 1, 2048, 2048)
 CHUNK = 1 << 20
 BARE = ("-m", "benchmarks.wire.bare_server")
-# Where processors rest from what ran before.
+# Seconds between loads, in which processors become idle.
 _SETTLE_S = 0.05
 _COLUMNS = ("rate", "p50_ms", "p99_ms", "server_ms", "client_ms", "rate_ratio", "p50_ratio")
 
@@ -45,7 +45,7 @@ def numbers(shape: tuple[int, ...]) -> Array:
 
 
 def compare(takes: Mapping[str, Take], *, base: str, rounds: int) -> Rows:
-    """Return the medians of each contestant, and its ratios to one of them."""
+    """Return each contestant's medians, and its ratios to the base."""
     samples = _in_turn(takes, rounds)
     rows: Rows = {}
     for name, taken in samples.items():
@@ -68,7 +68,7 @@ def compare_calls(
     rounds: int,
     seconds: float = 0.4,
 ) -> Rows:
-    """Compare calls that one caller makes one by one."""
+    """Compare sequential calls of one caller."""
     takes = {
         name: partial(
             one_by_one,
@@ -82,7 +82,7 @@ def compare_calls(
 
 
 def check_equal(calls: Mapping[str, Call]) -> None:
-    """Make each call once; all must give the same."""
+    """Make each call once; check that results are equal."""
     results: list[Any] = [np.asarray(call()) for call in calls.values()]
     assert all(np.array_equal(results[0], one) for one in results[1:])
 

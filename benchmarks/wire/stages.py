@@ -56,7 +56,7 @@ from benchmarks.wire.timeline import timeline
 _CONNECTIONS = (1, 4)
 _IN_FLIGHT = 16
 
-# Given to both ends.
+# Options for both ends.
 OPTIONS: dict[str, tuple[tuple[str, int], ...]] = {
     "grpc's own": (),
     "frames of 1 MiB": (("grpc.http2.max_frame_size", 1 << 20),),
@@ -73,10 +73,10 @@ OPTIONS: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 def tiny(rounds: int) -> dict[str, Rows]:
-    """Measure small unary calls, servers on one core and the client on the others.
+    """Measure small unary calls on separate cores.
 
-    Left alone, the system now and then lets both ends of a connection share one core, for seconds:
-    then rates fall by half, whoever serves.
+    Servers run on one core and the client on the others. Left alone, the system now and then lets
+    both ends of a connection share one core, for seconds: then rates fall by half for any server.
     """
     cores = sorted(os.sched_getaffinity(0))
     source = numbers(TINY)
@@ -147,7 +147,10 @@ def identity(rounds: int) -> dict[str, Rows]:
 
 
 def bidi(rounds: int) -> dict[str, Rows]:
-    """Measure streams of a plain client, beside a bidi server that returns protobuf's chunks."""
+    """Measure streams of a plain client.
+
+    A bidi server that returns protobuf's chunks is the base.
+    """
     source = numbers(STREAMED)
     with ExitStack() as stack:
         bare, ours = start(stack, *BARE, "bidi"), start(stack, *OURS, "--backend", "numpy_cpu")
@@ -212,7 +215,7 @@ def options(rounds: int) -> dict[str, Rows]:
 
 
 def chunks(rounds: int) -> dict[str, Rows]:
-    """Compare sizes of chunks, sent by the SDK, and of the server's steps."""
+    """Compare sizes of the SDK's chunks and the server's steps."""
     source = numbers(LARGE)
     report: dict[str, Rows] = {}
     with ExitStack() as stack:
@@ -245,7 +248,7 @@ def threads(rounds: int) -> dict[str, Rows]:
 
 
 def _kinds() -> list[str]:
-    # Compared with where it is installed.
+    # uvloop is compared if it is installed.
     return ["aio", "uvloop", "sync"] if find_spec("uvloop") else ["aio", "sync"]
 
 

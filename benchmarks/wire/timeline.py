@@ -1,7 +1,7 @@
 """Timeline of one stream: sending, computing and receiving.
 
-Both ends keep stamps of the same clock: the client of every chunk that grpc took from it or gave to
-it, the server, started by this module, of every stay in a phase.
+Both ends record times of the same clock: the client for every chunk that grpc took from it or gave
+to it, and the server, started by this module, for every stay in a phase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Stay = tuple[float, float]
 
 
 def timeline(rounds: int) -> str:
-    """Stream again and again and draw the quickest of the last ones."""
+    """Stream repeatedly and draw the quickest of the last streams."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         log = folder / "stays"
@@ -108,7 +108,7 @@ def _stays(log: Path, phase: str) -> list[Stay]:
 
 
 def _serve(log: Path) -> None:
-    """Run the server, with every stay in a phase told to a file."""
+    """Run the server, with every phase recorded in a file."""
     told = log.open("w", encoding="utf-8", buffering=1)
     note = recording.Phases.note
 
