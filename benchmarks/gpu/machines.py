@@ -32,7 +32,7 @@ _MEMORY_BYTES = 4 << 30
 class Machine(Protocol):
     """Machine on which the benchmark runs.
 
-    missing  what cannot be compared here, and why
+    missing  contestants that cannot run here, and why
     """
 
     missing: dict[str, str]

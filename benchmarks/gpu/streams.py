@@ -170,7 +170,7 @@ class CudaStream:
         runtime.memcpy(block.address, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice)
 
     def read(self, block: Block, array: Array, *, offset: int = 0) -> None:
-        """Fill an array with what lies in a block."""
+        """Fill an array with a block's bytes."""
         self.settle()
         runtime = self._cuda.runtime
         runtime.memcpy(
@@ -245,7 +245,7 @@ class SimulatedStream:
         ctypes.memmove(block.address, array.ctypes.data, array.nbytes)
 
     def read(self, block: Block, array: Array, *, offset: int = 0) -> None:
-        """Fill an array with what lies in a block."""
+        """Fill an array with a block's bytes."""
         ctypes.memmove(array.ctypes.data, block.address + offset, array.nbytes)
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:

@@ -97,7 +97,7 @@ class Connection:
         self._send(stream)
 
     def flush(self) -> None:
-        """Write what the socket takes."""
+        """Write as many bytes as the socket takes."""
         while self.out:
             try:
                 written = self.socket.sendmsg(list(islice(self.out, 256)))
@@ -112,7 +112,7 @@ class Connection:
                 self.out.popleft()
 
     def receive(self) -> None:
-        """Read what has arrived."""
+        """Read the bytes that have arrived."""
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:

@@ -10,7 +10,7 @@ machine's cores. In turn:
             too many callers some calls are refused, and repeated at once
 - unloaded  calls due at a fifth of that rate, independent of their results
 - overload  the same at three times that rate; `onset` are those due in its first 2 s, while the
-            server takes it for a burst, the other figures are of those due later
+            server treats it as a burst, the other figures are of calls due later
 
 The kinds of calls are in kinds.py. A latency counts from the time a call was due. A refusal has a
 retry delay (RetryInfo). Memory is anonymous RSS: after a few calls (idle), at its highest, and

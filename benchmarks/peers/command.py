@@ -205,7 +205,7 @@ def _told(name: str) -> Generator[None]:
 
 
 def _output(python: str | Path, module: str, *arguments: str) -> str:
-    """Run a module of this package; return what it writes on stdout."""
+    """Run a module of this package; return its standard output."""
     done = subprocess.run(
         [python, "-m", f"benchmarks.peers.{module}", *arguments],
         capture_output=True,

@@ -12,7 +12,7 @@ options   bare servers with other options of grpc's core at both ends, among the
 chunks    streams with other chunks and slabs, among themselves
 threads   streams with other numbers of compute threads, among themselves
 copies    bytes that the server's process copies for a stream, counted; needs a C compiler
-timeline  what one stream of `large` sends, computes and receives, and when
+timeline  times at which one stream of `large` sends, computes and receives
 
 Servers run in processes of their own, the client in this one, all on the same cores. Rates are of
 calls per second, times in milliseconds, processor time for each call; the last two columns are

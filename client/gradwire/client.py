@@ -41,12 +41,12 @@ class Client:
 
     target                  address of the server, such as "127.0.0.1:50051", or any gRPC target,
                             such as "dns:///name:50051". Several, with commas between or as a
-                            sequence, take turns; "replicas+http://HOST:PORT/NAME" tells them
+                            sequence, take turns; "replicas+http://HOST:PORT/NAME" lists them
                             (docs/ray.md). None means GRADWIRE_TARGET, or else 127.0.0.1:50051
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text
     connections             to each server, at most so many for small calls and as many for
-                            streams, opened when calls come at once. Each is served by one worker of
-                            a server with several. 1 means a single one for everything
+                            streams, opened for simultaneous calls. A connection reaches one worker of
+                            a server with several. 1 means a single connection for all calls
     timeout_s               seconds a call may take, and a stream may go without progress
     stream_threshold_bytes  largest input or result that still travels in one message
     chunk_bytes             most bytes of one message of a stream, 4096 to 32 MiB; the server may
@@ -54,15 +54,15 @@ class Client:
     retry                   how often and how soon a failed call is tried again
     split                   whether several targets share one evaluate() whose input or result is
                             larger than split_threshold_bytes: each gives a part of the result, with
-                            the same bits, and where one fails another one gives its part. Without
+                            the same bits, and if one fails another one gives its part. Without
                             it, and below the threshold, one target does it all
     split_threshold_bytes   most that one target does alone; a part has half of it or more
-    token                   shown with every call, but never to another machine in plain text
+    token                   sent with every call, but never to another machine in plain text
     token_file              file with a token, read anew when it changes. Without both, the
                             variable GRADWIRE_TOKEN has one, or GRADWIRE_TOKEN_FILE names a file
-    connect_timeout_s       seconds for which a call is tried again while no connection comes about,
+    connect_timeout_s       seconds for which a call is tried again while it cannot connect,
                             which also bound one attempt to connect; None for as long as retry says,
-                            and 20 s for an attempt. wait_ready() waits as long as it is told to
+                            and 20 s for an attempt. wait_ready() has its own timeout
 
     shared_memory           whether large tensors go through memory shared with the server, if its
                             address is a unix socket and it offers that (Linux); docs/local.md
@@ -70,8 +70,8 @@ class Client:
                             repeated. None means the variable GRADWIRE_CHECKSUMS, or else in plain
                             text to other machines. A server that knows none gets none
 
-    A server that vanishes without a word, as when its machine does, is noticed within 40 s by the
-    calls in flight, which are tried again on a new connection.
+    If a server vanishes without closing its connections, as when its machine fails, calls in flight
+    notice it within 40 s and are tried again on a new connection.
 
     Methods raise GradwireError if the service fails, RuntimeError after close().
     """
@@ -139,7 +139,7 @@ class Client:
         timeout_s     seconds until DeadlineExceededError; by default the client's, which a stream
                       counts anew whenever something moves
         on_progress   called in this thread with (sent_bytes, received_bytes), both growing, at most
-                      10 times a second and once at the end; what it raises ends the call
+                      10 times a second and once at the end; its exceptions end the call
         on_timing     called in this thread with a Timing, once there is a result
 
         Small tensors travel in one message, larger ones as a stream, which resumes after a break.
@@ -194,11 +194,11 @@ class Client:
 
         items          gradwire.Item(op, array, output_shape, out), or tuples of the same, as
                        evaluate() takes them. They are taken in this thread when results are asked
-                       for, and small arrays may be used anew when the next item is
+                       for, and small arrays may be reused when the next item is
         ordered        True for results in the order of the items; False for (index, result) as they
                        come
         max_in_flight  items that may be taken before their results are handed over
-        timeout_s      seconds without an answer after which what is in flight ends with
+        timeout_s      seconds without an answer after which items in flight end with
                        DeadlineExceededError; by default the client's
 
         Items are taken ahead of results, in the thread that iterates. So an item can be made of an

@@ -69,7 +69,7 @@ class GradwireError(Exception):
 
     reason      name of v1.ErrorReason without its prefix, such as "INVALID_FIELD"; empty where a
                 status came without one, as from a proxy
-    request_id  name of the request in the server's log; None where no request was sent or answered
+    request_id  name of the request in the server's log; None if no request was sent or answered
     metadata    each variable part of the message, by name
     status      name of the gRPC status code, such as "UNAVAILABLE"; empty where no call had one
     checked     whether the request that failed had a checksum

@@ -31,7 +31,7 @@ def health(
     target   as for Client; the best of several servers counts
     service  its full name; by default the server as a whole
 
-    Raises UnavailableError where no server answers, DeadlineExceededError where it takes too long.
+    Raises UnavailableError if no server answers, DeadlineExceededError if it takes too long.
     """
     check_credentials(credentials)
     told, failure = "", None

@@ -83,7 +83,7 @@ def resize(
 ) -> Array:
     """Resize as jax.image.resize does; it can be differentiated any number of times.
 
-    image      any axis may change its length. Integers become float32, of 64 bits float64; nearest
+    image      any axis may change its length. Integers become float32, 64-bit ones float64; nearest
                takes none
     shape      of the result
     method     a name that jax.image.resize takes, or a jax.image.ResizeMethod

@@ -239,8 +239,8 @@ def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
 def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.TensorDescriptor:
     """Describe a packed result with the source's nesting of axes.
 
-    Equal nesting is what lets a tensor of any size be streamed. Axes that the source does not carry
-    take the place that row-major order gives them.
+    Equal nesting allows streaming of a tensor of any size. Axes that the source does not carry take
+    the place that row-major order gives them.
     """
     sizes = check_sizes("output", sizes)
     if 0 in sizes:
@@ -341,7 +341,7 @@ def to_array(values: object) -> NDArray[Any]:
 
     values  a NumPy array or memmap, a list of floats, or any object with `__array__`,
             `__array_interface__` or DLPack, such as the tensors of torch, JAX and CuPy. torch
-            tensors are detached; what lies on a device is copied to the host, all else is viewed
+            tensors are detached; values on a device are copied to the host, others are viewed
 
     Raises TypeError, which names the fix, for values that cannot be converted.
     """

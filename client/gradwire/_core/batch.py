@@ -56,7 +56,7 @@ class PendingItem:
     """One item and its outcome.
 
     index     its place in the iterable
-    name      of its request
+    name      name of its request
     template  of its evaluation
     out       where the result is stored; None where an array is made for it
     frame     the request; empty where it does not go by the stream

@@ -102,7 +102,7 @@ class ServerInfo:
     numerics_version  of the numerics contract: results of one version have the same bits everywhere
     backend           name of the backend that computes
     backend_reason    why this one was chosen
-    operators         their names, as operators() tells them
+    operators         their names, as operators() returns them
     limits            in force
     shared_memory     whether it shares memory with this client, over a unix socket
     """

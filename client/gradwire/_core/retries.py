@@ -9,19 +9,19 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
    this package sends none, and statuses without a reason. Everything else would only fail again.
 2. Between tries lies a growing, jittered pause, never shorter than the server asked for.
 3. Tries are counted in a row: new result bytes start the count anew.
-4. A client whose calls mostly fail stops repeating them, so that a sick server is not kept down. A
-   server that refuses at once is well, and one that says when to come back sets the pace itself:
-   such a failure counts an eighth.
-5. Where the only server is one whose certificate is of no authority trusted here, or that speaks
-   plain text instead of TLS, there is a second try, on another connection, since one address may
-   stand for several servers, and no third.
-6. No pause reaches past the deadline; the error that came last is then the one that is raised.
+4. A client whose calls mostly fail stops repeating them, so that retries do not prevent a failing
+   server's recovery. A server that refuses at once works, and one that gives a retry delay sets
+   the pace itself: such a failure counts an eighth.
+5. If the certificate of the only server is of no authority trusted here, or if that server speaks
+   plain text instead of TLS, there is a second try on another connection, since one address may
+   stand for several servers, but no third.
+6. No pause exceeds the deadline: the last error is raised instead.
 
 Pauses, jitter and the budget follow gRPC's proposal A6, client retries. gRPC's own retries are off
 even for small calls: they cannot resume a stream, do not know RetryInfo, try the same channel
-again, and cost each call 10 to 20 us of the client's processor. What they would repeat unseen, a
-call that meets a closing connection, is a retry of rule 1. Nothing is sent twice at once
-(hedging): a server that is slow because it is full would be fuller.
+again, and cost each call 10 to 20 us of processor time in the client. They would silently repeat a
+call that meets a closing connection; rule 1 covers it. Nothing is sent twice at once (hedging):
+that would add load to a server that is slow because it is full.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RetryPolicy:
     max_backoff_s       longest pause in seconds, unless the server asks for more
     backoff_multiplier  ratio of a pause to the one before
 
-    Raises ValueError where one is out of range.
+    Raises ValueError if one is out of range.
     """
 
     max_attempts: int = 8
@@ -126,7 +126,7 @@ class Tries:
     """The tries of one call.
 
     one_server         whether each try goes to the same server, as far as is known
-    connect_timeout_s  how long to go on while no server can be reached; None for no such bound
+    connect_timeout_s  seconds to continue while no server can be reached; None for no such bound
     """
 
     def __init__(

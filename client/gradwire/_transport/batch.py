@@ -454,8 +454,8 @@ class BatchStream:
     def start(self) -> None:
         """Begin the stream, once, in any thread.
 
-        Raises CallCancelledError where it was cancelled before or the channel is closed,
-        UnavailableError where no server is known.
+        Raises CallCancelledError if it was cancelled before or the channel is closed,
+        UnavailableError if no server is known.
         """
         try:
             if self._cancelled:
@@ -484,7 +484,7 @@ class BatchStream:
         return self._call is not None and bool(self._call.is_active())
 
     def receive(self) -> bytes:
-        """Wait for the next answer; raise GradwireError where none comes."""
+        """Wait for the next answer; raise GradwireError if none comes."""
         try:
             message: bytes = next(self._call)
         except StopIteration:

@@ -91,7 +91,7 @@ def _target(value: object) -> str:
     try:
         ipaddress.ip_address(found[1].strip("[]"))
     except ValueError:
-        # A name may be that of a scheme, such as unix, which would lead elsewhere.
+        # A name may equal a scheme, such as unix, and would then lead elsewhere.
         return f"dns:///{found[0]}"
     return found[0]
 

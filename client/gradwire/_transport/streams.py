@@ -39,9 +39,9 @@ class StreamTry:
 
     chunk_bytes  most bytes to send in one chunk
     eager        whether to send before the server has answered, where its limits are known
-    timeout_s    seconds from start() until the deadline; None where there is none
+    timeout_s    seconds from start() until the deadline; None without one
     metadata     of the call; None for none
-    pool         channels to take one of; None for those of streams
+    pool         pool from which to take a channel; None for the streams' pool
     """
 
     def __init__(

@@ -493,7 +493,7 @@ def check(
     tally = _Tally()
     with server.client(backend="numpy_cpu") as client:
         for rank in ranks or RANKS:
-            # The channel before the spatial axes, or else behind them.
+            # The channel is tried before the spatial axes, then behind them.
             for channels_last in (False, True) if rank > 2 else (False,):  # noqa: PLR2004
                 trial = Trial(
                     client=client,

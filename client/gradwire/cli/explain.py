@@ -70,7 +70,7 @@ class AxisTable:
     start            int64[outputs], first input that each output reads
     offset           int64[outputs + 1]: output o has weight[offset[o]:offset[o + 1]]
     weight           float64[nnz], exact
-    coordinates      floating[outputs], where each output reads; None where the dialect tells none
+    coordinates      floating[outputs], where each output reads; None if the dialect has none
     """
 
     inputs: int
@@ -159,7 +159,7 @@ class Call:
 class Tables:
     """Output and axis tables of a call.
 
-    gradient      whether it is that of a gradient
+    gradient      whether the operator is a gradient
     output_shape  of its result
     fill          value of elements of a forward's result that read nothing along some axis
     axes          the forward's table along each axis

@@ -30,7 +30,7 @@ class OutputFile(click.Path):
 
     The folder is checked before the work begins.
 
-    endings  of names; any where there are none
+    endings  allowed endings of names; empty for any
     """
 
     def __init__(self, *endings: str) -> None:
@@ -170,7 +170,7 @@ def operator_kind(name: str) -> type[Operator]:
 def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
     """Make an operator from assignments such as "mode=bilinear" and "sizes=112,112".
 
-    Raises CommandError where one cannot be read, InvalidRequestError where a value breaks its rule.
+    Raises CommandError if one cannot be read, InvalidRequestError if a value breaks its rule.
     """
     given: dict[str, object] = {}
     for assignment in assignments:

@@ -28,7 +28,7 @@ NUMBERS = {"double": "float", "int64": "int", "int32": "int"}
 @server_options()
 @json_option
 def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
-    """List the server's operators, or tell all about the one called NAME."""
+    """List the server's operators, or describe the one called NAME."""
     with server.client() as client:
         known = {info.name: info for info in client.operators()}
     if name is not None and name not in known:
@@ -51,7 +51,7 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
 @server_options()
 @json_option
 def info(*, server: Connection, as_json: bool) -> None:
-    """Tell the server's version, backend and limits."""
+    """Print the server's version, backend and limits."""
     with server.client() as client:
         told = client.server_info()
     if as_json:

@@ -192,7 +192,7 @@ class ScenarioResult:
     """One scenario.
 
     peak_per_s  right results per second of a closed loop, of which an overload is a multiple; None
-                where none was sought
+                if none was measured
     warnings    reasons for doubt about the figures
     """
 

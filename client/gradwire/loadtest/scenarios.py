@@ -90,7 +90,7 @@ def digest_of(result: Array) -> str:
 
 
 class Judge:
-    """Tells right results from wrong ones.
+    """Distinguishes right results from wrong ones.
 
     The first right one is known by its digest; those after it are compared with it, which is a
     hundred times faster.

@@ -268,7 +268,7 @@ class Integers(_Several):
 def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
     """Make an attribute's dataclass field; without a default it is required.
 
-    rule  fields of its Attribute that the annotation does not tell
+    rule  fields of its Attribute that the annotation does not determine
     """
     return dataclasses.field(default=default, metadata={"description": description, **rule})
 
@@ -277,7 +277,7 @@ def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
 def operator_class(kind: type[T]) -> type[T]:
     """Make the dataclass of an operator.
 
-    An attribute's annotation tells the kind of its rule.
+    An attribute's annotation determines the kind of its rule.
     """
     hints = get_type_hints(kind)
     for name, field in vars(kind).items():
