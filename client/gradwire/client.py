@@ -45,7 +45,7 @@ class Client:
                             (docs/ray.md). None means GRADWIRE_TARGET, or else 127.0.0.1:50051
     credentials             TLS, as grpc.ssl_channel_credentials() makes it; None for plain text
     connections             to each server, at most so many for small calls and as many for
-                            streams, opened for simultaneous calls. A connection reaches one worker of
+                            streams, opened for calls at the same time. Each reaches one worker of
                             a server with several. 1 means a single connection for all calls
     timeout_s               seconds a call may take, and a stream may go without progress
     stream_threshold_bytes  largest input or result that still travels in one message

@@ -116,7 +116,7 @@ class InvalidRequestError(GradwireError, ValueError):
 
     @classmethod
     def of(cls, field: str, description: str) -> Self:
-        """Name the field at fault, what came, and what would do."""
+        """Make an error that names the field, its value and a remedy."""
         message = named_as_arguments(f"{field}: {description}")
         return cls(message, field=field, metadata={"field": field})
 

@@ -32,7 +32,7 @@ class Evaluator(Protocol):
         output_shape: Sequence[int],
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Return the operator applied to an array; out where it is given."""
+        """Return the operator applied to an array, stored in out if given."""
         ...
 
     def evaluate_many(self, items: Iterable[Item], /) -> Iterator[NDArray[Any]]:
