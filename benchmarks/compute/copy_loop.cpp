@@ -1,8 +1,8 @@
-// A plain copy loop: what moving the bytes of a case costs without computing anything.
+// A plain copy loop: the cost of moving the bytes of a case without computing anything.
 //
-// Reads `read` words and writes `written` words, interleaved in pieces: of each piece the shorter part is
-// copied; of the rest, what is only read is summed and what is only written is filled. Ordinary loads and
-// stores of the compiler's widest vectors; no memcpy, no stores around the cache.
+// Reads `read` words and writes `written` words, interleaved in pieces. Each piece copies the shorter of
+// both parts, then sums the words that are only read, or fills the words that are only written. Ordinary
+// loads and stores of the compiler's widest vectors; no memcpy, no stores around the cache.
 #include <cstddef>
 #include <cstdint>
 

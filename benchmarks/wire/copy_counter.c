@@ -1,7 +1,7 @@
 /* Counts the bytes that memcpy and memmove copy in large pieces; preloaded into a server.
 
-   The sum, a uint64, is in the file that COPY_COUNTER names while the process runs. Small pieces are
-   headers and the interpreter's business, and left out. */
+   The sum, a uint64, is in the file that COPY_COUNTER names while the process runs. Small pieces,
+   such as headers and the interpreter's own copies, are left out. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
