@@ -42,7 +42,7 @@ class AsyncClient:
     The arguments and errors are those of Client; any number of tasks may use it. It belongs to the
     event loop in which it is first used, and raises RuntimeError in another one. Cancelling a task
     ends its call at once. At most 64 streams are open at once; further calls wait in the order in
-    which they came, which counts against timeout_s.
+    which they came, and waiting counts against timeout_s.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ class InvalidRequestError(GradwireError, ValueError):
 
 
 class UnsupportedOperatorError(GradwireError):
-    """The server does not know the operator or a request's field."""
+    """The server does not know the operator or a field."""
 
     default_reason = "UNKNOWN_OPERATOR"
 
@@ -208,7 +208,7 @@ class UnavailableError(_RetryLaterError, ConnectionError):
 
 
 class EvaluationChangedError(GradwireError):
-    """The server no longer computes the evaluation of this stream.
+    """The interrupted stream does not match this server's evaluation.
 
     A fresh stream starts at byte 0.
     """

@@ -82,7 +82,7 @@ class ItemBatch:
     """All items of one evaluate_many.
 
     One thread adds items and takes outcomes: it calls `wants`, `add`, `end`, `outcome`, `over`,
-    `cancel` and `close`. The same one or a second one does the rest. `lock` is for both.
+    `cancel` and `close`. The same thread or a second one does the rest; both use `lock`.
 
     lock       held while items come into flight, until they are sent
     alone      items that need calls of their own

@@ -59,7 +59,7 @@ TALL_AND_WIDE = list(map(_pairs, _LENGTHS["tall_and_wide"]))
 LONG = 32
 # Share of special values where they are mixed with others.
 SPECIAL = 0.2
-# Rank tried first, the usual one of kernels.
+# Ranks in the order of trial; most kernels have the first one.
 RANKS = (4, 3, 5, 2, 1)
 # Ulps that another order of summation may differ by.
 ROUNDING = 4
