@@ -126,7 +126,7 @@ class Transfer:
         )
 
     def wait(self, *, waits: bool) -> None:
-        """Note the beginning of a wait for the server, or its end."""
+        """Note the beginning of a wait for its turn, or the end."""
         self.moved_at = math.inf if waits else time.monotonic()
 
     def restart(self) -> None:

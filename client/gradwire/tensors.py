@@ -53,7 +53,7 @@ DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
 class WireView:
     """Bytes of an array in the wire order of its descriptor.
 
-    The whole array is never copied at once.
+    It needs no copy of the whole array.
 
     nbytes  on the wire
 
