@@ -26,7 +26,8 @@ _READY = "gradwire-server listening on "
 class ServerThread:
     """A server on a free loopback port, in a thread with its own event loop.
 
-    It does not warm up unless it is told to: that takes longer than most tests.
+    It does not warm up unless it is told to: that takes longer than most tests. The backend is the
+    same from the first call to the last.
 
     backend  what computes; None for what the settings choose
     address  HOST:PORT
@@ -35,7 +36,8 @@ class ServerThread:
 
     def __init__(self, *, backend: Backend | None = None, **settings: Any) -> None:
         self._settings = replace(
-            Settings(), **{"address": "127.0.0.1:0", "warm_up": False, **settings}
+            Settings(),
+            **{"address": "127.0.0.1:0", "warm_up": False, "wait_for_kernels": True, **settings},
         )
         self._backend = backend
         self._listening: Future[Server] = Future()

@@ -15,7 +15,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.engine import Preparer, TableCache
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.server import device_watch
 
@@ -69,8 +69,7 @@ def service(**settings: Any) -> ServiceContext:
     pool: Any = _Here()
     return ServiceContext(
         settings=made,
-        backend=NumpyCpu(),
-        backend_reason="",
+        in_use=BackendInUse(NumpyCpu(), ""),
         preparer=Preparer(made.limits, TableCache(max_entries=1 << 16)),
         admission=Admission(
             max_memory_bytes=made.max_memory_bytes,

@@ -23,6 +23,7 @@ from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
     DEVICE_MEMORY,
+    KERNELS_PENDING,
     LOOKUPS,
     MEMORY,
     MEMORY_LIMIT,
@@ -158,8 +159,9 @@ class Instruments:
         """Note which backend computes."""
         if self._cells is None or self._sampler is None:
             return
-        name, reason = service.backend.name, service.backend_reason
-        self._cells.notes.describe({"backend": name, "backend_reason": reason})
+        in_use = service.in_use
+        told = {"backend": in_use.backend.name, "backend_reason": in_use.reason}
+        self._cells.notes.describe(told | {"backend_to_come": in_use.to_come})
         self._cells.array[span(BUILD)] = 0.0
         self._sampler.read = lambda: self._readings(service)
         self._sampler.sample()
@@ -188,6 +190,7 @@ class Instruments:
             place(STREAMS): admission.streams,
             place(STREAMS_LIMIT): self._settings.max_streams,
             place(READY): self._serves,
+            place(KERNELS_PENDING): bool(service.in_use.to_come),
             place(BUILD, VERSION, NUMERICS_VERSION, backend.name): 1.0,
         }
         if isinstance(backend, TakesDeviceMemory):

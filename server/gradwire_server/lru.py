@@ -54,6 +54,12 @@ class Recent(Generic[V]):
             kept = self._values.get(key)
             return None if kept is None else kept[0]
 
+    def clear(self) -> None:
+        """Remove all values; the counts remain."""
+        with self._lock:
+            self._values.clear()
+            self._weight = 0
+
     def keep(self, key: Hashable, value: V, *, weight: int) -> None:
         """Store a value under a key, replacing its old one; skip a value above max_weight."""
         if weight > self._max_weight:

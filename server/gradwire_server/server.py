@@ -8,13 +8,13 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import grpc
 
 from gradwire_server import backends
 from gradwire_server.backends import Backend
+from gradwire_server.changeover import load_kernels
 from gradwire_server.config.addresses import check_free
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
@@ -25,7 +25,7 @@ from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
 from gradwire_server.rpc.segments import SegmentListener, Segments
-from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.rpc.warm_up import check_backend, warm_up_calls
 from gradwire_server.scheduling import malloc
 from gradwire_server.scheduling.admission import Admission, InlineWork
@@ -73,10 +73,11 @@ class Server:
         active = ActiveCalls(self.instruments.observer, success_level=success_level)
         self._chooses = backend is None
         if backend is None:
-            backend, reason = choose_backend(settings)
-        self.service = _service_context(
-            settings, self._pool, (backend, reason), active, self._device
-        )
+            in_use = _first_backend(settings)
+        else:
+            in_use = BackendInUse(backend, reason or f"{backend.name} was given")
+        self.service = _service_context(settings, self._pool, in_use, active, self._device)
+        self._changing: asyncio.Future[None] | None = None
         self._server = self._build()
         self._warm_up_s: float | None = None
         self._trimming: asyncio.Future[None] | None = None
@@ -147,11 +148,13 @@ class Server:
         self.service.ready.set()
         self.instruments.note_serving(serves=True)
         self._health.tell(serving=True)
+        in_use = self.service.in_use
         facts = {
             "address": self.bound,
             "version": VERSION,
-            "backend": self.service.backend.name,
-            "backend_reason": self.service.backend_reason,
+            "backend": in_use.backend.name,
+            "backend_reason": in_use.reason,
+            **({"backend_to_come": in_use.to_come} if in_use.to_come else {}),
             "compute_threads": self.settings.threads,
             "max_memory_bytes": self.settings.max_memory_bytes,
             "tls": bool(self.settings.tls_certificate),
@@ -159,6 +162,8 @@ class Server:
             "warm_up_s": self._warm_up_s,
         }
         _log.info("serving", extra={"facts": facts})
+        if in_use.to_come:
+            self._changing = asyncio.ensure_future(self._change_backend())
 
     async def _warm_up(self) -> None:
         if self._warm_up_s is not None or not self.settings.warm_up:
@@ -172,8 +177,7 @@ class Server:
             if not (self._chooses and backends.may_fall_back(backend)):
                 raise
             backend, reason = backends.instead_of_compiled(self.settings.backend, error)
-            self.service = replace(self.service, backend=backend, backend_reason=reason)
-            self._handlers.serve(self.service)
+            self.service.use(backend, reason)
             self.instruments.note_backend(self.service)
             await self._compute_first(backend)
         await self.warm_up_calls()
@@ -189,14 +193,31 @@ class Server:
         rate = await self.service.compute(partial(check_backend, backend))
         self.service.inline.rate = rate
 
+    async def _change_backend(self) -> None:
+        """Compute with compiled kernels once they are there; calls go on meanwhile."""
+        began, settings, rate = time.monotonic(), self.settings, None
+        try:
+            backend, reason = await asyncio.to_thread(choose_backend, settings)
+            if isinstance(backend, backends.StoresKernels):
+                await load_kernels(
+                    backend, cache_dir=settings.compile_cache, processes=settings.threads
+                )
+                rate = await asyncio.to_thread(check_backend, backend)
+        except Exception as error:  # noqa: BLE001 - whatever compilers raise, NumPy goes on
+            backend, reason = backends.instead_of_compiled(settings.backend, error)
+        self.service.use(backend, reason, rate=rate)
+        self.instruments.note_backend(self.service)
+        facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
+        _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
+
     async def warm_up_calls(self) -> None:
         """Run warm-up calls through handlers like this server's, on its backend and threads.
 
         All other parts are separate, so that the calls are not cached, counted or traced.
         """
         settings = Settings(compute_threads=self.settings.threads)
-        backend, active = self.service.backend, ActiveCalls()
-        service = _service_context(settings, self._pool, (backend, ""), active, self._device)
+        in_use, active = BackendInUse(self.service.backend, ""), ActiveCalls()
+        service = _service_context(settings, self._pool, in_use, active, self._device)
         service.ready.set()
         await warm_up_calls(Handlers(service))
 
@@ -220,6 +241,9 @@ class Server:
         The health status does not change: if others serve the port, clients must not leave it.
         """
         _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.wait({self._changing})
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
         none_left = self.service.active.none_left
         with contextlib.suppress(TimeoutError):
@@ -293,6 +317,12 @@ def choose_backend(settings: Settings) -> tuple[Backend, str]:
     )
 
 
+def _first_backend(settings: Settings) -> BackendInUse:
+    """Return the backend that computes the first calls; raises as choose_backend() does."""
+    first = None if settings.wait_for_kernels else backends.meanwhile(settings.backend)
+    return BackendInUse(*(first or choose_backend(settings)))
+
+
 def _segment_listener(service: ServiceContext) -> SegmentListener | None:
     """Return the listener for shared memory; None if the server takes none."""
     settings = service.settings
@@ -306,11 +336,10 @@ def _segment_listener(service: ServiceContext) -> SegmentListener | None:
 def _service_context(
     settings: Settings,
     pool: ThreadPoolExecutor,
-    given: tuple[Backend, str],
+    in_use: BackendInUse,
     active: ActiveCalls,
     device: DeviceWatch,
 ) -> ServiceContext:
-    backend, reason = given
     admission = Admission(
         max_memory_bytes=settings.max_memory_bytes,
         max_streams=settings.max_streams,
@@ -320,8 +349,7 @@ def _service_context(
     )
     return ServiceContext(
         settings=settings,
-        backend=backend,
-        backend_reason=reason or f"{backend.name} was given",
+        in_use=in_use,
         preparer=Preparer(
             settings.limits,
             TableCache(),
@@ -335,7 +363,7 @@ def _service_context(
         draining=asyncio.Event(),
         inline=InlineWork(
             _RATE,
-            most_s=backends.most_inline_s(backend),
-            most_work=backends.most_inline_work(backend),
+            most_s=backends.most_inline_s(in_use.backend),
+            most_work=backends.most_inline_work(in_use.backend),
         ),
     )

@@ -31,7 +31,7 @@ from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
 from gradwire_server.rpc import batch, call_context, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.server import device_watch
 from nobody import Nobody
@@ -217,8 +217,7 @@ def _service_context() -> ServiceContext:
     ready.set()
     return ServiceContext(
         settings=settings,
-        backend=NumpyCpu(),
-        backend_reason="",
+        in_use=BackendInUse(NumpyCpu(), ""),
         preparer=Preparer(limits, TableCache(max_entries=1 << 12)),
         admission=admission,
         pool=ThreadPoolExecutor(1),

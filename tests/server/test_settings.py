@@ -29,6 +29,7 @@ OTHERS: dict[str, tuple[str, object]] = {
     "shared_memory_users": ("1000,1001", "1000,1001"),
     "insecure": ("true", True),
     "warm_up": ("false", False),
+    "wait_for_kernels": ("true", True),
     "compile_cache": ("cache", "cache"),
     "tls_certificate": ("chain.pem", "chain.pem"),
     "tls_key": ("key.pem", "***"),

@@ -102,6 +102,7 @@ class ServerInfo:
     numerics_version  of the numerics contract: results of one version have the same bits everywhere
     backend           name of the backend that computes
     backend_reason    why this one was chosen
+    backend_to_come   name of the backend that takes over once its kernels are there, or ""
     operators         their names, as operators() returns them
     limits            in force
     shared_memory     whether it shares memory with this client, over a unix socket
@@ -111,6 +112,7 @@ class ServerInfo:
     numerics_version: str
     backend: str
     backend_reason: str
+    backend_to_come: str
     operators: tuple[str, ...]
     limits: ServerLimits
     shared_memory: bool

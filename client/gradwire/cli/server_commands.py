@@ -57,9 +57,10 @@ def info(*, server: Connection, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(told), indent=2))
         return
+    to_come = f"\nto come    {told.backend_to_come}" if told.backend_to_come else ""
     click.echo(
         f"""gradwire {told.version}, numerics version {told.numerics_version}
-backend    {told.backend}: {told.backend_reason}
+backend    {told.backend}: {told.backend_reason}{to_come}
 operators  {", ".join(told.operators)}
 limits"""
     )

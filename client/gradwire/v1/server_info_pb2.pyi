@@ -197,6 +197,7 @@ class GetServerInfoResponse(_message.Message):
     OPERATORS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_FIELD_NUMBER: _builtins.int
+    BACKEND_TO_COME_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server."""
     numerics_version: _builtins.str
@@ -209,6 +210,8 @@ class GetServerInfoResponse(_message.Message):
     """Whether EvaluateShared is offered to this caller, who is on a unix socket: the socket beside it, with ".memory"
     appended to its path, takes the memory.
     """
+    backend_to_come: _builtins.str
+    """Name of the backend that replaces this one once its kernels are there, with the same bits; empty if none does."""
     @_builtins.property
     def operators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the operators, as in ListOperators."""
@@ -227,10 +230,11 @@ class GetServerInfoResponse(_message.Message):
         operators: _abc.Iterable[_builtins.str] | None = ...,
         limits: Global___Limits | None = ...,
         shared_memory: _builtins.bool = ...,
+        backend_to_come: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "backend_reason", b"backend_reason", "limits", b"limits", "numerics_version", b"numerics_version", "operators", b"operators", "shared_memory", b"shared_memory", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "backend_reason", b"backend_reason", "backend_to_come", b"backend_to_come", "limits", b"limits", "numerics_version", b"numerics_version", "operators", b"operators", "shared_memory", b"shared_memory", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

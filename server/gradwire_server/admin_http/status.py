@@ -102,6 +102,7 @@ def status(
         "uptime_s": round(time.monotonic() - began, 1),
         "backend": told.get("backend", ""),
         "backend_reason": told.get("backend_reason", ""),
+        "backend_to_come": told.get("backend_to_come", ""),
         "compute_threads": subject.settings.threads,
         "settings": _changed(subject.settings),
         **_counted(history, totals(workers)),

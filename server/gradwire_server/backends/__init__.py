@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -110,6 +111,18 @@ class LoadsKernels(Protocol):
 
 
 @runtime_checkable
+class StoresKernels(Protocol):
+    """A backend whose kernels other processes can compile into a cache."""
+
+    def load_stored(self, folder: str) -> bool:
+        """Load the kernels from a cache, unless code is missing; return whether they are loaded.
+
+        folder  the cache; empty for the user's
+        """
+        ...
+
+
+@runtime_checkable
 class LeavesToCpu(Protocol):
     """A backend that computes small calls on the CPU."""
 
@@ -170,6 +183,18 @@ def choose(
     if name == _COMPILED:
         return compiled, f"{name} was asked for"
     return compiled, f"{_COMPILED} is the fastest backend for the CPU; {_why_not_cuda()}"
+
+
+def meanwhile(name: str) -> tuple[Backend, str, str] | None:
+    """Return NumPy, the reason, and the backend that replaces it once its kernels are there.
+
+    name  as in choose()
+
+    None if the backend of that name is to compute from the first call on.
+    """
+    if name != "auto" or sys.platform != "linux" or find_spec("numba") is None:
+        return None
+    return NumpyCpu(), f"{NumpyCpu.name} computes until kernels are there", _COMPILED
 
 
 def may_fall_back(backend: Backend) -> bool:
@@ -265,6 +290,7 @@ __all__ = [
     "NAMES",
     "Backend",
     "NumpyCpu",
+    "StoresKernels",
     "TakesDeviceMemory",
     "cannot_run_cuda",
     "choose",
@@ -272,5 +298,6 @@ __all__ = [
     "device_numbers",
     "instead_of_compiled",
     "may_fall_back",
+    "meanwhile",
     "preload",
 ]

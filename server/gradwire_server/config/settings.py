@@ -151,7 +151,12 @@ class Settings:
         "replaced if there are several, or a GPU.",
     )
     warm_up: bool = _setting(
-        default=True, text="Compile kernels before serving, so that no call waits for the compiler."
+        default=True, text="Check the backend and make warm-up calls before serving."
+    )
+    wait_for_kernels: bool = _setting(
+        default=False,
+        text="With --backend auto, serve only once kernels are there; otherwise NumPy computes "
+        "meanwhile, with the same bits.",
     )
     compile_cache: str = _setting(
         "", "Folder for compiled kernels; empty means the user's cache folder."

@@ -29,10 +29,12 @@ class Execution:
     """Computes the steps of one evaluation, in order.
 
     In the mode running they must be consecutive, from the first step that is not done.
+
+    backend  may be replaced between steps
     """
 
     def __init__(self, prepared: Prepared, backend: Backend) -> None:
-        self._prepared, self._backend = prepared, backend
+        self._prepared, self.backend = prepared, backend
         # Partial sums of incomplete results from earlier rows.
         self._sums: Array | None = None
 
@@ -54,11 +56,11 @@ class Execution:
             return
         inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
         plan = None if plans is None else plans.window(len(rows), inputs, results)
-        _apply(plan, rows, result, self._backend)
+        _apply(plan, rows, result, self.backend)
 
     def _add(self, plans: StepPlans, step: Step, rows: Array, result: Array) -> None:
         """Add rows to the results that read them, write complete results, keep the other sums."""
-        bands, backend, sums = plans.stream, self._backend, self._sums
+        bands, backend, sums = plans.stream, self.backend, self._sums
         reach = touched(bands, step.in_stop)
         window = bands.window(step.out_first, reach, step.in_first, step.in_stop)
         passes = plans.passes(window)
@@ -159,7 +161,7 @@ class Workbench:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
         self._input, self._result = (np.empty(_WORKBENCH_BYTES, np.uint8) for _ in range(2))
 
     def takes(self, prepared: Prepared) -> bool:
@@ -193,7 +195,7 @@ class Workbench:
         if plan is None:
             run = partial(np.copyto, y, rows)
         else:
-            run = partial(self._backend.apply, plan, rows, y)
+            run = partial(self.backend.apply, plan, rows, y)
         return _Bound(data.data, result.data, run)
 
 

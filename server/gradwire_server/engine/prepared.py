@@ -406,6 +406,10 @@ class Preparer:
         """Return the cached evaluation of a request's header; None on a miss."""
         return self._recent.get(header)
 
+    def forget(self) -> None:
+        """Forget prepared evaluations, with their measured times and all derived from them."""
+        self._recent.clear()
+
     def prepare(
         self, request: EvaluationRequest, *, header: Hashable = None, check: Check | None = None
     ) -> Prepared:

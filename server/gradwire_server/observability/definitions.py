@@ -132,6 +132,11 @@ SHARED_MEMORY = Metric(
 STREAMS = Metric("gradwire_streams", "Open streams.", by_worker=True)
 STREAMS_LIMIT = Metric("gradwire_streams_limit", "Share of max_streams.", by_worker=True)
 READY = Metric("gradwire_worker_ready", "1 while the worker serves, otherwise 0.", by_worker=True)
+KERNELS_PENDING = Metric(
+    "gradwire_kernels_pending",
+    "1 while the worker computes with NumPy until kernels are there, otherwise 0.",
+    by_worker=True,
+)
 DEVICE_MEMORY = Metric("gradwire_device_memory_bytes", "GPU memory allocated.", by_worker=True)
 _VERSIONS = (Label("version", (VERSION,)), Label("numerics_version", (NUMERICS_VERSION,)))
 _BUILD = (*_VERSIONS, Label("backend", (*_BACKENDS, "other")))
@@ -142,7 +147,7 @@ _OF_CALLS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRO
 COUNTS = (*_OF_CALLS, LOOKUPS, COMPUTED, LAG, RESTARTS)
 _MEMORIES = (MEMORY, MEMORY_LIMIT, SHARED_MEMORY, DEVICE_MEMORY)
 _USED = (IN_FLIGHT, QUEUE_DEPTH, *_MEMORIES, STREAMS, STREAMS_LIMIT)
-STATES = (*_USED, READY, BUILD)
+STATES = (*_USED, READY, KERNELS_PENDING, BUILD)
 
 # Metrics derived from the others, or known to the process that serves them.
 REQUESTS = Metric("gradwire_requests_total", "Calls with a status.", _CALL)

@@ -10,9 +10,10 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from gradwire_server.observability import Cells, Ledger
 from gradwire_server.processes.worker_config import WorkerConfig
@@ -167,6 +168,14 @@ _LONGEST_PAUSE_S = 5.0
 _MOST_FAILED_STARTS = 5
 
 
+class StartProcess(Protocol):
+    """Callable that starts a process of a worker."""
+
+    async def __call__(self, cells: Cells | None, /, *, relieves: bool) -> WorkerProcess:
+        """Return the process; `relieves` says whether another one serves meanwhile."""
+        ...
+
+
 class SupervisedWorker:
     """A worker whose process is replaced when it dies or is renewed.
 
@@ -184,7 +193,7 @@ class SupervisedWorker:
     def __init__(
         self,
         number: int,
-        start: Callable[[Cells | None], Awaitable[WorkerProcess]],
+        start: StartProcess,
         *,
         stopping: asyncio.Event,
         any_hope: Callable[[], bool],
@@ -245,7 +254,7 @@ class SupervisedWorker:
         """
         async with self._changing:
             old = self._process
-            new = await self._start(_now())
+            new = await self._start(_now(), relieves=True)
             if not await new.came_to_serve():
                 status = await new.ended_or_stuck()
                 if not self._stopping.is_set():
@@ -282,10 +291,10 @@ class SupervisedWorker:
             raise RuntimeError(f"{self.name} is left behind: SIGKILL has not ended {process.pid}")
         return -signal.SIGKILL
 
-    async def _start(self, turn: asyncio.Event) -> WorkerProcess:
+    async def _start(self, turn: asyncio.Event, *, relieves: bool = False) -> WorkerProcess:
         with contextlib.ExitStack() as starting:
             cells = starting.enter_context(self._ledger.process())
-            process = await self._start_process(cells)
+            process = await self._start_process(cells, relieves=relieves)
             counting = starting.pop_all()
         self._alive[process] = asyncio.create_task(self._watch(process, turn, counting))
         if self._stopping.is_set():

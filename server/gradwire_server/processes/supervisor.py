@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from gradwire_server import backends, exporters
@@ -105,8 +106,12 @@ class Crew:
             await each
         _log.info("all workers stopped")
 
-    async def _start_worker(self, number: int, cells: Cells | None) -> WorkerProcess:
-        job = WorkerConfig(number, os.getpid(), self._shared, devices=backends.DEVICES)
+    async def _start_worker(
+        self, number: int, cells: Cells | None, *, relieves: bool
+    ) -> WorkerProcess:
+        # One that relieves another has time, since calls are served meanwhile.
+        settings = replace(self._shared, wait_for_kernels=True) if relieves else self._shared
+        job = WorkerConfig(number, os.getpid(), settings, devices=backends.DEVICES)
         return await WorkerProcess.start(job, cells, device=self._device(number).get("device"))
 
     def _device(self, number: int) -> dict[str, str]:

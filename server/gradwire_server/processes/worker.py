@@ -26,7 +26,9 @@ def main() -> None:
     job = WorkerConfig.load(told) if told else None
     if job is not None:
         backends.DEVICES = job.devices
-        backends.preload(job.settings.backend)
+        wanted = job.settings.backend
+        if job.settings.wait_for_kernels or backends.meanwhile(wanted) is None:
+            backends.preload(wanted)
         sys.stdin.buffer.read()
     if job is None or os.getppid() != job.parent:
         sys.exit("gradwire-server: the process that watches the workers has ended")

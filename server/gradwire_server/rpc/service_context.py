@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.call_deadline import computing_until
 from gradwire_server.config.settings import Settings
@@ -45,13 +46,25 @@ class Do(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class BackendInUse:
+    """The backend that computes. It may be replaced between executions, since bits are equal.
+
+    reason   why it was chosen
+    to_come  name of the backend that is going to replace it; empty if none is
+    """
+
+    backend: Backend
+    reason: str
+    to_come: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
     """The parts that compute and the limits on them, shared by all handlers."""
 
     settings: Settings
-    backend: Backend
-    backend_reason: str
+    in_use: BackendInUse
     preparer: Preparer
     admission: Admission
     pool: ThreadPoolExecutor
@@ -60,6 +73,25 @@ class ServiceContext:
     ready: asyncio.Event
     draining: asyncio.Event
     inline: InlineWork
+
+    @property
+    def backend(self) -> Backend:
+        """The backend for the next execution."""
+        return self.in_use.backend
+
+    def use(self, backend: Backend, reason: str, *, rate: float | None = None) -> None:
+        """Compute with another backend from now on, and forget the times that the old one took.
+
+        rate  multiplications per second of the backend; None keeps the old one
+        """
+        self.in_use.backend, self.in_use.reason, self.in_use.to_come = backend, reason, ""
+        self.inline.limit(
+            most_s=backends.most_inline_s(backend), most_work=backends.most_inline_work(backend)
+        )
+        if rate is not None:
+            self.inline.rate = rate
+        self.admission.forget_times()
+        self.preparer.forget()
 
     async def prepare(
         self,

@@ -241,6 +241,7 @@ class EvaluationStream(ServedStream):
             offset, stop = prepared.output_range(step)
             result = results.take(stop - offset)
             self._busy = 1
+            execution.backend = self._service.backend
             await do(partial(execution.step, step, data, result))
             self._busy = 0
             self._progress = self._clock()

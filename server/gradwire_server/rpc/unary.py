@@ -77,6 +77,8 @@ class GradientService:
         # No other call can take the memory before it is free again.
         service.admission.enter(needed)
         began = time.perf_counter()
+        if self._workbench.backend is not service.backend:
+            self._workbench = Workbench(service.backend)
         result = self._workbench.run(prepared, data)
         computed = time.perf_counter()
         reply = codec.response(
@@ -155,7 +157,9 @@ class GradientService:
 
         def info() -> v1.GetServerInfoResponse:
             service = self._service
-            told = server_info(service.settings, service.backend.name, service.backend_reason)
+            in_use = service.in_use
+            told = server_info(service.settings, in_use.backend.name, in_use.reason)
+            told.backend_to_come = in_use.to_come
             told.shared_memory = self._shares_memory and context.peer().startswith("unix:")
             return told
 

@@ -194,6 +194,11 @@ class Admission:
         # The part of them that no end of a request frees.
         self.lasting_bytes = 0
 
+    def forget_times(self) -> None:
+        """Forget measured times of evaluations: from now on another backend computes."""
+        for measured in (self._pace, self._memory_drain, self._stream_drain):
+            measured.forget()
+
     @property
     def queue_depth(self) -> int:
         """Number of evaluations that wait for a slot."""
@@ -433,10 +438,14 @@ class InlineWork:
         next_turn: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self.rate = rate
-        self._most_s = most_s
-        self._most_work = most_work
+        self.limit(most_s=most_s, most_work=most_work)
         self._next_turn = next_turn or _call_soon
         self._spent_s = 0.0
+
+    def limit(self, *, most_s: float, most_work: float) -> None:
+        """Replace the limits, which depend on the backend."""
+        self._most_s = most_s
+        self._most_work = most_work
 
     def estimate_s(self, prepared: Prepared) -> float:
         """Return the estimated seconds of one evaluation; by its work until it was measured."""

@@ -37,6 +37,10 @@ class WorkPace:
             each = self._seconds_each[nearest]
         return each * work
 
+    def forget(self) -> None:
+        """Forget all measurements."""
+        self._seconds_each.clear()
+
 
 class Drain:
     """Drain time of a resource, measured only while there is something to drain."""
@@ -63,6 +67,10 @@ class Drain:
     def stop(self) -> None:
         """Stop measuring: nothing is left."""
         self._since = None
+
+    def forget(self) -> None:
+        """Forget past measurements; the present one goes on."""
+        self._seconds = self._amount = 0.0
 
     def seconds_for(self, amount: float = 1.0, *, now: float = -math.inf) -> float | None:
         """Return the seconds that an amount takes to drain; None before the first measurement.

@@ -84,6 +84,14 @@ class NumbaCpu:
         """Compile the kernels, or load them from the cache."""
         _ = self._kernels
 
+    def load_stored(self, folder: str) -> bool:
+        """Load the kernels, as `StoresKernels` specifies."""
+        try:
+            compilation.load(folder, compiles=False)
+        except compilation.NotStoredError:
+            return False
+        return True
+
     @cached_property
     def _kernels(self) -> compilation.Kernels:
         return compilation.load(self._cache_dir)

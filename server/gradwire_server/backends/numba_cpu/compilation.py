@@ -9,15 +9,17 @@ as missing. Processes replace the file as a whole.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
+import os
 import re
 import struct
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from importlib import import_module, resources
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +59,10 @@ class Kernels(NamedTuple):
     threads: ModuleType
 
 
+class NotStoredError(Exception):
+    """Raised when code that must not be compiled is missing in the cache."""
+
+
 def check() -> None:
     """Raise ImportError if numba does not compile, or not for Linux."""
     if sys.platform != "linux":
@@ -65,17 +71,17 @@ def check() -> None:
         raise ImportError("NUMBA_DISABLE_JIT is set")
 
 
-def load(folder: str) -> Kernels:
+def load(folder: str, *, compiles: bool = True) -> Kernels:
     """Return the kernels of this process, which the first call compiles or loads.
 
-    folder  the cache; empty for gradwire/kernels in the user's cache folder. A cache that cannot be
-            written to is read; code that it lacks is compiled in every process.
+    folder    the cache; empty for gradwire/kernels in the user's cache folder. A cache that cannot
+              be written to is read; code that it lacks is compiled in every process.
+    compiles  whether missing code is compiled; otherwise NotStoredError is raised
     """
     with _lock:
         if not _loaded:
-            whole = Path(folder) if folder else cache_files.user_folder("kernels")
-            file = whole / _version() / _FILE if whole else None
-            code = _MachineCode(_stored(file))
+            file = _file(folder)
+            code = _MachineCode(_stored(file), compiles=compiles)
             with _numba_caching_in(code):
                 _loaded.append(_import_or_recompile(code))
             code.note_end()
@@ -84,6 +90,25 @@ def load(folder: str) -> Kernels:
             if file is not None:
                 cache_files.forget_others(file.parent)
         return _loaded[0]
+
+
+def compile_part(folder: str, modules: Sequence[str]) -> None:
+    """Compile some modules of kernels into the cache; other processes may compile others.
+
+    Raises OSError if the cache cannot be written to.
+    """
+    file = _file(folder)
+    code = _MachineCode(_stored(file))
+    with _numba_caching_in(code):
+        for name in modules:
+            import_module(f"{_PACKAGE}.{name}")
+    if code.compiled and file is not None:
+        _add(file, code)
+
+
+def _file(folder: str) -> Path | None:
+    whole = Path(folder) if folder else cache_files.user_folder("kernels")
+    return whole / _version() / _FILE if whole else None
 
 
 @contextlib.contextmanager
@@ -108,6 +133,8 @@ def _import_or_recompile(code: _MachineCode) -> Kernels:
     """Import the kernels; if that fails, forget the stored code and try again."""
     try:
         return _import()
+    except NotStoredError:
+        raise
     except Exception:  # whatever loading code raises
         if not code.entries:
             raise
@@ -144,14 +171,25 @@ def _stored(file: Path | None) -> Entries:
 
 
 def _store(file: Path | None, code: _MachineCode) -> None:
-    """Add code to that of the file, where other processors may have theirs."""
     if file is None:
         _log.warning("kernels cannot be cached: there is no home folder")
         return
     try:
-        cache_files.write(file, packed(_stored(file) | code.entries))
+        _add(file, code)
     except OSError as error:
         _log.warning("kernels cannot be cached: %s", error)
+
+
+def _add(file: Path, code: _MachineCode) -> None:
+    """Add code to that of the file, where other processors and processes may have theirs."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        cache_files.write(file, packed(_stored(file) | code.entries))
+    finally:
+        os.close(folder)
 
 
 def _sources() -> list[bytes]:
@@ -173,8 +211,9 @@ class _MachineCode:
     compiled  names of the functions that were compiled
     """
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: Entries, *, compiles: bool = True) -> None:
         self.entries = entries
+        self._compiles = compiles
         self.compiled: set[str] = set()
         self._done: set[str] = set()
         self._of = sum(len(_COMPILED.findall(source.decode())) for source in _sources())
@@ -188,6 +227,8 @@ class _MachineCode:
         """Return code; None if there is none, so that numba compiles it."""
         code = self.entries.get((function, repr(key)))
         if code is None:
+            if not self._compiles:
+                raise NotStoredError(function)
             self._note_start()
             return None
         self._done.add(function)
