@@ -14,7 +14,7 @@ import grpc
 
 from gradwire_server import backends
 from gradwire_server.backends import Backend
-from gradwire_server.changeover import load_kernels
+from gradwire_server.backends.changeover import load_kernels
 from gradwire_server.config.addresses import check_free
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION

@@ -25,7 +25,8 @@ from gradwire_server.server import Server
 from gradwire_server.config.settings import Settings
 
 async def main():
-    server = Server(Settings(address="127.0.0.1:0", log_level="error"))
+    settings = Settings(address="127.0.0.1:0", wait_for_kernels=True, log_level="error")
+    server = Server(settings)
     await server.start()
     before = set(sys.modules)
     print(server.bound, flush=True)

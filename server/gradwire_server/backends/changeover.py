@@ -60,21 +60,26 @@ async def load_kernels(backend: StoresKernels, *, cache_dir: str, processes: int
 async def _compile(folder: Path, processes: int) -> str:
     """Compile all kernels into a folder; return what went wrong, empty if nothing did."""
     _log.info("compiling kernels, first start only", extra={"facts": {"folder": str(folder)}})
-    began = time.monotonic()
-    parts = (*((_HALVES,) if processes > 1 else ()), (_ALL,))
-    for part in parts:
-        failures = await asyncio.gather(*(_child(folder, modules) for modules in part))
-        failure = next(filter(None, failures), "")
-        if failure:
-            _log.warning("kernels were not compiled", extra={"facts": {"why": failure}})
-            return failure
-    facts = {"seconds": round(time.monotonic() - began, 1)}
-    _log.info("kernels are compiled", extra={"facts": facts})
-    return ""
+    began, failure = time.monotonic(), ""
+    try:
+        for part in (_HALVES, (_ALL,)) if processes > 1 else ((_ALL,),):
+            async with asyncio.TaskGroup() as group:
+                for modules in part:
+                    group.create_task(_child(folder, modules))
+    except* ChildProcessError as failed:
+        failure = str(failed.exceptions[0])
+        _log.warning("kernels were not compiled", extra={"facts": {"why": failure}})
+    else:
+        facts = {"seconds": round(time.monotonic() - began, 1)}
+        _log.info("kernels are compiled", extra={"facts": facts})
+    return failure
 
 
-async def _child(folder: Path, modules: Sequence[str]) -> str:
-    """Compile modules in a child, which ends with this process; return why it failed, or ""."""
+async def _child(folder: Path, modules: Sequence[str]) -> None:
+    """Compile modules in a child, which ends with this process.
+
+    Raises ChildProcessError if it fails.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *_PROGRAM, str(os.getpid()), str(folder), *modules),
         stdin=DEVNULL,
@@ -89,10 +94,11 @@ async def _child(folder: Path, modules: Sequence[str]) -> str:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    if not process.returncode:
-        return ""
-    last = told.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"the compiling process ended with status {process.returncode}: {last}"
+    if process.returncode:
+        last = told.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ChildProcessError(
+            f"the compiling process ended with status {process.returncode}: {last}"
+        )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,362 @@
+"""A server computes with NumPy at once, and with kernels once they are there: the bits are equal.
+
+Tests that need no compiler hold the lock that a compiling server takes, and put kernels into the
+cache when it is time for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gradwire import Client, Item, ops, v1
+from gradwire_server.backends import cache_files, changeover
+from gradwire_server.local_client import LocalClient
+from many_calls import ManyCall, named
+from numba_here import compiled, needs_numba
+from processes import Command, is_running, running_command
+from raw_calls import (
+    PUBLISHED_RESULT,
+    RawClient,
+    chunks,
+    opening,
+    published_request,
+    read_all,
+    wait_until,
+)
+from scraping import scrape
+
+AUTO = ("--backend", "auto")
+CHANGED = " backend=numba_cpu after_s="
+_DOWN = ops.InterpolateBackward(mode="linear", data_format="NCX")
+# Shapes of inputs and results: computed on the event loop, in a thread, and as a stream that adds
+# rows to running sums.
+SHAPES = (
+    ((1, 1, 16, 16), (1, 1, 8, 8)),
+    ((2, 3, 256, 256), (2, 3, 128, 128)),
+    ((1, 1, 3000, 700), (1, 1, 50, 350)),
+)
+Array = npt.NDArray[np.float32]
+
+
+class Cache:
+    """An empty cache of kernels, locked until they are put into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.flags = (*AUTO, "--compile-cache", str(folder))
+        folder.mkdir()
+        self._lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def fill(self) -> None:
+        """Put in the kernels that this user's cache has, and unlock."""
+        compiled(1)
+        kept = cache_files.user_folder("kernels")
+        assert kept is not None
+        shutil.copytree(kept, self.folder, dirs_exist_ok=True)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let a server compile."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    made = Cache(tmp_path / "cache")
+    yield made
+    made.unlock()
+
+
+def example(number: int) -> tuple[Array, Array]:
+    """Return an input and the result by NumPy."""
+    shape, output_shape = SHAPES[number]
+    array = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    with LocalClient("numpy_cpu") as local:
+        return array, local.evaluate(_DOWN, array, output_shape=output_shape)
+
+
+@needs_numba
+def test_the_first_answer_comes_from_numpy_and_kernels_take_over(
+    tmp_path: Path, cache: Cache
+) -> None:
+    flags = (*cache.flags, "--http-port", "127.0.0.1:0")
+    array, expected = example(0)
+    with (
+        running_command(*flags, log=tmp_path / "log") as command,
+        Client(command.address) as client,
+    ):
+        (port,) = re.findall(r" http address=(\S+)", command.log)
+        first = client.evaluate(_DOWN, array, output_shape=expected.shape)
+        info = client.server_info()
+        assert (info.backend, info.backend_to_come) == ("numpy_cpu", "numba_cpu")
+        told = scrape(port)
+        assert told.value("gradwire_kernels_pending") == 1
+        assert told.value("gradwire_build_info", backend="numpy_cpu") == 1
+        cache.fill()
+        command.wait_for_log(CHANGED)
+        second = client.evaluate(_DOWN, array, output_shape=expected.shape)
+        info = client.server_info()
+        assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
+        told = scrape(port)
+        assert told.value("gradwire_kernels_pending") == 0
+        assert told.value("gradwire_build_info", backend="numpy_cpu") == 0
+        assert told.value("gradwire_build_info", backend="numba_cpu") == 1
+        assert "compiling" not in command.log
+    np.testing.assert_array_equal(first, expected)
+    np.testing.assert_array_equal(second, expected)
+
+
+class Callers:
+    """Threads that evaluate without a pause, and compare every bit.
+
+    done    evaluations with the right bits, by caller
+    faults  what went wrong
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._over = threading.Event()
+        self.done = [0] * (len(SHAPES) + 1)
+        self.faults: list[object] = []
+        calls = [lambda n=n: self._evaluate(n) for n in range(len(SHAPES))]
+        self._threads = [threading.Thread(target=one) for one in (*calls, self._evaluate_many)]
+
+    @contextmanager
+    def calling(self) -> Generator[None]:
+        """Call while the block runs."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join()
+
+    def wait_for_more(self) -> None:
+        """Wait until every caller has had further results."""
+        before = list(self.done)
+        pairs = range(len(before))
+        wait_until(lambda: self.faults or all(self.done[n] >= before[n] + 3 for n in pairs))
+
+    def _evaluate(self, number: int) -> None:
+        array, expected = example(number)
+        try:
+            with Client(self._address) as client:
+                while not self._over.is_set():
+                    result = client.evaluate(_DOWN, array, output_shape=expected.shape)
+                    self._check(number, result, expected)
+        except Exception as error:  # noqa: BLE001 - the test shows it
+            self.faults.append(error)
+
+    def _evaluate_many(self) -> None:
+        array, expected = example(0)
+        item = Item(_DOWN, array, expected.shape)
+        try:
+            with Client(self._address) as client:
+                for result in client.evaluate_many(iter(lambda: self._next(item), None)):
+                    self._check(-1, result, expected)
+        except Exception as error:  # noqa: BLE001 - the test shows it
+            self.faults.append(error)
+
+    def _next(self, item: Item) -> Item | None:
+        return None if self._over.is_set() else item
+
+    def _check(self, number: int, result: Array, expected: Array) -> None:
+        if result.tobytes() != expected.tobytes():
+            self.faults.append(f"caller {number} got other bits")
+        self.done[number] += 1
+
+
+@needs_numba
+def test_under_load_no_call_is_lost_and_every_bit_is_right(tmp_path: Path, cache: Cache) -> None:
+    with running_command(*cache.flags, log=tmp_path / "log") as command:
+        callers = Callers(command.address)
+        with callers.calling():
+            callers.wait_for_more()
+            cache.fill()
+            command.wait_for_log(CHANGED)
+            callers.wait_for_more()
+    assert callers.faults == []
+
+
+@needs_numba
+def test_open_streams_change_over_too(tmp_path: Path, cache: Cache) -> None:
+    """Running sums that NumPy began are continued by kernels."""
+    array, expected = example(2)
+    request = v1.EvaluateRequest(
+        operator=ops.to_message(_DOWN),
+        input=v1.TensorDescriptor(data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=array.shape),
+        output=v1.TensorDescriptor(data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=expected.shape),
+    )
+    goes_on = threading.Event()
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(request)
+        for number, chunk in enumerate(chunks(array.tobytes(), 1 << 20)):
+            if number == 4:
+                goes_on.wait()
+            yield chunk
+
+    flags = (*cache.flags, "--slab-bytes", str(1 << 18))
+    with (
+        running_command(*flags, log=tmp_path / "log") as command,
+        RawClient(command.address) as raw,
+    ):
+        call = raw.start(messages())
+        with ManyCall(raw) as many:
+            many.send(named(published_request(), "before"))
+            assert many.receive().result.data == PUBLISHED_RESULT
+            cache.fill()
+            command.wait_for_log(CHANGED)
+            many.send(named(published_request(), "after"))
+            assert many.receive().result.data == PUBLISHED_RESULT
+        goes_on.set()
+        assert read_all(call).data == expected.tobytes()
+
+
+@needs_numba
+def test_several_workers_change_over_and_a_restart_waits_for_kernels(
+    tmp_path: Path, cache: Cache
+) -> None:
+    flags = ("--workers", "2", *cache.flags)
+    with running_command(*flags, log=tmp_path / "log") as command:
+        assert command.log.count(" serving ") == 2
+        cache.fill()
+        command.wait_for_log(CHANGED, times=2)
+        assert "compiling" not in command.log
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done")
+        serving = re.findall(r" serving .* backend=(\w+)", command.log)
+        assert serving == ["numpy_cpu", "numpy_cpu", "numba_cpu", "numba_cpu"]
+
+
+@needs_numba
+def test_a_server_told_to_wait_for_kernels_computes_with_them_alone(tmp_path: Path) -> None:
+    compiled(1)
+    flags = (*AUTO, "--wait-for-kernels")
+    with (
+        running_command(*flags, log=tmp_path / "log") as command,
+        Client(command.address) as client,
+    ):
+        info = client.server_info()
+        assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
+        assert " computing " not in command.log
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def compiling(command: Command) -> list[int]:
+    """Wait until a server has children that compile, and return them."""
+    command.wait_for_log(" compiling kernels")
+    wait_until(lambda: children(command.pid))
+    return children(command.pid)
+
+
+@needs_numba
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_while_its_children_compile_leaves_none(
+    tmp_path: Path, cache: Cache, number: int
+) -> None:
+    cache.unlock()
+    with running_command(*cache.flags, log=tmp_path / "log") as command:
+        found = compiling(command)
+        command.signal(number)
+        assert command.wait() == (0 if number == signal.SIGTERM else -number)
+        wait_until(lambda: not any(map(is_running, found)))
+    assert "Traceback" not in command.log
+
+
+@needs_numba
+def test_a_child_that_is_killed_is_replaced(tmp_path: Path, cache: Cache) -> None:
+    cache.unlock()
+    with running_command(*cache.flags, log=tmp_path / "log") as command:
+        os.kill(compiling(command)[0], signal.SIGKILL)
+        command.wait_for_log("ended with status -9")
+        command.wait_for_log(" compiling kernels", times=2)
+        with RawClient(command.address) as client:
+            client.check_alive()
+
+
+@needs_numba
+def test_one_of_several_workers_compiles(tmp_path: Path, cache: Cache) -> None:
+    cache.unlock()
+    flags = ("--workers", "2", *cache.flags)
+    with running_command(*flags, log=tmp_path / "log") as command:
+        command.wait_for_log(" compiling kernels")
+        pids = command.workers.values()
+        wait_until(lambda: any(map(children, pids)))
+        assert sum(bool(children(pid)) for pid in pids) == 1
+    assert command.log.count(" compiling kernels") == 1
+
+
+@needs_numba
+def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    flags = (*AUTO, "--compile-cache", "/dev/null/cache")
+    env = {"TMPDIR": str(temporary)}
+    with running_command(*flags, log=tmp_path / "log", env=env) as command:
+        compiling(command)
+        assert command.log.count("kernels cannot be cached") == 1
+        assert list(temporary.glob("gradwire-kernels-*"))
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+    assert list(temporary.iterdir()) == []
+
+
+class Stored:
+    """A backend whose one kernel is a file."""
+
+    def load_stored(self, folder: str) -> bool:
+        """Return whether the file is there."""
+        return Path(folder, "kernel").exists()
+
+
+COMPILE = "import pathlib, sys; pathlib.Path(sys.argv[2], 'kernel').open('a').write('x')"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_who_comes_second_waits_and_finds_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", COMPILE))
+
+    async def both() -> None:
+        one = changeover.load_kernels(Stored(), cache_dir=str(tmp_path), processes=processes)
+        other = changeover.load_kernels(Stored(), cache_dir=str(tmp_path), processes=processes)
+        await asyncio.gather(one, other)
+
+    asyncio.run(both())
+    children_of_one = {1: 1, 2: 3}[processes]
+    assert (tmp_path / "kernel").read_text() == "x" * children_of_one
+
+
+def test_children_that_always_fail_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
+    monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
+    loading = changeover.load_kernels(Stored(), cache_dir=str(tmp_path), processes=2)
+    with pytest.raises(RuntimeError, match="status 1: no compiler here"):
+        asyncio.run(loading)
