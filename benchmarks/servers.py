@@ -66,6 +66,7 @@ def started(
 
     The first line that it prints ends with its address.
 
+    env    further variables; unless they say otherwise, a server waits for its kernels
     cores  that it may run on
     cwd    its working directory
     log    file for its standard error
@@ -79,7 +80,7 @@ def started(
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "GRADWIRE_WAIT_FOR_KERNELS": "true", **(env or {})},
             cwd=cwd,
         )
         os.sched_setaffinity(0, allowed)

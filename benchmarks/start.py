@@ -15,7 +15,10 @@ evaluate_many, medium and large ones streams of their own.
     both fresh    a fresh client of a fresh server
 
 Times of `both used` do not come from fresh processes. Further rounds measure the start of servers
-with two workers.
+with two workers, and, in turns, the time from the start of a server's process to its first right
+answer: of a server that computes with NumPy until its kernels are there, with an empty and a full
+cache of them, and of one that waits for kernels, with a full cache. `--only` without sizes measures
+these alone.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +41,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.servers import OURS, started
 from gradwire import Client, Item, ops
+from gradwire_server.local_client import LocalClient
 
 SIZES = {
     "small": (1, 3, 32, 32),
@@ -117,6 +122,30 @@ def ready(*flags: str) -> Generator[tuple[float, str]]:
         yield time.perf_counter() - begin, server.address
 
 
+def first_answers(rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds from the start of a process until its first right answer."""
+    item = next(items(SIZES["small"], wider=0, higher=0))
+    with LocalClient("numpy_cpu") as local:
+        right = local.evaluate(item.op, item.array, output_shape=item.out.shape).tobytes()
+    waits, at_once = ({"GRADWIRE_WAIT_FOR_KERNELS": text} for text in ("true", "false"))
+    found: dict[str, list[float]] = {"empty cache": [], "full cache": [], "full cache, waits": []}
+    for _ in range(rounds):
+        for name, times in found.items():
+            with tempfile.TemporaryDirectory() as empty:
+                flags = ("--compile-cache", empty) if name == "empty cache" else ()
+                env = waits if name == "full cache, waits" else at_once
+                begin = time.perf_counter()
+                with started(*OURS, *flags, env=env) as server, Client(server.address) as client:
+                    result = client.evaluate(item.op, item.array, output_shape=item.out.shape)
+                    times.append(time.perf_counter() - begin)
+                    if result.tobytes() != right:
+                        raise RuntimeError(f"{name}: the first answer has other bits")
+    return {
+        f"first answer, {name}": {"median_s": statistics.median(times), "least_s": min(times)}
+        for name, times in found.items()
+    }
+
+
 def run(used: str, case: FirstRequests) -> tuple[float, dict[str, list[float]]]:
     """Return the seconds until a server serves, and times of each way.
 
@@ -178,13 +207,17 @@ def main(argv: list[str] | None = None) -> int:
                 report[f"{size}, {kind}, {way}"] = figures
                 words = {key: round(value, 2) for key, value in figures.items()}
                 print(f"{size}, {kind}, {way}", words)
-    report["one process"] = {"ready_s": statistics.median(waits)}
     two: list[float] = []
     for _ in range(arguments.rounds):
+        with ready() as (ready_s, _address):
+            waits.append(ready_s)
         with ready("--workers", "2") as (ready_s, _address):
             two.append(ready_s)
+    report["one process"] = {"ready_s": statistics.median(waits)}
     report["two workers"] = {"ready_s": statistics.median(two)}
-    for name in ("one process", "two workers"):
+    answers = first_answers(arguments.rounds)
+    report |= answers
+    for name in ("one process", "two workers", *answers):
         print(name, report[name])
     machine.write(arguments.json, report)
     return 0

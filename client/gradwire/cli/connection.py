@@ -205,7 +205,8 @@ def local_server(*, backend: str = "auto") -> Generator[LocalServer]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={"GRADWIRE_BACKEND": backend, **inherited},
+            # It waits for kernels, so that `gradwire bench` measures one backend all the time.
+            env={"GRADWIRE_BACKEND": backend, "GRADWIRE_WAIT_FOR_KERNELS": "true", **inherited},
             start_new_session=True,
         ) as child,
     ):
