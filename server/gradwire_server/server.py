@@ -320,7 +320,10 @@ def choose_backend(settings: Settings) -> tuple[Backend, str]:
 def _first_backend(settings: Settings) -> BackendInUse:
     """Return the backend that computes the first calls; raises as choose_backend() does."""
     first = None if settings.wait_for_kernels else backends.meanwhile(settings.backend)
-    return BackendInUse(*(first or choose_backend(settings)))
+    if first is None:
+        return BackendInUse(*choose_backend(settings))
+    backend, reason, to_come = first
+    return BackendInUse(backend, reason, to_come)
 
 
 def _segment_listener(service: ServiceContext) -> SegmentListener | None:

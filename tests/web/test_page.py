@@ -125,7 +125,8 @@ def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
     at = place(REQUEST_DURATION, "Evaluate", "interpolate", "float32", "OK")
     cells.observe(at, REQUEST_DURATION.buckets, 0.1)
     ledgers = Ledgers.of_this_process(cells)
-    cells.notes.describe({"backend": "b", "backend_reason": "w"})
+    told = {"backend": "b", "backend_reason": "w", "backend_to_come": "c"}
+    cells.notes.describe(told)
     names = {"status": "s", "reason": "r", "message": "m", "request_id": "i"}
     cells.notes.error(method="Evaluate", operator="interpolate", **names)
     history = History(lambda: totals(ledgers.read()))
