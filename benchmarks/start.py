@@ -125,7 +125,8 @@ def ready(*flags: str) -> Generator[tuple[float, str]]:
 def first_answers(rounds: int) -> dict[str, dict[str, float]]:
     """Return the seconds from the start of a process until its first right answer."""
     item = next(items(SIZES["small"], wider=0, higher=0))
-    shape = (*item.array.shape[:2], item.array.shape[2] // 2, item.array.shape[3] // 2)
+    count, channels, height, width = SIZES["small"]
+    shape = count, channels, height // 2, width // 2
     with LocalClient("numpy_cpu") as local:
         right = local.evaluate(item.op, item.array, output_shape=shape).tobytes()
     waits, at_once = ({"GRADWIRE_WAIT_FOR_KERNELS": text} for text in ("true", "false"))
