@@ -1,12 +1,16 @@
 """gradwire beside other servers and PyTorch under the same load.
 
-    python -m benchmarks peers [--rows small,pinned,large,shared,local] [--rounds N] [--json FILE]
+    python -m benchmarks peers [--rows small,pinned,large,shared,local,perf-analyzer]
+                               [--rounds N] [--json FILE]
 
 small   (1, 3, 64, 64) up, (1, 3, 32, 32) down, at 1, 4 and 16 in flight; h2load is the client
 pinned  the same, each server on one core and the client on another
 large   25.7 MB up, 6.4 MB down, at 1 and 4 in flight; each with its own clients
 shared  the same on one host, in shared memory
 local   PyTorch's backward beside gradwire's server and LocalClient; two threads
+perf-analyzer
+        perf_analyzer calls gradwire and Triton by the Open Inference Protocol: small calls at 1, 4
+        and 16 in flight, large ones in system shared memory at 1 and 4
 
 All but `local` are gradients of bilinear x2, NCHW, float32. Servers and clients share this
 machine's cores over loopback. The first use makes virtual environments (1.5 GB) with pip; h2load is
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -24,11 +29,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import machine
-from benchmarks.peers import h2load, triton_server
+from benchmarks.peers import h2load, perf_analyzer, triton_server
 from benchmarks.peers.environments import (
     ROOT,
     Environments,
@@ -37,10 +43,11 @@ from benchmarks.peers.environments import (
 )
 from benchmarks.peers.environments import h2load as h2load_program
 from benchmarks.peers.loops import CallSample
+from benchmarks.peers.problems import LARGE, SMALL, Shape, result_shape
 from benchmarks.peers.rounds import Peer, compare
 from benchmarks.servers import OURS, Server, started
 
-_ROWS: Final = ("small", "pinned", "large", "shared", "local")
+_ROWS: Final = ("small", "pinned", "large", "shared", "local", "perf-analyzer")
 _SMALL_SECONDS: Final = 2
 _LARGE_SECONDS: Final = 2.0
 _SMALL_RESULT_BYTES: Final = 4 * 3 * 32 * 32
@@ -148,6 +155,39 @@ class Comparisons:
         arguments = ("local", socket, str(server.pid), str(self._rounds))
         rows: Rows = json.loads(_output(python, *arguments))
         return rows
+
+    def perf_analyzer(self) -> Rows:
+        """Compare calls by the Open Inference Protocol, with perf_analyzer as the client."""
+        found = perf_analyzer.program(self._environments.client())
+        models = [
+            f'{name}=torch_upsample_backward:{{"mode":"bilinear","dims":{list(shape)},'
+            f'"output_shape":{list(result_shape(shape))}}}'
+            for name, shape in (("small", SMALL), ("large", LARGE))
+        ]
+        ours = self._ours("--open-inference-memory", "*", "--model", " ".join(models))
+        servers = [("gradwire", ours, "", "x")]
+        with _told("Triton"):
+            servers.append(("Triton, kernel", self._triton_server(), "kernel", "GRADIENT"))
+
+        def peers(model: str, shape: Shape, *options: str) -> list[Peer]:
+            def peer(name: str, server: Server, theirs: str, tensor: str) -> Peer:
+                sizes = f"{tensor}:{','.join(map(str, shape))}"
+                words = (*options, *(("--shape", sizes) if theirs else ()))
+
+                def take(in_flight: int) -> CallSample:
+                    return perf_analyzer.sampled(
+                        found, server, theirs or model, in_flight=in_flight, options=words
+                    )
+
+                return Peer(f"{name}, {model}", take)
+
+            return [peer(*each) for each in servers]
+
+        result_bytes = 4 * math.prod(result_shape(LARGE))
+        shared = ("--shared-memory=system", f"--output-shared-memory-size={result_bytes}")
+        limited = partial(compare, rounds=self._rounds, limit_s=self._limit_s)
+        rows = limited(peers("small", SMALL), in_flight=(1, 4, 16))
+        return rows + limited(peers("large", LARGE, *shared), in_flight=(1, 4))
 
     def _ours(self, *arguments: str) -> Server:
         return self._stack.enter_context(started(*OURS, *arguments))
@@ -296,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
             comparisons = Comparisons(
                 environments, stack, rounds=arguments.rounds, limit_s=arguments.limit
             )
-            measure: Callable[[], Rows] = getattr(comparisons, name)
+            measure: Callable[[], Rows] = getattr(comparisons, name.replace("-", "_"))
             found[name] = measure()
             (_print_local if name == "local" else _print_calls)(found[name])
     machine.write(arguments.json, {"rounds": arguments.rounds, "rows": found})

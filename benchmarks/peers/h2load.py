@@ -33,7 +33,7 @@ def sampled(
     """
     log = body.with_suffix(".log")
     log.unlink(missing_ok=True)
-    meter = CallMeter(server.pid, _children_cpu_s)
+    meter = CallMeter(server.pid, children_cpu_s)
     done = subprocess.run(
         [
             *(program, f"--clients={in_flight}", "--max-concurrent-streams=1"),
@@ -61,6 +61,7 @@ def sampled(
     return meter.sample(latencies, calls=len(rows), rate=1e6 * len(latencies) / (last - first))
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """Return the processor time of the programs that this process ran."""
     times = os.times()
     return times.children_user + times.children_system

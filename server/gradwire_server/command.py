@@ -44,14 +44,16 @@ def _options(command: click.Command) -> click.Command:
         choices = one.metadata["choices"]
         default: object = one.default
         is_flag = isinstance(default, bool)
-        name = flag(one.name)
+        name, repeatable = flag(one.name), one.metadata["repeatable"]
         command.params.append(
             click.Option(
                 [name if default is not True else f"{name}/--no-{name[2:]}"],
                 # Otherwise the default's, which click 8.2.0 needs to find out itself for a flag.
                 type=click.Choice(choices) if choices else None,
                 is_flag=is_flag,
-                default=default,
+                multiple=repeatable,
+                callback=_joined if repeatable else None,
+                default=() if repeatable else default,
                 show_default=not is_flag and default != "",
                 envvar=f"{PREFIX}{one.name.upper()}",
                 show_envvar=True,
@@ -61,11 +63,19 @@ def _options(command: click.Command) -> click.Command:
     return command
 
 
+def _joined(_context: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> str:
+    return " ".join(texts)
+
+
 def _use_config(context: click.Context, _: click.Parameter, path: str | None) -> None:
     if path is None:
         return
     try:
-        context.default_map = read_config(path)
+        values = read_config(path)
+        repeatable = {one.name for one in fields(Settings) if one.metadata["repeatable"]}
+        context.default_map = {
+            name: [value] if name in repeatable else value for name, value in values.items()
+        }
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

@@ -5,6 +5,8 @@ EvaluationError
 │   └── InvalidDataError            the bytes are not those the descriptor promises
 ├── UnknownFieldError           the request carries a field this server does not know
 ├── UnknownOperatorError        the operator is not known to this server
+├── UnknownModelError           no operator or configuration has the model's name
+├── UnsupportedCallError        the call exists in a protocol, and this server does not serve it
 ├── MessageTooLargeError        too large for a unary call
 ├── RequestLimitError           a limit of this server; a retry does not help
 │   ├── TableTooLargeError          the weight tables
@@ -62,6 +64,14 @@ class UnknownFieldError(EvaluationError):
 
 class UnknownOperatorError(EvaluationError):
     """The operator is not known to this server."""
+
+
+class UnknownModelError(EvaluationError):
+    """No operator or configuration has the model's name, or its version is another one."""
+
+
+class UnsupportedCallError(EvaluationError):
+    """The call exists in a protocol, and this server does not serve it."""
 
 
 class MessageTooLargeError(EvaluationError):

@@ -7,13 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 from google.protobuf.message import Message
 
 from fuzz import corpus
 from golden_bytes import GOLDEN
 from gradwire import v1
+from inference_calls import infer_request
 from raw_calls import TRACEPARENT, as_stream, float32, published_request
 from wire_exchange import requests
+
+
+def _inferences() -> Iterator[Message]:
+    """Yield requests of the Open Inference Protocol, with contents of every kind."""
+    x = np.ones((1, 1, 4, 4), np.float32)
+    yield infer_request(x)
+    named = infer_request(x, model="torch_upsample_backward", mode="bilinear", antialias=False)
+    named.id = "a request"
+    named.inputs.add(name="output_shape", datatype="INT64", shape=[4])
+    named.raw_input_contents.append(np.array([1, 1, 2, 2], "<i8").tobytes())
+    yield named
+    typed = infer_request(x, model="dml_resample", scales="[1, 1, 1, 1]", output_shape="[1,1,4,4]")
+    typed.parameters["interpolation_mode"].string_param = "linear"
+    typed.ClearField("raw_input_contents")
+    typed.inputs[0].contents.fp32_contents.extend([1.0] * 16)
+    typed.outputs.add(name="y")
+    yield typed
+    shared = infer_request(x)
+    shared.ClearField("raw_input_contents")
+    shared.inputs[0].parameters["shared_memory_region"].string_param = "region"
+    shared.inputs[0].parameters["shared_memory_byte_size"].int64_param = 64
+    yield shared
 
 
 def seeds() -> dict[str, list[bytes]]:
@@ -26,6 +50,7 @@ def seeds() -> dict[str, list[bytes]]:
             v1.EvaluateManyRequest(evaluation=each).SerializeToString() for each in sound
         ],
         "evaluate_stream": [_joined(as_stream(each)) for each in sound],
+        "infer": [each.SerializeToString() for each in _inferences()],
         "names": [b"", b"a request", b"\xc3\xa4", TRACEPARENT.encode()],
         "answer": [_halved().SerializeToString(), *_of(answers, v1.EvaluateResponse)],
         "answers": [

@@ -27,10 +27,13 @@ from gradwire._wire.statuses import from_in_band, from_status
 from gradwire.chunks import Transfer
 from gradwire.errors import GradwireError
 from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.config.models import read_models
 from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
 from gradwire_server.rpc import batch, call_context, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
+from gradwire_server.rpc.open_inference.models import Models
+from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.server import device_watch
@@ -49,6 +52,10 @@ _LIMITS: dict[str, Any] = {
 _MOST_CHUNKS = 8
 # Its results must not depend on the messages it has read before.
 _READER = codec.RequestReader()
+_MODELS = Models(
+    read_models('up=torch_upsample_backward:{"mode":"bilinear","output_shape":[1,1,2,2]}')
+)
+_INFER_READER = InferReader(_MODELS)
 
 
 def evaluate(data: bytes) -> None:
@@ -87,6 +94,31 @@ def evaluate_stream(data: bytes) -> None:
         else:
             assert came == message
             _outcome(partial(_opened, came.open))
+
+
+def infer(data: bytes) -> None:
+    """Read the bytes as the server reads ModelInfer, first and again, and as protobuf writes it."""
+    outcome = _outcome(lambda: _inferred(_INFER_READER, data))
+    assert outcome == _outcome(lambda: _inferred(_INFER_READER, data))
+    assert outcome == _outcome(lambda: _inferred(InferReader(_MODELS), data))
+    message = _parsed(ModelInferRequest, data)
+    if message is None:
+        assert isinstance(outcome, tuple)
+    elif isinstance(outcome, bytes):
+        written = message.SerializeToString()
+        assert outcome == _outcome(lambda: _inferred(InferReader(_MODELS), written))
+
+
+def _inferred(reader: InferReader, data: bytes) -> bytes:
+    name, header, contents = reader.read(data)
+    name = codec.read_request_id(name)
+    service = _service_context()
+    prepared = _at_once(service.prepare(header.request, Nobody()))
+    if header.source is None:
+        codec.check_data_length(len(contents), prepared.request, field="inputs.x")
+        result = at_once(prepared, bytes(contents), service.backend)
+        return header.response(name, result.data)
+    return b""
 
 
 def names(data: bytes) -> None:
@@ -171,6 +203,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         evaluate,
         evaluate_many,
         evaluate_stream,
+        infer,
         names,
         answer,
         answers,

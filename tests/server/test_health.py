@@ -128,6 +128,7 @@ def test_reflection_lists_the_services(client: RawClient) -> None:
         "gradwire.v1.GradientService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
+        "inference.GRPCInferenceService",
     }
 
 

@@ -377,7 +377,7 @@ class Operator:
     output_required: ClassVar[bool] = True
     fixed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
-    def __new__(cls, *positional: object, **attributes: object) -> Self:
+    def __new__(cls, /, *positional: object, **attributes: object) -> Self:
         """Refuse unknown and missing names in the same words as other errors."""
         if positional:  # __init__ raises the right error.
             return object.__new__(cls)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gradwire_server import backends
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port, is_http_url, is_loopback
+from gradwire_server.config.models import NamedModel, read_models
 from gradwire_server.config.tokens import Scope, read_scopes
 from gradwire_server.engine import Limits
 
@@ -86,10 +87,21 @@ _MASK = "***"
 
 
 def _setting(
-    default: Any, text: str, *, choices: tuple[str, ...] = (), secret: bool = False
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+    repeatable: bool = False,
 ) -> Any:
-    """Declare a setting with its help text; the unit is in its name."""
-    return field(default=default, metadata={"help": text, "choices": choices, "secret": secret})
+    """Declare a setting with its help text; the unit is in its name.
+
+    repeatable  whether its flag may be given several times; the texts are joined by blanks
+    """
+    return field(
+        default=default,
+        metadata={"help": text, "choices": choices, "secret": secret, "repeatable": repeatable},
+    )
 
 
 _LIMITS = Limits()
@@ -116,6 +128,23 @@ class Settings:
         "",
         "Ids of users whose processes may share memory, separated by commas, beside the server's "
         "own user.",
+    )
+    open_inference: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        "Serve the Open Inference Protocol (KServe V2, as Triton's clients call it) on the same "
+        "port; auto means on loopback addresses and unix sockets.",
+        choices=("auto", "on", "off"),
+    )
+    open_inference_memory: str = _setting(
+        "",
+        "Names of POSIX shared memory that its callers on this machine may register, as a pattern "
+        "such as triton-*; one worker. Empty means none.",
+    )
+    model: str = _setting(
+        "",
+        "NAME=OPERATOR:JSON, a named configuration for its callers: attributes, and datatype, dims "
+        "and output_shape, in a JSON object. May be given several times.",
+        repeatable=True,
     )
     insecure: bool = _setting(
         default=False, text="Serve without TLS on an address that is not loopback."
@@ -287,6 +316,12 @@ class Settings:
             )
         _ = self.users_sharing_memory
         _ = self.scopes_of_strangers
+        _ = self.named_models
+        if self.open_inference_memory and self.workers > 1:
+            raise ValueError(
+                f"--open-inference-memory is given and --workers {self.workers}: memory is "
+                "registered with one worker; give --workers 1, or leave it out"
+            )
         self._check_devices()
         self._check_exposure()
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -358,6 +393,21 @@ class Settings:
                 "commas are needed"
             )
         return frozenset(map(int, ids))
+
+    @property
+    def serves_open_inference(self) -> bool:
+        """Whether the Open Inference Protocol is served."""
+        if self.open_inference != "auto":
+            return self.open_inference == "on"
+        return self.address.startswith("unix:") or is_loopback(self.address)
+
+    @property
+    def named_models(self) -> dict[str, NamedModel]:
+        """The configurations of `model`, by name. Raises ValueError if one is invalid."""
+        try:
+            return read_models(self.model)
+        except ValueError as error:
+            raise ValueError(f"--model is {error}") from error
 
     @property
     def limits(self) -> Limits:

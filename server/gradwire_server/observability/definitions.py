@@ -76,11 +76,13 @@ _SERVICE = v1.EvaluateRequest.DESCRIPTOR.file.services_by_name["GradientService"
 # Names of gRPC status codes returned by handlers.
 _STATUSES = (
     *("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION"),
-    *("INTERNAL", "INVALID_ARGUMENT", "OK", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"),
-    *("UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED"),
+    *("INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND", "OK", "PERMISSION_DENIED"),
+    *("RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED"),
 )
 
-METHOD = Label("method", (*_SERVICE.methods_by_name, "unknown"))
+# Of the Open Inference Protocol; its other methods count as unknown.
+_INFERENCE = ("ModelInfer", "ModelStreamInfer")
+METHOD = Label("method", (*_SERVICE.methods_by_name, *_INFERENCE, "unknown"))
 OPERATOR = Label("operator", (*ops.OPERATORS, "unknown"))
 DTYPE = Label("dtype", (*(dtype.name for dtype in DTYPES.values()), "unknown"))
 STATUS_LABEL = Label("status", (*_STATUSES, "UNKNOWN"))

@@ -209,7 +209,9 @@ class ActiveCall:
     async def _fail(
         self, error: Exception, in_band: Callable[[ErrorStatus], Awaitable[None]] | None
     ) -> None:
-        failed = failure(error).within(request_id=self.request_id, traceparent=self.traceparent)
+        failed = self._status(error).within(
+            request_id=self.request_id, traceparent=self.traceparent
+        )
         fault = failed.code is grpc.StatusCode.INTERNAL
         level = logging.ERROR if fault else logging.INFO
         if isinstance(error, ServerFullError):
@@ -228,6 +230,10 @@ class ActiveCall:
         self.context.set_code(failed.code)
         self.context.set_details(failed.message)
         self.context.set_trailing_metadata((*self._trailers(), details))
+
+    def _status(self, error: Exception) -> ErrorStatus:
+        """Return the status of an error; protocols of others may have other codes."""
+        return failure(error)
 
     def _trailers(self) -> tuple[tuple[str, str], ...]:
         return (

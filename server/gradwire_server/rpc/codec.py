@@ -292,14 +292,16 @@ class NoMessageError(InvalidDataError):
         )
 
 
-def parse(kind: type[M], message: bytes, *, inside: int = 0) -> M:
+def parse(kind: type[M], message: bytes, *, inside: int = 0, header_bytes: int | None = None) -> M:
     """Parse a message with protobuf, unless its header is too long.
 
-    inside  number of the field that contains the data; 0 for the message itself
+    inside        number of the field that contains the data; 0 for the message itself
+    header_bytes  length of its header, where it is no message of ours
 
     Raises InvalidDataError, and NoMessageError if the bytes are not a message of that kind.
     """
-    header_bytes = beside_data(message, inside=inside)
+    if header_bytes is None:
+        header_bytes = beside_data(message, inside=inside)
     if header_bytes > MAX_HEADER_BYTES:
         raise InvalidDataError(
             "message",
@@ -515,8 +517,8 @@ def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
     return chunk_frame(chunk.offset, chunk.data.data) if chunk.frame is None else chunk.frame
 
 
-def check_data_length(length: int, request: EvaluationRequest) -> None:
+def check_data_length(length: int, request: EvaluationRequest, *, field: str = "data") -> None:
     """Raise InvalidDataError if the data's length is not that of the input's descriptor."""
     needed = request.input.wire_bytes
     if length != needed:
-        raise InvalidDataError("data", f"{length} bytes; input's descriptor takes {needed}")
+        raise InvalidDataError(field, f"{length} bytes; input's descriptor takes {needed}")

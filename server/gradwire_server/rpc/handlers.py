@@ -17,6 +17,8 @@ from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.rpc.message_budget import MessageBudget
+from gradwire_server.rpc.open_inference import descriptors
+from gradwire_server.rpc.open_inference.service import INFER, InferenceService
 from gradwire_server.rpc.segments import SegmentListener
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.shared import SharedService
@@ -29,7 +31,7 @@ _EVALUATE = f"/{NAME}/Evaluate"
 
 
 class Handlers(grpc.GenericRpcHandler):
-    """Finds the handler and serializers of each RPC of gradwire.v1.GradientService.
+    """Finds the handler and serializers of each RPC but health and reflection.
 
     Unary RPCs are registered as stream-unary: the same bytes on the wire, but the handlers read
     the request themselves.
@@ -46,7 +48,8 @@ class Handlers(grpc.GenericRpcHandler):
         budget, segments = MessageBudget(service.admission, service.settings), self._segments
         plain = GradientService(service, budget, shares_memory=segments is not None)
         shared = SharedService(service, budget, segments.segments if segments else None)
-        self._evaluate = plain.evaluate
+        # Metadata that grpc has already read: the context would read them again each time.
+        self._with_metadata: dict[str, Any] = {_EVALUATE: plain.evaluate}
         evaluate_stream: Any = partial(EvaluationStream.serve, service)
         evaluate_many: Any = partial(ManyStream.serve, service)
         evaluate_shared: Any = shared.evaluate_shared
@@ -59,6 +62,15 @@ class Handlers(grpc.GenericRpcHandler):
             f"/{NAME}/ListOperators": unary(list_operators, *codec.LIST_OPERATORS),
             f"/{NAME}/GetServerInfo": unary(get_server_info, *codec.GET_SERVER_INFO),
         }
+        if service.settings.serves_open_inference:
+            inference = InferenceService(service, budget)
+            self._with_metadata[INFER] = inference.infer
+            self._others |= inference.handlers()
+
+    @property
+    def serves_open_inference(self) -> bool:
+        """Whether the Open Inference Protocol is served."""
+        return INFER in self._with_metadata
 
     def share_no_memory(self) -> None:
         """Tell later callers that memory cannot be shared."""
@@ -69,9 +81,9 @@ class Handlers(grpc.GenericRpcHandler):
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of a call, or None."""
-        if handler_call_details.method == _EVALUATE:
-            # Metadata that grpc has already read: the context would read them again each time.
-            evaluate = partial(self._evaluate, handler_call_details.invocation_metadata or ())
+        evaluate = self._with_metadata.get(handler_call_details.method)
+        if evaluate is not None:
+            evaluate = partial(evaluate, handler_call_details.invocation_metadata or ())
             return grpc.stream_unary_rpc_method_handler(evaluate)
         return self._others.get(handler_call_details.method)
 
@@ -85,7 +97,10 @@ def add_handlers(
 ) -> None:
     """Serve gradwire.v1.GradientService, health and reflection to authorized callers."""
     untyped: Any = reflection_pb2
-    servicer: Any = reflection.aio.ReflectionServicer((NAME, HEALTH, reflection.SERVICE_NAME))
+    names = [NAME, HEALTH, reflection.SERVICE_NAME]
+    if handlers.serves_open_inference:
+        names.append(descriptors.NAME)
+    servicer: Any = reflection.aio.ReflectionServicer(names, descriptors.BothPools())
     reflecting = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         untyped.ServerReflectionRequest.FromString,

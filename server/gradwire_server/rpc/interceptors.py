@@ -17,6 +17,7 @@ import grpc
 from gradwire_server.errors import MissingScopeError, UnauthenticatedError
 from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata
+from gradwire_server.rpc.open_inference import descriptors
 from gradwire_server.rpc.status_map import ErrorStatus
 from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.streaming import ServedStream, write_last
@@ -29,6 +30,13 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _FREE = "/grpc.health.v1.Health/"
 _EVALUATE = ("Evaluate", "EvaluateStream", "EvaluateMany", "EvaluateShared", "ListOperators")
 SCOPES = {f"/{NAME}/{method}": Scope.EVALUATE for method in _EVALUATE}
+_INSPECTING = {"ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus"}
+OPEN_INFERENCE_SCOPES = {
+    f"/{descriptors.NAME}/{method.name}": Scope.EVALUATE
+    for method in descriptors.SERVICE.methods
+    if method.name not in _INSPECTING
+}
+_OF_METHODS = SCOPES | OPEN_INFERENCE_SCOPES
 # A caller that is still writing may lose the status, so streams end with the error in a message.
 _STREAMS: dict[str, type[ServedStream]] = {
     f"/{NAME}/{stream.METHOD}": stream for stream in (EvaluationStream, ManyStream)
@@ -48,7 +56,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         self._authorizer = authorizer
         self._active = active
         # Methods open to every caller; checked first, since they are the most frequent.
-        self._open = {name for name, scope in SCOPES.items() if authorizer.is_open(scope)}
+        self._open = {name for name, scope in _OF_METHODS.items() if authorizer.is_open(scope)}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Return the handler of a call: the method's own, or one that refuses the call."""
@@ -57,7 +65,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         if method in self._open or (handler is not None and method.startswith(_FREE)):
             return handler
         # Unknown methods return UNIMPLEMENTED to authorized callers.
-        scope = Scope.EVALUATE if handler is None else SCOPES.get(method, Scope.INSPECT)
+        scope = Scope.EVALUATE if handler is None else _OF_METHODS.get(method, Scope.INSPECT)
         if not self._authorizer.wants_tokens:
             return None if handler is None else self._asking_whence(handler, method, scope)
         refusal = self._authorizer.refusal(

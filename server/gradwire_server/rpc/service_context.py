@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ class ServiceContext:
         request: EvaluationRequest,
         context: Caller,
         *,
-        header: bytes | None = None,
+        header: Hashable = None,
     ) -> Prepared:
         """Prepare a request: on the event loop if that is quick, otherwise in a thread, in turns.
 

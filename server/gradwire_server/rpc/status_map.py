@@ -26,6 +26,8 @@ STATUS: dict[type[BaseException], tuple[str, str]] = {
     errors.InvalidDataError: ("INVALID_ARGUMENT", "INVALID_DATA"),
     errors.UnknownFieldError: ("UNIMPLEMENTED", "UNKNOWN_FIELD"),
     errors.UnknownOperatorError: ("UNIMPLEMENTED", "UNKNOWN_OPERATOR"),
+    errors.UnknownModelError: ("NOT_FOUND", "UNKNOWN_OPERATOR"),
+    errors.UnsupportedCallError: ("UNIMPLEMENTED", "UNKNOWN_OPERATOR"),
     errors.MessageTooLargeError: ("FAILED_PRECONDITION", "USE_STREAM"),
     errors.TableTooLargeError: ("FAILED_PRECONDITION", "TABLE_TOO_LARGE"),
     errors.LayoutNotStreamableError: ("FAILED_PRECONDITION", "LAYOUT_NOT_STREAMABLE"),

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import grpc
 from google.protobuf.message import Message
 
-from gradwire import v1
 from gradwire_server.errors import DrainingError, ServerFullError, StalledError
 from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.service_context import ServiceContext
@@ -54,7 +53,7 @@ class ServedStream(ABC):
     """
 
     METHOD: ClassVar[str]
-    RESPONSE: ClassVar[type[v1.EvaluateStreamResponse | v1.EvaluateManyResponse]]
+    RESPONSE: ClassVar[Any]
     RESUME: ClassVar[str]
 
     _admitted: AdmittedStream
@@ -77,11 +76,14 @@ class ServedStream(ABC):
     @classmethod
     async def serve(cls, service: ServiceContext, _requests: object, context: Context) -> None:
         """Handle a call."""
-        stream = cls(service, context)
+        await cls(service, context).answer()
+
+    async def answer(self) -> None:
+        """Serve the stream to its end."""
         try:
-            await stream._call.answer(stream._run, in_band=stream._send_error)
+            await self._call.answer(self._run, in_band=self._send_error)
         finally:
-            await stream._close()
+            await self._close()
 
     @abstractmethod
     async def _read(self) -> None:

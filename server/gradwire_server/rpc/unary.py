@@ -1,12 +1,13 @@
-"""The unary RPCs: Evaluate, ListOperators and GetServerInfo."""
+"""Unary evaluations, and the unary RPCs Evaluate, ListOperators and GetServerInfo."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Never
+from typing import Generic, Never, TypeVar
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -16,6 +17,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import (
     NUMERICS_VERSION,
+    EvaluationRequest,
     Prepared,
     Workbench,
     at_once,
@@ -28,47 +30,68 @@ from gradwire_server.rpc.service_context import ServiceContext, take_turn
 
 NAME = "gradwire.v1.GradientService"
 
+Key = TypeVar("Key", bound=Hashable)
+Call = TypeVar("Call", bound=ActiveCall)
 
-class GradientService:
-    """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared.
 
-    shares_memory  whether callers on a unix socket may share memory
+class UnaryEvaluator(ABC, Generic[Key, Call]):
+    """Evaluates tensors that each fit one message, whatever the messages are.
+
+    Key   equal for requests that differ in id and data only
+    Call  the call in flight
     """
 
-    def __init__(
-        self, service: ServiceContext, budget: MessageBudget, *, shares_memory: bool = False
-    ) -> None:
+    def __init__(self, service: ServiceContext, budget: MessageBudget) -> None:
         self._service = service
-        self._shares_memory = shares_memory
-        self._requests = codec.RequestReader()
         self._budget = budget
         self._workbench = Workbench(service.backend)
-        self._operators = v1.ListOperatorsResponse(
-            operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
-        )
 
-    async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
-        """Evaluate one operator on one small tensor; metadata is the call's."""
-        message = await self._budget.receive(context)
-        call = ActiveCall("Evaluate", context, self._service.active, sent=metadata)
+    @abstractmethod
+    def _split(self, message: bytes, call: Call) -> tuple[Key, memoryview]:
+        """Return the key and the data of a request; set the call's request_id."""
+
+    @abstractmethod
+    def _decode(self, key: Key) -> EvaluationRequest:
+        """Return the request of a key; raise EvaluationError if it is invalid."""
+
+    @abstractmethod
+    def _check_size(self, key: Key, request: EvaluationRequest) -> None:
+        """Raise MessageTooLargeError if a tensor is too large for one message."""
+
+    def _check_length(self, key: Key, length: int, request: EvaluationRequest) -> None:
+        """Raise InvalidDataError if the data's length is not that of the input."""
+        codec.check_data_length(length, request)
+
+    def _steps(
+        self, key: Key, prepared: Prepared, data: memoryview, result: codec.Bytes
+    ) -> Iterator[object]:
+        """Evaluate step by step, in a thread."""
+        return in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
+
+    @abstractmethod
+    def _reply(self, key: Key, prepared: Prepared, result: memoryview, call: Call) -> bytes:
+        """Return the message that carries a result."""
+
+    async def _answer(self, message: bytes | codec.Malformed, call: Call) -> bytes:
+        """Evaluate one message, as received; the call ends with its status."""
         try:
-            parts, call.checksum = self._requests.read(codec.well_formed(message))
-            request_id, header, data = parts
-            call.request_id = codec.read_request_id(request_id.decode())
-            prepared = self._service.preparer.find(header)
-            reply = None if prepared is None else self._evaluate_now(prepared, data, call)
+            key, data = self._split(codec.well_formed(message), call)
+            prepared = self._service.preparer.find(key)
+            reply = None if prepared is None else self._evaluate_now(key, prepared, data, call)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             return await call.answer(partial(_raise, error))
         if reply is None:
-            return await call.answer(partial(self._evaluate, header, data, prepared, call))
+            return await call.answer(partial(self._evaluate, key, data, prepared, call))
         call.succeed()
         return reply
 
-    def _evaluate_now(self, prepared: Prepared, data: memoryview, call: ActiveCall) -> bytes | None:
+    def _evaluate_now(
+        self, key: Key, prepared: Prepared, data: memoryview, call: Call
+    ) -> bytes | None:
         """Return the reply of a short evaluation; None if it has to wait, or takes memory."""
         service, needed = self._service, prepared.message_bytes
         call.note_request(prepared.request, received=len(data))
-        codec.check_data_length(len(data), prepared.request)
+        self._check_length(key, len(data), prepared.request)
         if not self._workbench.takes(prepared) or not service.inline.admits(prepared):
             return None
         if service.active.end is not None:
@@ -81,9 +104,7 @@ class GradientService:
             self._workbench = Workbench(service.backend)
         result = self._workbench.run(prepared, data)
         computed = time.perf_counter()
-        reply = codec.response(
-            call.request_id, prepared.response_header, result, after=call.checksum
-        )
+        reply = self._reply(key, prepared, result, call)
         call.sent_bytes = len(result)
         call.phases.note("compute", began, computed)
         call.phases.note("send", computed, time.perf_counter())
@@ -92,32 +113,30 @@ class GradientService:
         return reply
 
     async def _evaluate(
-        self, header: bytes, data: memoryview, prepared: Prepared | None, call: ActiveCall
+        self, key: Key, data: memoryview, prepared: Prepared | None, call: Call
     ) -> bytes:
         service = self._service
         if prepared is None:
-            prepared = await self._prepare(header, len(data), call)
+            prepared = await self._prepare(key, len(data), call)
         needed = prepared.message_bytes
         self._budget.check(call.context, needed)
         service.admission.take_memory(needed)
         reply = b""
         try:
-            if await self._has_turn(prepared):
+            if await self._has_turn(key, prepared):
                 compute = partial(at_once, prepared, data, service.backend)
                 result = call.compute_inline(compute, service.inline)
             else:
-                result = await self._compute(prepared, data, call)
+                result = await self._compute(key, prepared, data, call)
             began = time.perf_counter()
-            reply = codec.response(
-                call.request_id, prepared.response_header, result.data, after=call.checksum
-            )
+            reply = self._reply(key, prepared, result.data, call)
             call.phases.note("send", began, time.perf_counter())
             call.sent_bytes = len(result)
         finally:
             self._budget.send(call.context, reply, held=needed)
         return reply
 
-    async def _has_turn(self, prepared: Prepared) -> bool:
+    async def _has_turn(self, key: Key, prepared: Prepared) -> bool:
         """Wait for a loop iteration with time for a short evaluation; False for long ones."""
         inline = self._service.inline
         while inline.is_short(prepared):
@@ -126,25 +145,65 @@ class GradientService:
             await asyncio.sleep(0)
         return False
 
-    async def _prepare(self, header: bytes, length: int, call: ActiveCall) -> Prepared:
+    async def _prepare(self, key: Key, length: int, call: Call) -> Prepared:
         with call.phases.spending("receive"):
-            decoded = codec.read_request(codec.request_header(header))
+            decoded = self._decode(key)
             call.note_request(decoded, received=length)
-            self._service.refuse_bulk(decoded, "Evaluate")
-            codec.check_data_length(length, decoded)
+            self._check_size(key, decoded)
+            self._check_length(key, length, decoded)
         with call.phases.spending("queue"):
-            return await self._service.prepare(decoded, call.context, header=header)
+            return await self._service.prepare(decoded, call.context, header=key)
 
-    async def _compute(self, prepared: Prepared, data: memoryview, call: ActiveCall) -> codec.Bytes:
+    async def _compute(
+        self, key: Key, prepared: Prepared, data: memoryview, call: Call
+    ) -> codec.Bytes:
         """Compute in turns, in a thread."""
         result = np.empty(prepared.output.wire_bytes, np.uint8)
-        steps = in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
+        steps = self._steps(key, prepared, data, result)
         with self._service.turns(
             claim_of(call.context, prepared.work, part=prepared.step_part), call
         ) as do:
             while await do(partial(take_turn, steps)):
                 pass
         return result
+
+
+class GradientService(UnaryEvaluator[bytes, ActiveCall]):
+    """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared.
+
+    shares_memory  whether callers on a unix socket may share memory
+    """
+
+    def __init__(
+        self, service: ServiceContext, budget: MessageBudget, *, shares_memory: bool = False
+    ) -> None:
+        super().__init__(service, budget)
+        self._shares_memory = shares_memory
+        self._requests = codec.RequestReader()
+        self._operators = v1.ListOperatorsResponse(
+            operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
+        )
+
+    async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
+        """Evaluate one operator on one small tensor; metadata is the call's."""
+        message = await self._budget.receive(context)
+        call = ActiveCall("Evaluate", context, self._service.active, sent=metadata)
+        return await self._answer(message, call)
+
+    def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:
+        (request_id, header, data), call.checksum = self._requests.read(message)
+        call.request_id = codec.read_request_id(request_id.decode())
+        return header, data
+
+    def _decode(self, key: bytes) -> EvaluationRequest:
+        return codec.read_request(codec.request_header(key))
+
+    def _check_size(self, key: bytes, request: EvaluationRequest) -> None:
+        self._service.refuse_bulk(request, "Evaluate")
+
+    def _reply(self, key: bytes, prepared: Prepared, result: memoryview, call: ActiveCall) -> bytes:
+        header = prepared.response_header
+        return codec.response(call.request_id, header, result, after=call.checksum)
 
     async def list_operators(self, _requests: object, context: Context) -> v1.ListOperatorsResponse:
         """List the operators."""

@@ -1,0 +1,85 @@
+"""Named configurations of operators, which setting `model` declares."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire import ops
+from gradwire.errors import InvalidRequestError
+from gradwire.tensors import MAX_RANK
+
+# Names that the Open Inference Protocol has for the data types of tensors.
+DATATYPES = ("FP32", "FP16", "BF16", "FP64")
+_HEAD = re.compile(r"[\s,]*([A-Za-z0-9_.-]{1,128})=([a-z0-9_]+):(?={)")
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """An operator with attributes, called by a name of its own.
+
+    attributes    of the operator, as JSON has them
+    datatype      of its tensors
+    dims          of its input, -1 for any size
+    output_shape  of requests that give none; None if the attributes determine it
+    """
+
+    name: str
+    operator: str
+    attributes: dict[str, Any]
+    datatype: str
+    dims: tuple[int, ...]
+    output_shape: tuple[int, ...] | None
+
+
+def read_models(text: str) -> dict[str, NamedModel]:
+    """Read NAME=OPERATOR:JSON, several of them separated by blanks; by name.
+
+    Raises ValueError where one is malformed, unknown or given twice.
+    """
+    models: dict[str, NamedModel] = {}
+    at = 0
+    while text[at:].strip(" ,\n\t"):
+        head = _HEAD.match(text, at)
+        if head is None:
+            raise ValueError(f"{text[at : at + 60]!r}; NAME=OPERATOR:{{JSON}} is needed")
+        name, operator = head.groups()
+        if operator not in ops.OPERATORS:
+            raise ValueError(f"{name} has operator {operator}; one of {', '.join(ops.OPERATORS)}")
+        if name in ops.OPERATORS or name in models:
+            raise ValueError(f"{name} names another model already; give another name")
+        try:
+            values, at = _DECODER.raw_decode(text, head.end())
+            models[name] = _model(name, operator, values)
+        except (ValueError, RecursionError, InvalidRequestError) as error:
+            raise ValueError(f"{name}: {error}") from error
+    return models
+
+
+def _model(name: str, operator: str, values: dict[str, Any]) -> NamedModel:
+    kind = ops.OPERATORS[operator]
+    datatype, dims = values.pop("datatype", "FP32"), values.pop("dims", None)
+    output_shape = values.pop("output_shape", None)
+    if datatype not in DATATYPES:
+        raise ValueError(f"datatype is {datatype!r}; one of {', '.join(DATATYPES)} is needed")
+    dims = _sizes("dims", dims, least=-1) or (-1,) * min(max(4, kind.min_rank), kind.max_rank)
+    kind(**values)
+    return NamedModel(
+        name, operator, values, datatype, dims, _sizes("output_shape", output_shape, least=0)
+    )
+
+
+def _sizes(field: str, value: Any, *, least: int) -> tuple[int, ...] | None:
+    """Return the sizes in a list of JSON; None for null."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise ValueError(f"{field} is {value!r}; a list of sizes is needed")  # noqa: TRY004 - of a setting
+    sizes: list[Any] = value  # pyright: ignore[reportUnknownVariableType] - mypy knows it
+    sound = all(type(size) is int and least <= size < 2**63 for size in sizes)
+    if not sound or not 1 <= len(sizes) <= MAX_RANK:
+        raise ValueError(f"{field} is {sizes}; 1 to {MAX_RANK} sizes from {least} on are needed")
+    return tuple(sizes)

@@ -1,0 +1,39 @@
+"""perf_analyzer, the binary of an old tritonclient's wheel, runs to its report."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inference_calls import MODEL
+from serving import serving
+
+PROGRAM = Path(os.environ.get("PERF_ANALYZER", "/nowhere"))
+# It asks for as much as there is.
+_MOST_KIB = 4 << 20
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="the variable PERF_ANALYZER names no program")
+@pytest.mark.parametrize("memory", ["none", "system"])
+@pytest.mark.parametrize("calls", [(), ("--async",), ("--async", "--streaming")], ids=str)
+def test_perf_analyzer_reports(memory: str, calls: tuple[str, ...]) -> None:
+    with serving(model=MODEL, open_inference_memory="*") as server:
+        arguments = [
+            *(str(PROGRAM), "-m", "up", "-u", server.address, "-i", "grpc", *calls),
+            *("--concurrency-range", "1", "-r", "3", "-s", "10000"),
+            *("--measurement-mode", "count_windows", "--measurement-request-count", "50"),
+            *(f"--shared-memory={memory}", "--output-shared-memory-size=12288"),
+        ]
+        limited = ["bash", "-c", f'ulimit -v {_MOST_KIB}; exec "$@"', "bash", *arguments]
+        done = subprocess.run(  # noqa: S603 - the program of the variable
+            limited, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        rate = re.search(r"Concurrency: 1, throughput: ([\d.]+) infer/sec", done.stdout)
+        assert rate is not None, done.stdout
+        assert float(rate[1]) > 0
+        assert re.search(r"Inference count: [1-9]", done.stdout)

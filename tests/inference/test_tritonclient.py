@@ -1,0 +1,191 @@
+"""tritonclient, unmodified and in the server's process: every way to call, Evaluate's bits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FileDescriptorProto,
+)
+
+from gradwire import Client, ops
+from gradwire_server.rpc.open_inference.descriptors import SERVICE, message
+from inference_calls import DTYPES, MODEL, RESULT_SHAPE, SHAPE, gradient
+from serving import ServerThread, serving
+
+triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
+aio: Any = pytest.importorskip("tritonclient.grpc.aio")
+utils: Any = pytest.importorskip("tritonclient.utils")
+shared_memory: Any = pytest.importorskip("tritonclient.utils.shared_memory")
+PATTERN = f"gradwire-triton-{os.getpid()}-*"
+
+
+@pytest.fixture(scope="module", name="server")
+def _server() -> Generator[ServerThread]:
+    with serving(model=MODEL, open_inference_memory=PATTERN) as server:
+        yield server
+
+
+@pytest.fixture(name="client")
+def _client(server: ServerThread) -> Generator[Any]:
+    client = triton.InferenceServerClient(server.address)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module", name="result")
+def _result(server: ServerThread) -> bytes:
+    with Client(server.address) as client:
+        operator = ops.TorchUpsampleBackward(mode="bilinear")
+        return client.evaluate(operator, gradient(), output_shape=RESULT_SHAPE).tobytes()
+
+
+def tensor(x: Any, datatype: str = "FP32", module: Any = triton) -> Any:
+    """Return the input x."""
+    made = module.InferInput("x", list(x.shape), datatype)
+    made.set_data_from_numpy(x)
+    return made
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "FP64"])
+def test_infer(client: Any, datatype: str) -> None:
+    x = gradient().astype(DTYPES[datatype])
+    given = {"mode": "bilinear", "output_shape": "[1, 3, 32, 32]", "antialias": False}
+    reply = client.infer(
+        "torch_upsample_backward", [tensor(x, datatype)], parameters=given, request_id="a"
+    )
+    assert reply.as_numpy("y").dtype == x.dtype
+    assert reply.as_numpy("y").shape == RESULT_SHAPE
+    assert reply.get_response().id == "a"
+
+
+def test_requested_outputs_deadlines_and_compression(client: Any, result: bytes) -> None:
+    wanted = [triton.InferRequestedOutput("y")]
+    for options in ({"client_timeout": 10.0}, {"compression_algorithm": "gzip"}, {"priority": 1}):
+        reply = client.infer("up", [tensor(gradient())], outputs=wanted, **options)
+        assert reply.as_numpy("y").tobytes() == result
+
+
+def test_callbacks(client: Any, result: bytes) -> None:
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(8):
+        client.async_infer(
+            "up", [tensor(gradient())], callback=lambda result, error: ended.put((result, error))
+        )
+    for _ in range(8):
+        reply, error = ended.get(timeout=30)
+        assert error is None
+        assert reply.as_numpy("y").tobytes() == result
+
+
+def test_streams(client: Any, result: bytes) -> None:
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    client.start_stream(callback=lambda result, error: ended.put((result, error)))
+    for number, model in enumerate(("up", "nope", "up")):
+        client.async_stream_infer(model, [tensor(gradient())], request_id=str(number))
+    replies = [ended.get(timeout=30) for _ in range(3)]
+    client.stop_stream()
+    assert [reply.as_numpy("y").tobytes() for reply, _ in replies[::2]] == [result, result]
+    assert "'nope' is no model" in str(replies[1][1])
+
+
+def test_aio(server: ServerThread, result: bytes) -> None:
+    async def work() -> None:
+        async with aio.InferenceServerClient(server.address) as client:
+            replies = await asyncio.gather(
+                *(client.infer("up", [tensor(gradient())]) for _ in range(4))
+            )
+            assert [each.as_numpy("y").tobytes() for each in replies] == [result] * 4
+            assert await client.is_server_live()
+
+            async def requests() -> Any:
+                for _ in range(3):
+                    yield {"model_name": "up", "inputs": [tensor(gradient())]}
+
+            async for reply, error in client.stream_infer(requests()):
+                assert error is None
+                assert reply.as_numpy("y").tobytes() == result
+
+    asyncio.run(work())
+
+
+def test_health_metadata_config_statistics_and_index(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("up")
+    assert client.get_server_metadata().name == "gradwire"
+    assert list(client.get_model_metadata("up").inputs[0].shape) == list(SHAPE)
+    assert client.get_model_config("up").config.name == "up"
+    assert client.get_inference_statistics("up").model_stats[0].name == "up"
+    assert len(client.get_model_repository_index().models) == len(ops.OPERATORS) + 1
+    for refused in (client.get_trace_settings, client.get_log_settings):
+        with pytest.raises(utils.InferenceServerException, match="UNIMPLEMENTED"):
+            refused()
+
+
+def test_system_shared_memory(client: Any, result: bytes) -> None:
+    x, names = gradient(), [PATTERN.replace("*", end) for end in ("in", "out")]
+    sizes = (x.nbytes, len(result))
+    regions = [
+        shared_memory.create_shared_memory_region(name, f"/{name}", size)
+        for name, size in zip(names, sizes, strict=True)
+    ]
+    try:
+        shared_memory.set_shared_memory_region(regions[0], [x])
+        for name, size in zip(names, sizes, strict=True):
+            client.register_system_shared_memory(name, f"/{name}", size)
+        source, wanted = (
+            triton.InferInput("x", list(SHAPE), "FP32"),
+            triton.InferRequestedOutput("y"),
+        )
+        source.set_shared_memory(names[0], sizes[0])
+        wanted.set_shared_memory(names[1], sizes[1])
+        client.infer("up", [source], outputs=[wanted])
+        found = shared_memory.get_contents_as_numpy(regions[1], np.float32, RESULT_SHAPE)
+        assert found.tobytes() == result
+        client.unregister_system_shared_memory()
+        assert not client.get_system_shared_memory_status().regions
+    finally:
+        for region in regions:
+            shared_memory.destroy_shared_memory_region(region)
+
+
+def _fields(described: DescriptorProto) -> dict[str, tuple[int, int, int, str]]:
+    return {
+        each.name: (each.number, each.type, each.label, each.type_name) for each in described.field
+    }
+
+
+def _messages(
+    every: Any, prefix: str = ""
+) -> Generator[tuple[str, dict[str, tuple[int, int, int, str]]]]:
+    for each in every:
+        yield prefix + each.name, _fields(each)
+        yield from _messages(each.nested_type, f"{prefix}{each.name}.")
+
+
+def test_descriptors_are_those_of_the_client() -> None:
+    theirs, ours = FileDescriptorProto(), FileDescriptorProto()
+    triton.service_pb2.DESCRIPTOR.CopyToProto(theirs)
+    SERVICE.file.CopyToProto(ours)
+    assert dict(_messages(ours.message_type)) == dict(_messages(theirs.message_type))
+    for described in (ours, theirs):
+        for method in described.service[0].method:
+            method.ClearField("options")  # of their generator, empty
+    assert ours.service == theirs.service
+    # Of the configuration ours has a part, with the same numbers.
+    triton.model_config_pb2.DESCRIPTOR.CopyToProto(theirs)
+    message("ModelConfig").DESCRIPTOR.file.CopyToProto(ours)
+    every = dict(_messages(theirs.message_type))
+    for name, fields in _messages(ours.message_type):
+        assert fields.items() <= every[name].items()
+    enums: list[list[EnumDescriptorProto]] = [list(ours.enum_type), list(theirs.enum_type)]
+    assert enums[0] == enums[1]

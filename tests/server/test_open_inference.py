@@ -1,0 +1,503 @@
+"""The Open Inference Protocol has Evaluate's bits, limits and refusals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_reflection.v1alpha import reflection_pb2
+
+from every_method import REFLECTION, bearer, call
+from gradwire import Client, ops
+from gradwire_server.rpc.interceptors import OPEN_INFERENCE_SCOPES
+from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE
+from inference_calls import (
+    DTYPES,
+    MODEL,
+    RESULT_SHAPE,
+    SHAPE,
+    InferenceClient,
+    gradient,
+    infer_request,
+)
+from raw_calls import wait_idle
+from refusals import Refusal
+from serving import ServerThread, serving
+
+OPERATOR = "torch_upsample_backward"
+FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
+
+
+@pytest.fixture(scope="module", name="server")
+def _server() -> Generator[ServerThread]:
+    pattern = f"gradwire-test-{os.getpid()}-*"
+    with serving(model=MODEL, open_inference_memory=pattern) as server:
+        yield server
+
+
+@pytest.fixture(name="client")
+def _client(server: ServerThread) -> Generator[InferenceClient]:
+    with InferenceClient(server.address) as client:
+        yield client
+
+
+def expected(server: ServerThread, x: Any) -> bytes:
+    """Return what Client.evaluate has."""
+    with Client(server.address) as client:
+        operator = ops.TorchUpsampleBackward(mode="bilinear")
+        return client.evaluate(operator, x, output_shape=RESULT_SHAPE).tobytes()
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_the_bits_of_every_datatype_are_those_of_evaluate(
+    server: ServerThread, client: InferenceClient, datatype: str
+) -> None:
+    x = gradient().astype(DTYPES[datatype])
+    request = infer_request(
+        x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape=str(list(RESULT_SHAPE))
+    )
+    request.id = "mine"
+    for _ in range(3):  # the second one finds the header
+        reply = client.call("ModelInfer", request)
+        assert reply.raw_output_contents == [expected(server, x)]
+        (tensor,) = reply.outputs
+        assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("y", datatype, RESULT_SHAPE)
+        assert (reply.model_name, reply.model_version, reply.id) == (OPERATOR, "1", "mine")
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_typed_contents_are_raw_ones(
+    server: ServerThread, client: InferenceClient, datatype: str
+) -> None:
+    x = gradient().astype(DTYPES[datatype])
+    request = infer_request(
+        x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape="[1, 3, 32, 32]"
+    )
+    raw = request.SerializeToString()
+    request.ClearField("raw_input_contents")
+    typed = getattr(request.inputs[0].contents, f"{datatype.lower()}_contents")
+    typed.extend(x.reshape(-1).tolist())
+    for each in (request.SerializeToString(), raw, request.SerializeToString()):
+        assert client.call("ModelInfer", each).raw_output_contents == [expected(server, x)]
+
+
+def test_an_output_shape_may_be_a_tensor(server: ServerThread, client: InferenceClient) -> None:
+    x = gradient()
+    for sizes in (RESULT_SHAPE, (1, 3, 31, 32), RESULT_SHAPE):
+        request = infer_request(x, model=OPERATOR, mode="bilinear")
+        request.inputs.add(name="output_shape", datatype="INT64", shape=[4])
+        request.raw_input_contents.append(np.array(sizes, "<i8").tobytes())
+        if sizes == RESULT_SHAPE:
+            reply = client.call("ModelInfer", request)
+            assert reply.raw_output_contents == [expected(server, x)]
+        else:
+            assert tuple(client.call("ModelInfer", request).outputs[0].shape) == sizes
+
+
+def test_parameters_are_json_or_native(client: InferenceClient) -> None:
+    x = gradient((1, 3, 8, 8))
+    native = infer_request(x, model="tf_resize", kind="bilinear", align_corners=True, size="[4, 4]")
+    text = infer_request(
+        x, model="tf_resize", kind='"bilinear"', align_corners="true", size="[4,4]", priority=1
+    )
+    text.parameters["sequence_id"].int64_param = 7
+    text.parameters["triton_enable_empty_final_response"].bool_param = True
+    for each in (native, text):
+        x_last = each.inputs[0]
+        x_last.shape[:] = [1, 8, 8, 3]
+    replies = [client.call("ModelInfer", each) for each in (native, text)]
+    assert replies[0].raw_output_contents == replies[1].raw_output_contents
+
+
+def test_a_named_model_needs_no_parameters(server: ServerThread, client: InferenceClient) -> None:
+    x = gradient()
+    reply = client.call("ModelInfer", infer_request(x))
+    assert (reply.model_name, reply.raw_output_contents) == ("up", [expected(server, x)])
+    told = client.call("ModelMetadata", name="up")
+    assert [tuple(each.shape) for each in (*told.inputs, *told.outputs)] == [SHAPE, RESULT_SHAPE]
+    config = client.call("ModelConfig", name="up").config
+    assert (config.max_batch_size, tuple(config.input[0].dims)) == (0, SHAPE)
+
+
+def test_messages_above_four_mebibytes_are_taken(
+    server: ServerThread, client: InferenceClient
+) -> None:
+    x = gradient((4, 8, 256, 256))
+    request = infer_request(x, model="dml_resample", interpolation_mode="linear")
+    request.parameters["output_shape"].string_param = "[4, 8, 256, 256]"
+    assert client.call("ModelInfer", request).raw_output_contents == [x.tobytes()]
+    wait_idle(server)
+
+
+def _wrong(**changes: Any) -> Any:
+    request = infer_request(gradient(), **changes.pop("parameters", {}))
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+def _second_input() -> Any:
+    request = _wrong()
+    request.inputs.add(name="z", datatype="FP32", shape=[1])
+    return request
+
+
+def _both() -> Any:
+    request = _wrong()
+    request.inputs[0].contents.fp32_contents.append(1.0)
+    return request
+
+
+def _without_raw() -> Any:
+    request = _wrong()
+    request.ClearField("raw_input_contents")
+    return request
+
+
+def _changed(path: str, value: Any) -> Any:
+    request = _wrong()
+    target: Any = request.inputs[0]
+    if path == "shape":
+        target.shape[:] = value
+    else:
+        setattr(target, path, value)
+    return request
+
+
+def _output(name: str, *parameters: str) -> Any:
+    request = _wrong()
+    tensor = request.outputs.add(name=name)
+    for each in parameters:
+        tensor.parameters[each].int64_param = 1
+    return request
+
+
+WRONG: dict[str, tuple[Any, str, str]] = {
+    "no model": (_wrong(model_name="nope"), "NOT_FOUND", "model_name: 'nope' is no model"),
+    "no name": (_wrong(model_name=""), "NOT_FOUND", "model_name: ''"),
+    "version": (_wrong(model_version="9"), "NOT_FOUND", "model_version: up has no version '9'"),
+    "parameter": (_wrong(parameters={"moode": "x"}), "INVALID_ARGUMENT", "parameters.moode"),
+    "python's": (_wrong(parameters={"cls": 1}), "INVALID_ARGUMENT", "parameters.cls"),
+    "value": (
+        _wrong(parameters={"mode": "best"}),
+        "INVALID_ARGUMENT",
+        "parameters.mode: is 'best'",
+    ),
+    "deep": (_wrong(parameters={"size": "[" * 9000}), "INVALID_ARGUMENT", "parameters.size"),
+    "input": (_second_input(), "INVALID_ARGUMENT", "inputs: x, z; x is needed"),
+    "no input": (infer_request(), "INVALID_ARGUMENT", "inputs: none; x is needed"),
+    "both": (_both(), "INVALID_ARGUMENT", "inputs.x: has typed contents and others"),
+    "neither": (_without_raw(), "INVALID_ARGUMENT", "raw_input_contents: 0 given; 1 are needed"),
+    "datatype": (_changed("datatype", "INT8"), "INVALID_ARGUMENT", "inputs.x.datatype: 'INT8'"),
+    "declared": (_changed("datatype", "FP64"), "INVALID_ARGUMENT", "up takes FP32"),
+    "shape": (_changed("shape", [1, 3, 64, 63]), "INVALID_ARGUMENT", "inputs.x.shape"),
+    "name of output": (_output("z"), "INVALID_ARGUMENT", "outputs: z; y is the only one"),
+    "classes": (
+        _output("y", "classification"),
+        "INVALID_ARGUMENT",
+        "outputs.y.parameters.classification",
+    ),
+    "id": (_wrong(id="x" * 200), "INVALID_ARGUMENT", "request_id"),
+}
+
+
+@pytest.mark.parametrize(("request_", "status", "words"), WRONG.values(), ids=list(WRONG))
+def test_wrong_requests_are_refused_by_name(
+    client: InferenceClient, request_: Any, status: str, words: str
+) -> None:
+    came, text = client.refused("ModelInfer", request_)
+    assert (came, words in text) == (status, True), text
+
+
+def test_contents_of_another_size_are_refused_whether_known_or_not(
+    client: InferenceClient,
+) -> None:
+    for more in (1, -1):
+        for _ in range(2):
+            request = infer_request(gradient())
+            raw = request.raw_input_contents[0]
+            request.raw_input_contents[0] = raw + b"x" if more > 0 else raw[:-1]
+            assert client.refused("ModelInfer", request) == (
+                "INVALID_ARGUMENT",
+                f"inputs.x: {len(raw) + more} bytes; input's descriptor takes {len(raw)}",
+            )
+        client.call("ModelInfer", infer_request(gradient()))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({}, "output_shape: absent"),
+        ({"output_shape": "[1, 3]"}, "output_shape"),
+        ({"output_shape": "abc"}, "output_shape: 'abc'; a list of sizes"),
+        ({"output_shape": "[1, 3, 32, -1]"}, "output_shape"),
+        ({"output_shape": "[1, 3, 1000000000, 1000000000]"}, "output"),
+    ],
+)
+def test_output_shapes_that_cannot_be_are_refused(
+    client: InferenceClient, parameters: dict[str, str], words: str
+) -> None:
+    request = infer_request(gradient(), model=OPERATOR, mode="bilinear", **parameters)
+    status, text = client.refused("ModelInfer", request)
+    assert status == "INVALID_ARGUMENT"
+    assert words in text
+
+
+def test_results_above_a_message_are_refused(client: InferenceClient) -> None:
+    request = infer_request(gradient((1, 1, 2, 2)), model="dml_resample")
+    request.parameters["interpolation_mode"].string_param = "linear"
+    request.parameters["scales"].string_param = "[1, 1, 1100, 1100]"
+    request.parameters["output_shape"].string_param = "[1, 1, 2200, 2200]"
+    status, text = client.refused("ModelInfer", request)
+    assert (status, "outputs.y is 19360000 bytes" in text) == ("INVALID_ARGUMENT", True), text
+
+
+def test_long_headers_and_bytes_that_are_no_message_are_refused(client: InferenceClient) -> None:
+    request = infer_request(gradient(), parameter="x" * (17 << 10))
+    assert "max_header_bytes" in client.refused("ModelInfer", request)[1]
+    empty = b"\x0a\x00" * (1 << 20)
+    assert "max_header_bytes" in client.refused("ModelInfer", empty)[1]
+    assert client.refused("ModelInfer", b"\x0a\xff")[0] == "INVALID_ARGUMENT"
+    assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == "INVALID_ARGUMENT"
+
+
+def test_a_stream_answers_each_request_and_goes_on_after_errors(
+    server: ServerThread, client: InferenceClient
+) -> None:
+    requests = [infer_request(gradient()) for _ in range(4)]
+    requests[1].model_name = "nope"
+    for number, each in enumerate(requests):
+        each.id = str(number)
+    replies = client.stream(requests)
+    assert [each.infer_response.id for each in replies] == ["0", "", "2", "3"]
+    assert "model_name: 'nope'" in replies[1].error_message
+    assert replies[3].infer_response.raw_output_contents == [expected(server, gradient())]
+    wait_idle(server)
+
+
+def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
+    def counted() -> tuple[int, int, int]:
+        (told,) = client.call("ModelStatistics", name="up").model_stats
+        stats = told.inference_stats
+        return told.inference_count, stats.success.count, stats.fail.count
+
+    before = counted()
+    client.call("ModelInfer", infer_request(gradient()))
+    client.refused("ModelInfer", _changed("shape", [1, 3, 64, 64, 1]))
+    client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64)), nonsense="1"))
+    after = counted()
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
+    assert len(client.call("ModelStatistics").model_stats) == len(ops.OPERATORS) + 1
+
+
+def test_health_metadata_and_index(client: InferenceClient) -> None:
+    assert client.call("ServerLive").live
+    assert client.call("ServerReady").ready
+    assert client.call("ModelReady", name="up", version="1").ready
+    assert client.refused("ModelReady", name="nope")[0] == "NOT_FOUND"
+    assert "system_shared_memory" in client.call("ServerMetadata").extensions
+    names = {each.name for each in client.call("RepositoryIndex").models}
+    assert names == {*ops.OPERATORS, "up"}
+    for name, kind in ops.OPERATORS.items():
+        (x,) = client.call("ModelMetadata", name=name).inputs
+        assert kind.min_rank <= len(x.shape) <= kind.max_rank
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"),
+        *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister"),
+    ],
+)
+def test_what_is_not_served_is_told(client: InferenceClient, method: str) -> None:
+    assert client.refused(method)[0] == "UNIMPLEMENTED"
+
+
+class SharedFile:
+    """A file of POSIX shared memory."""
+
+    def __init__(self, data: bytes, suffix: str = "x") -> None:
+        self.name = f"gradwire-test-{os.getpid()}-{suffix}"
+        self.path = FOLDER / self.name
+        self.path.write_bytes(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def _shared_request(nbytes: int, *, result_bytes: int = 0) -> Any:
+    request = infer_request(gradient())
+    request.ClearField("raw_input_contents")
+    request.inputs[0].parameters["shared_memory_region"].string_param = "in"
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = nbytes
+    if result_bytes:
+        tensor = request.outputs.add(name="y")
+        tensor.parameters["shared_memory_region"].string_param = "in"
+        tensor.parameters["shared_memory_offset"].int64_param = nbytes
+        tensor.parameters["shared_memory_byte_size"].int64_param = result_bytes
+    return request
+
+
+def test_shared_memory_is_read_and_written(server: ServerThread, client: InferenceClient) -> None:
+    x, result = gradient(), expected(server, gradient())
+    size = x.nbytes + len(result)
+    with SharedFile(x.tobytes() + bytes(len(result))) as file:
+        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=size)
+        for _ in range(2):
+            reply = client.call("ModelInfer", _shared_request(x.nbytes))
+            assert reply.raw_output_contents == [result]
+        reply = client.call("ModelInfer", _shared_request(x.nbytes, result_bytes=len(result)))
+        assert reply.raw_output_contents == [b""]
+        assert file.path.read_bytes()[x.nbytes :] == result
+        regions = client.call("SystemSharedMemoryStatus").regions
+        assert (regions["in"].key, regions["in"].byte_size) == (file.name, size)
+        client.call("SystemSharedMemoryUnregister", name="in")
+        assert "not registered" in client.refused("ModelInfer", _shared_request(x.nbytes))[1]
+
+
+@pytest.mark.parametrize("operator", ["dml_resample_grad", "dml_resample"])
+def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
+    server: ServerThread, client: InferenceClient, operator: str
+) -> None:
+    x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
+    with Client(server.address) as own:
+        kind = ops.OPERATORS[operator](interpolation_mode="linear")
+        result = own.evaluate(kind, x, output_shape=sizes).tobytes()
+    with SharedFile(x.tobytes() + bytes(len(result))) as file:
+        size = x.nbytes + len(result)
+        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=size)
+        request = _shared_request(x.nbytes, result_bytes=len(result))
+        request.model_name, request.inputs[0].shape[:] = operator, x.shape
+        request.parameters["interpolation_mode"].string_param = "linear"
+        request.parameters["output_shape"].string_param = str(list(sizes))
+        client.call("ModelInfer", request)
+        assert file.path.read_bytes()[x.nbytes :] == result
+        client.call("SystemSharedMemoryUnregister")
+    wait_idle(server)
+
+
+def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
+    server: ServerThread, client: InferenceClient
+) -> None:
+    x, result = gradient(), expected(server, gradient())
+    size = x.nbytes + len(result)
+    with SharedFile(bytes(size)) as file:
+        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=size)
+        for length, words in ((x.nbytes, "cannot be written"), (0, "has become shorter")):
+            os.truncate(file.path, length)
+            request = _shared_request(x.nbytes, result_bytes=len(result))
+            status, text = client.refused("ModelInfer", request)
+            assert (status, words in text) == ("INVALID_ARGUMENT", True), text
+            assert file.path.stat().st_size == length
+        client.call("SystemSharedMemoryUnregister")
+    assert client.call("ServerLive").live
+    wait_idle(server)
+
+
+def test_ranges_outside_a_region_are_refused(client: InferenceClient) -> None:
+    with SharedFile(bytes(100)) as file:
+        register = {"name": "in", "key": file.name}
+        for fields in ({"byte_size": 101}, {"byte_size": 2**64 - 1, "offset": 2}, {"byte_size": 0}):
+            refused = client.refused("SystemSharedMemoryRegister", **register, **fields)
+            assert refused[0] == "INVALID_ARGUMENT"
+        client.call("SystemSharedMemoryRegister", **register, byte_size=100)
+        assert (
+            "registered"
+            in client.refused("SystemSharedMemoryRegister", **register, byte_size=100)[1]
+        )
+        assert client.refused("ModelInfer", _shared_request(4 * 3 * 64 * 64)) == (
+            "INVALID_ARGUMENT",
+            "inputs.x: 49152 bytes from offset 0 of shared memory region 'in', which has 100",
+        )
+        assert "descriptor takes" in client.refused("ModelInfer", _shared_request(10))[1]
+        client.call("SystemSharedMemoryUnregister")
+
+
+def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClient) -> None:
+    prefix = f"gradwire-test-{os.getpid()}-"
+    link, fifo = FOLDER / f"{prefix}link", FOLDER / f"{prefix}fifo"
+    link.symlink_to("/etc/passwd")
+    os.mkfifo(fifo)
+    try:
+        texts = set[str]()
+        for key in (link.name, fifo.name, f"{prefix}absent"):
+            status, text = client.refused(
+                "SystemSharedMemoryRegister", name="in", key=key, byte_size=1
+            )
+            assert status == "INVALID_ARGUMENT"
+            texts.add(text.replace(key, ""))
+        assert len(texts) == 1  # it does not tell which files there are
+        for key in ("other", "/etc/passwd", f"{prefix}/../../etc/passwd", "", "..", "\0"):
+            assert (
+                client.refused("SystemSharedMemoryRegister", name="in", key=key, byte_size=1)[0]
+                == "INVALID_ARGUMENT"
+            )
+    finally:
+        link.unlink()
+        fifo.unlink()
+
+
+def test_shared_memory_is_off_unless_its_names_are_given() -> None:
+    with serving() as server, InferenceClient(server.address) as client:
+        status, text = client.refused("SystemSharedMemoryRegister", name="a", key="a", byte_size=1)
+        assert (status, "--open-inference-memory" in text) == ("UNIMPLEMENTED", True)
+        client.call("SystemSharedMemoryUnregister")
+        client.call("CudaSharedMemoryUnregister")
+
+
+def test_off_serves_none_of_it() -> None:
+    with serving(open_inference="off") as server, InferenceClient(server.address) as client:
+        assert client.refused("ServerLive")[0] == "UNIMPLEMENTED"
+
+
+def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# nobody\n")
+    methods = {f"/{NAME}/{each.name}" for each in SERVICE.methods}
+    inspecting = methods - OPEN_INFERENCE_SCOPES.keys()
+    assert {each.rpartition("/")[2] for each in inspecting} == {
+        *("ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus")
+    }
+    with serving(tokens=str(tokens)) as server, InferenceClient(server.address) as client:
+        for method in methods:
+            _, refusal = call(client.channel, method, (b"",), bearer("gradwire-nobody"))
+            assert isinstance(refusal, Refusal)
+            assert refusal.code.name == "UNAUTHENTICATED"
+
+
+def test_reflection_serves_both_pools(client: InferenceClient) -> None:
+    untyped: Any = reflection_pb2
+    for symbol in (NAME, "gradwire.v1.GradientService"):
+        question = untyped.ServerReflectionRequest(file_containing_symbol=symbol)
+        (reply,), _ = call(client.channel, REFLECTION, (question.SerializeToString(),))
+        answer = untyped.ServerReflectionResponse.FromString(reply)
+        files = [
+            FileDescriptorProto.FromString(each)
+            for each in answer.file_descriptor_response.file_descriptor_proto
+        ]
+        assert any(
+            symbol == f"{file.package}.{each.name}" for file in files for each in file.service
+        )
+
+
+def test_special_values_keep_their_bits(client: InferenceClient) -> None:
+    x = np.array([np.nan, -0.0, np.inf, 1e-45], ml_dtypes.bfloat16).reshape(1, 1, 2, 2)
+    request = infer_request(x, model="dml_resample", datatype="BF16", interpolation_mode="linear")
+    request.parameters["output_shape"].string_param = "[1, 1, 2, 2]"
+    assert client.call("ModelInfer", request).raw_output_contents == [x.tobytes()]
+
+
+def test_messages_are_in_no_default_pool() -> None:
+    with pytest.raises(KeyError):
+        descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferResponse")
