@@ -35,8 +35,8 @@ PINS := constraints/pinned.txt
 PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python)
 
-.PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports schema breaking check generate \
-	load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
+.PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports words schema breaking \
+	check generate load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
 	constraints mutants shape clean
 
 help:  ## List the targets
@@ -59,7 +59,7 @@ gpu-bench: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Measure this machine's G
 	$(ON_GPU) -m benchmarks gpu --json out/gpu.json $(ARGS)
 	-$(ON_GPU) -m benchmarks gpu-plot out/gpu.json out/gpu.png
 
-lint: ruff-check ruff-format-check mypy pyright lint-imports  ## Check with ruff, mypy, pyright and the import contracts
+lint: ruff-check ruff-format-check mypy pyright lint-imports words  ## Check with ruff, mypy, pyright, the import contracts and a check of words
 ruff-check: $(VENV)/.tools
 	$(BIN)/ruff check
 ruff-format-check: $(VENV)/.tools
@@ -70,6 +70,8 @@ pyright: $(VENV)/.tools
 	$(BIN)/pyright --pythonpath $(BIN)/python
 lint-imports: $(VENV)/.tools
 	$(BIN)/lint-imports --no-logo
+words: $(VENV)/.tools
+	PYTHONPATH=tests $(BIN)/python -m shape.words
 
 schema: $(VENV)/.installed $(GENERATE_VENV)/.installed  ## Check that generated code is current; buf lint, format, breaking
 	$(GENERATE_VENV)/bin/python proto/generate.py --check

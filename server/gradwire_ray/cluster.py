@@ -1,4 +1,4 @@
-"""The one door to Ray: placing actors, finding them, asking them."""
+"""Access to Ray: placing, finding and calling actors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ _HEAD = "node:__internal_head__"
 
 
 def log() -> None:
-    """Have the log of an actor's process hold what this package says."""
+    """Write this package's log lines to the log of an actor's process."""
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("gradwire_ray").setLevel(logging.INFO)
 
 
 def connect(address: str) -> None:
-    """Join a cluster as its client; RuntimeError where there is none or no Ray."""
+    """Join a cluster as its client.
+
+    Raises RuntimeError if there is no cluster at the address, or no Ray here.
+    """
     if find_spec("ray") is None:
         raise RuntimeError('Ray is missing; gradwire-ray needs: pip install "gradwire[ray]"')
     _check_answers(address)
@@ -51,12 +54,12 @@ def _check_answers(address: str) -> None:
 
 
 def host() -> str:
-    """Return the address of this node, by which the others reach it."""
+    """Return the address of this node for the other nodes."""
     return str(_ray().util.get_node_ip_address())
 
 
 def place_controller(kind: type[Any], deployment: Deployment) -> Any:
-    """Start the controller, of a class made with the deployment, beside Ray's head.
+    """Start the controller of a deployment on the node of Ray's head.
 
     The head's address stays as long as there is a cluster.
 
@@ -103,20 +106,20 @@ def place_replica(deployment: Deployment) -> None:
         num_cpus=deployment.num_cpus,
         num_gpus=deployment.num_gpus,
         max_restarts=-1,
-        # One thread may wait for the end that another one has asked for.
+        # While one thread stops the server, another one may wait for its end.
         max_concurrency=4,
         scheduling_strategy="SPREAD",
     ).remote(name, deployment)
 
 
 def replica_names(name: str) -> list[str]:
-    """Return the names of the replicas that run or are to run, the oldest first."""
+    """Return the names of running and starting replicas, the oldest first."""
     actors = _ray().util.list_named_actors()
     return sorted(one for one in actors if one.startswith(f"{name}/replica-"))
 
 
 def stop_replica(name: str, drain_s: float) -> None:
-    """Have a replica finish its calls, as far as it can be reached."""
+    """Have a replica finish its calls, if it can be reached."""
     with suppress(LookupError, RuntimeError):
         result(_actor(name).stop.remote(drain_s), timeout_s=drain_s + 2 * STOP_S)
 
@@ -128,7 +131,7 @@ def remove(name: str) -> None:
 
 
 def result(asked: Any, *, timeout_s: float | None = None) -> Any:
-    """Return an answer; RuntimeError where the actor has none."""
+    """Return an actor's answer; raise RuntimeError if it gives none."""
     try:
         return _ray().get(asked, timeout=timeout_s)
     except import_module("ray.exceptions").RayError as error:
@@ -145,7 +148,10 @@ def _actor(name: str) -> Any:
 
 
 class _ReplicaActor:
-    """A replica that ends, for Ray to start it anew, when its server does."""
+    """Replica whose end makes Ray start it anew.
+
+    The actor ends when its server does.
+    """
 
     def __init__(self, name: str, deployment: Deployment) -> None:
         log()
@@ -163,7 +169,10 @@ class _ReplicaActor:
 
 
 def _last_words(error: Exception) -> str:
-    """Return the last line of an error, which with Ray's holds another one's whole traceback."""
+    """Return the last line of an error.
+
+    Errors of Ray hold the whole traceback of another error.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""The command line: up, status, down."""
+"""Command line of gradwire-ray: up, status, down."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gradwire_ray() -> None:
 
 
 class _Up(click.Command):
-    """Tells where a server's flag belongs."""
+    """Command whose errors explain the place of a server's flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -97,8 +97,8 @@ class _Up(click.Command):
 def up(address: str, *, most: int | None, least: int, wait_s: float, **values: Any) -> None:
     """Place replicas, wait until they serve, print the target for clients.
 
-    What follows -- goes to every server as it goes to gradwire-server: --tls-certificate, --tokens,
-    --backend and so on. Files named there have to be on every node, by the same absolute path.
+    Arguments after -- are flags of gradwire-server for every replica: --tls-certificate, --tokens,
+    --backend and so on. Files that they name have to be on every node, at the same absolute path.
     Servers listen on their node's address, which needs TLS or --insecure.
     """
     with _errors_shown():
@@ -133,13 +133,16 @@ def _ask(actor: Any) -> dict[str, Any]:
 
 
 def _wait(actor: Any, least: int, *, until: float) -> str:
-    """Wait until so many replicas serve; return the target. RuntimeError if they do not."""
+    """Wait until enough replicas serve; return the target.
+
+    Raises RuntimeError if too few serve by `until`, or if one reports a failure.
+    """
     while True:
         status = _ask(actor)
         serving = sum(one["state"] == "serving" for one in status["replicas"])
         if serving >= least:
             return str(status["target"])
-        # A server that fails at first fails again, mostly for what its flags say.
+        # A server whose start fails would fail again, mostly because of its flags.
         if status["failure"] or time.monotonic() > until:
             why = status["failure"] or "the cluster may have no room for more, see `ray status`"
             raise RuntimeError(f"{serving} of {least} replicas serve: {why}")
@@ -151,7 +154,7 @@ def _wait(actor: Any, least: int, *, until: float) -> str:
 @_name
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(address: str, name: str, *, as_json: bool) -> None:
-    """Show the replicas: where they are, how they stand, how busy they are."""
+    """Show the address, the state and the load of each replica."""
     with _errors_shown():
         cluster.connect(address)
         told = _ask(cluster.controller(name))
@@ -182,7 +185,7 @@ def down(address: str, name: str) -> None:
         except LookupError:
             if not left:
                 raise
-            # No controller lists them any more.
+            # Their controller is gone, so nothing else lists them.
             for replica in left:
                 cluster.remove(replica)
 
@@ -194,7 +197,7 @@ def _take_down(name: str) -> None:
 
 @contextmanager
 def _errors_shown() -> Generator[None]:
-    """Show errors of a block as the command line does its own."""
+    """Show errors of a block like those of the command line."""
     try:
         yield
     except (ValueError, LookupError, RuntimeError) as error:

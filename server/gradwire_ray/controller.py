@@ -1,8 +1,8 @@
-"""The actor that lists the replicas that serve, and keeps as many as there are to be.
+"""Actor that lists serving replicas and keeps their number as wanted.
 
-Ray starts dead replicas anew; which there are, Ray tells by their names. A replica reports twice a
-second while its server serves. One that is silent for a while is off the list until it reports
-again, whether its server, its machine or its network is slow.
+Ray starts dead replicas anew, and returns the replicas that exist by their names. A replica reports
+twice a second while its server serves. A replica that is silent for a while is off the list until
+it reports again, since its server, its machine or its network may be slow.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = logging.getLogger("gradwire_ray")
 State = Literal["starting", "serving", "silent", "leaving"]
 
 _LOOK_S = 1.0
-# A replica that reports nothing for so long is off the list.
+# A replica that reports nothing for this long is off the list.
 _SILENCE_S = 5.0
-# How long callers may take to notice that one is off the list; the SDK looks every 2 s.
+# Time for callers to notice that a replica is off the list; the SDK looks every 2 s.
 _NOTICE_S = 5.0
 
 
@@ -35,7 +35,7 @@ _NOTICE_S = 5.0
 class Member:
     """A replica as the controller knows it.
 
-    report    its last one, and heard_at when that came
+    report    its last report, which came at heard_at
     stopping  the thread that stops and removes it; None while it stays
     """
 
@@ -45,7 +45,7 @@ class Member:
 
     @property
     def state(self) -> State:
-        """How it stands."""
+        """State of the replica."""
         if self.stopping is not None or (self.report and self.report.stopping):
             return "leaving"
         if self.report is None or self.report.failure:
@@ -58,7 +58,9 @@ class Member:
 
 
 class Controller:
-    """Ray makes an actor of it, whose methods run in threads.
+    """Controller of the replicas; Ray makes an actor of it.
+
+    The actor's methods run in threads.
 
     Raises RuntimeError if the port cannot be had, ValueError if TLS files cannot be used. If there
     are replicas already it ends its process instead, for Ray to start another one: only a
@@ -71,7 +73,7 @@ class Controller:
         self._failure = ""
         # Replaced as a whole: several threads read it.
         self._members: dict[str, Member] = {}
-        # Those of a controller before this one stay.
+        # Replicas of an earlier controller stay.
         self._find()
         self._scaling = Scaling(deployment)
         self._scaling.wanted = min(max(len(self._members), deployment.least), deployment.most)
@@ -150,7 +152,7 @@ class Controller:
                 self._failure = ""
 
     def _find(self) -> None:
-        """Have a member for each replica that Ray has, the oldest first."""
+        """Make a member for each replica in Ray, the oldest first."""
         names = cluster.replica_names(self._deployment.name)
         self._members = {name: self._members.get(name, Member()) for name in names}
 
@@ -165,8 +167,8 @@ class Controller:
         staying = [name for name, member in members.items() if member.state != "leaving"]
         for _ in range(wanted - len(staying)):
             cluster.place_replica(self._deployment)
-        # The youngest goes, whose caches hold the least; so do those that stop already, since a
-        # controller before this one told them to.
+        # The youngest replicas stop first: their caches hold the least. Replicas that an earlier
+        # controller told to stop are stopping already, and are removed too.
         for name, member in members.items():
             if name not in staying[:wanted]:
                 self._remove(name, member)
@@ -180,7 +182,7 @@ class Controller:
             member.stopping.start()
 
     def _stop_replica(self, name: str, report: Report | None) -> None:
-        # Without a server it has no call, and without room it would never come to stop.
+        # A replica that does not serve has no calls; without resources it cannot answer stop().
         if report is not None and not report.failure:
             time.sleep(_NOTICE_S)
             cluster.stop_replica(name, self._deployment.drain_s)

@@ -1,4 +1,7 @@
-"""What is to run on the cluster: one frozen value, which the controller is made of."""
+"""Description of the replicas on a cluster, as one frozen value.
+
+The controller is made from it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from gradwire_server.command import read_settings
 from gradwire_server.config.settings import Settings
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-# What the command takes care of itself.
+# Flags that the command sets itself.
 _OURS = ("--address", "--workers")
 
 
@@ -19,9 +22,9 @@ class Deployment:
     """Replicas of one server under one name.
 
     name           of lower-case letters, digits and hyphens
-    least, most    replicas there are
-    target_queue   evaluations that may wait at each replica before there is another one
-    down_after_s   seconds in which fewer would do before one goes
+    least, most    bounds of the number of replicas
+    target_queue   evaluations that may wait at each replica before another one starts
+    down_after_s   seconds for which fewer must be enough before a replica stops
     num_cpus       CPUs of each, as Ray counts them; whole ones are its threads that compute
     num_gpus       GPUs of each, or a fraction of one
     port           of the controller's list; 0 takes a free one, another one after it was restarted
@@ -65,17 +68,17 @@ class Deployment:
         for flag in self.flags:
             if flag.partition("=")[0] in _OURS:
                 raise ValueError(f"{flag} is not for replicas: gradwire-ray places them itself")
-        # Replicas listen on their node's address: what that asks for is asked for here.
+        # Replicas listen on their node's address; invalid settings for it raise here.
         _ = self.settings
 
     @property
     def settings(self) -> Settings:
-        """The server's settings, as the flags and this process's variables have them."""
+        """The server's settings, from the flags and this process's variables."""
         return read_settings(["--address", "0.0.0.0:0", *self.flags])
 
     @property
     def threads(self) -> int:
-        """Threads that compute in each replica, unless the flags say."""
+        """Computing threads of each replica, unless the flags set them."""
         return max(1, int(self.num_cpus))
 
     @property

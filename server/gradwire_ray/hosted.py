@@ -3,7 +3,7 @@
     python -m gradwire.cli.tethered gradwire_ray.hosted FLAG ...
 
 Its standard output has the line with the address, then a line of load twice a second; or a line
-that says why it cannot serve.
+with the reason why it cannot serve.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     startup.hold()
     writing: set[asyncio.Task[None]] = set()
     try:
-        # Workers are more replicas here, whatever this machine's variables say.
+        # One process per replica: more workers are more replicas. The variable does not apply.
         settings = replace(read_settings(sys.argv[1:]), workers=1)
         serve.run(
             serve.serve(
@@ -46,7 +46,10 @@ def main() -> None:
 
 
 async def _write_load(server: Server) -> None:
-    """Write lines with the fields of a Report, as long as the server serves."""
+    """Write a line with the fields of a Report twice a second.
+
+    Lines are written as long as the server serves.
+    """
     output = sys.stdout.fileno()
     os.set_blocking(output, False)
     admission, threads = server.service.admission, server.settings.threads
@@ -54,7 +57,7 @@ async def _write_load(server: Server) -> None:
         waiting = computing = samples = 0
         began, used = time.monotonic(), time.thread_time()
         while (passed := time.monotonic() - began) < _LINE_S:
-            # The slot beyond those of the threads is that of the next evaluation.
+            # There is one slot more than threads, for the next evaluation.
             waiting += admission.queue_depth + max(0, admission.computing - threads)
             computing += min(admission.computing, threads)
             samples += 1
@@ -69,7 +72,7 @@ async def _write_load(server: Server) -> None:
         try:
             os.write(output, json.dumps(load).encode() + b"\n")
         except BlockingIOError:
-            # The actor is stopped, or slow; it gets the next one.
+            # The actor is stopped or slow; it gets the next line.
             continue
         except BrokenPipeError:
             return

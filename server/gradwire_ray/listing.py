@@ -1,7 +1,7 @@
 """List of replicas over HTTP, for the SDK's targets `replicas+http://`.
 
 It holds addresses and nothing else, so that it needs no token. If the server has TLS, the list has
-it too, with the same certificate: a changed list would lead callers, and their tokens, astray.
+it too, with the same certificate: a forged list could send callers and their tokens elsewhere.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gradwire_server.security.certificates import Certificates
 
 
 class Listing:
-    """Answers on a port of a host from when it is made.
+    """HTTP server of the list, which answers from its construction on.
 
-    url  what a client is given
+    url  the target for clients
 
     Raises OSError where the port cannot be had, ValueError where the TLS files cannot be used.
     """

@@ -1,4 +1,7 @@
-"""One replica: the process of a server and its owner. Imports no Ray."""
+"""A replica: the process of a server, and its owner.
+
+Imports no Ray.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from dataclasses import dataclass, replace
 _log = logging.getLogger("gradwire_ray")
 
 _GREETING = "gradwire-server listening on "
-# Begins the line in which a server says why it cannot serve.
+# Beginning of the line with the reason why a server cannot serve.
 REFUSAL = "gradwire-server cannot serve: "
 # Time to stop that a server gets beyond its drain delay and grace period.
 STOP_S = 25.0
-# A server writes its load twice a second; one that is silent for so long hangs.
+# A server writes its load twice a second; a server silent for this long hangs.
 _SILENCE_S = 60.0
-# Pause before a server that did not start is started anew.
+# Pause before another start of a server that failed to start.
 _PAUSE_S = 10.0
 
 
@@ -37,7 +40,7 @@ class Report:
     busy      share of the computing threads in use, 0 to 1
     loop      share of the time in which the event loop was at work, 0 to 1
     refused   evaluations refused for want of room, since the server started
-    streams   open at the end
+    streams   open streams at the end
     stopping  whether the server finishes its calls, to end
     failure   why the server has ended; empty while it serves
     """
@@ -98,9 +101,10 @@ class Replica:
         self._listening.start()
 
     def stop(self, drain_s: float) -> None:
-        """Have the server finish its calls and end; kill it if that takes STOP_S longer.
+        """Have the server finish its calls and end.
 
-        A second call waits for the same end.
+        A server that takes longer than drain_s + STOP_S is killed. A second call waits for the same
+        end.
         """
         with self._lock:
             # A second signal would end the calls at once.
@@ -135,7 +139,7 @@ class Replica:
         _log.error("server ended pid=%d status=%d", self._server.pid, status)
         why = f"on {self._report.host} the server ended with status {status}: {self._failure}"
         self._send(replace(self._report, failure=why))
-        # One that never served would most likely fail again.
+        # A server that never served would most likely fail again.
         if self._report.address or not self._stopping.wait(_PAUSE_S):
             self._on_end()
 

@@ -1,4 +1,4 @@
-"""Number of replicas, by the load of those that serve."""
+"""Number of replicas, by the load of the serving ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from gradwire_ray.deployment import Deployment
 from gradwire_ray.replica import Report
 
-# So many looks in a row have to agree that there are too few: one burst is none.
+# Consecutive looks that must find too few replicas, so that one burst has no effect.
 _LOOKS = 2
-# An event loop that is that busy is the bottleneck; calls that wait for it are in no queue of ours.
+# An event loop this busy is the bottleneck; calls that wait for it are in no queue of the server.
 _LOOP_FULL = 0.9
-# How busy fewer replicas may be, so that one can go.
+# A replica goes if the remaining ones would be at most this busy.
 _ROOMY = 0.6
 
 
 class Scaling:
-    """Up at once, at most twofold; down one at a time, when fewer would have done for long.
+    """Scaling rule: up at most twofold at once, down one by one.
 
-    wanted  replicas there are to be
+    A replica goes when fewer replicas would have been enough for long.
+
+    wanted  number of replicas
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class Scaling:
     def look(self, reports: Sequence[Report]) -> int:
         """Take note of the replicas that serve; return wanted.
 
-        As long as some are still to come, nothing is decided: their effect is not known.
+        While replicas are still starting, wanted stays: their effect is not known yet.
         """
         before, self._refused = self._refused, sum(one.refused for one in reports)
         if len(reports) != self.wanted:
@@ -58,16 +60,16 @@ class Scaling:
         return self.wanted
 
     def _needed(self, reports: Sequence[Report], *, refused: bool) -> int:
-        """Return how many replicas it would take, were load to spread over them."""
+        """Return the number of replicas needed if load spreads over them evenly."""
         if refused:
-            # Calls that were refused do not tell how many more there are.
+            # Refused calls do not show how many replicas are missing.
             return 2 * len(reports)
         of_queue = sum(one.waiting for one in reports) / self._deployment.target_queue
         of_loops = sum(one.loop for one in reports) / _LOOP_FULL
         return math.ceil(max(of_queue, of_loops))
 
     def _would_do(self, reports: Sequence[Report]) -> bool:
-        """Whether one replica fewer would do."""
+        """Return whether one replica fewer would be enough."""
         fewer = len(reports) - 1
         return (
             fewer >= self._deployment.least

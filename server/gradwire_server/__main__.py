@@ -12,7 +12,7 @@ _LEAST_ADDRESS_SPACE = 1 << 30
 
 
 def main() -> None:
-    """Run the command; signals are seen to before the rest is imported."""
+    """Run the command; signals are blocked before the other imports."""
     startup.hold()
     startup.silence()
     _warn_of_address_space()
@@ -22,7 +22,10 @@ def main() -> None:
 
 
 def _warn_of_address_space() -> None:
-    """Say what may be wrong while something can be said: libraries that find no memory crash."""
+    """Warn of a low limit of address space.
+
+    The warning comes first, since libraries that find no memory crash.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
         print(  # noqa: T201 - there is no log yet

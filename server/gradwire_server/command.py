@@ -1,4 +1,7 @@
-"""The command line of the server: a flag, a variable and a key of a file for every setting."""
+"""Command line of the server.
+
+Every setting has a flag, a variable and a key of a file.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,9 @@ def read_settings(flags: Sequence[str]) -> Settings:
 
 
 def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
-    """Return the settings; memory limits not given are fitted to the container and RLIMIT_AS.
+    """Return the settings, with memory limits.
+
+    Limits that are not given are fitted to the container and RLIMIT_AS.
 
     Raises ValueError if they are invalid.
     """
@@ -190,7 +195,10 @@ def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
 
 
 def _check_memory(settings: Settings) -> None:
-    """Raise ValueError if memory given for calls does not hold a message for each worker."""
+    """Check memory given for calls against the number of workers.
+
+    Raises ValueError if it does not hold a message for each worker.
+    """
     workers = max(1, settings.workers)
     least = workers * settings.max_message_bytes
     if settings.max_memory_bytes < least:
@@ -201,7 +209,10 @@ def _check_memory(settings: Settings) -> None:
 
 
 def _address(context: click.Context, address: str, port: int) -> str:
-    """Return the address with another port. Raises ValueError where --port does not go with it."""
+    """Return the address with another port.
+
+    Raises ValueError where --port does not go with the address.
+    """
     if context.get_parameter_source("address") is ParameterSource.COMMANDLINE:
         raise ValueError(f"--port is {port} and --address {address}; give one of them")
     if not is_host_and_port(address):

@@ -46,7 +46,10 @@ class EvaluationError(Exception):
 
 
 class InvalidFieldError(EvaluationError):
-    """An attribute, shape, dtype or stride is not valid; field is its path in the request."""
+    """An attribute, shape, dtype or stride is not valid.
+
+    field is its path in the request.
+    """
 
     def __init__(self, field: str, message: str, **facts: object) -> None:
         super().__init__(f"{field}: {message}", field=field, **facts)
@@ -55,7 +58,7 @@ class InvalidFieldError(EvaluationError):
 
 
 class InvalidDataError(InvalidFieldError):
-    """The bytes are not those the descriptor promises, or messages are out of order."""
+    """The bytes contradict their descriptor, or messages are out of order."""
 
 
 class UnknownFieldError(EvaluationError):
@@ -87,7 +90,10 @@ class TableTooLargeError(RequestLimitError):
 
 
 class LayoutNotStreamableError(RequestLimitError):
-    """Input and output axis orders differ and the tensor is too large to hold whole."""
+    """The tensor is too large for a change of axis order.
+
+    Input and output axis orders differ, and the tensor is too large to hold whole.
+    """
 
 
 class RetryLaterError(EvaluationError):
@@ -107,7 +113,7 @@ class StartingError(RetryLaterError):
 
 
 class DeviceLostError(RetryLaterError):
-    """The device is lost for this process, with what was computed on it.
+    """The device is lost for this process, with its results.
 
     A backend raises it where an error of the device lasts. Only another process can open the
     device: a server's worker ends and is replaced, and callers may retry after retry_after_s.
@@ -146,7 +152,7 @@ class UnknownSegmentError(EvaluationError):
 
 
 def beyond(came: str, limit: str, allowed: object) -> str:
-    """Tell what exceeds a limit, and the setting to raise."""
+    """Describe an exceeded limit, and the setting to raise."""
     return f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()})"
 
 
@@ -154,10 +160,10 @@ _MANY = {"axis": "axes"}
 
 
 def counted(amount: int, noun: str) -> str:
-    """Tell how many there are: "1 axis", "2 axes", "0 values"."""
+    """Return a count with its noun: "1 axis", "2 axes", "0 values"."""
     return f"{amount} {noun if amount == 1 else _MANY.get(noun, f'{noun}s')}"
 
 
 def shortest(value: float) -> str:
-    """Write a float32 with as few digits as tell it from all others."""
+    """Write a float32 with the fewest digits that identify it."""
     return str(np.float32(value))

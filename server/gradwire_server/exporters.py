@@ -1,4 +1,4 @@
-"""Metrics and traces of a server: their collection, the HTTP port and the export of traces.
+"""Metrics and traces: their collection, HTTP port and export.
 
 Modules that need optional packages are imported here only, where a setting asks for them.
 """
@@ -71,7 +71,9 @@ def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | No
 
 @contextmanager
 def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
-    """Open the HTTP port of several workers, if asked for; yield the ledgers they count in.
+    """Open the HTTP port of several workers, if asked for.
+
+    Yields the ledgers that the workers count in.
 
     served  address that they serve
 
@@ -87,7 +89,9 @@ def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
 
 
 def tracer(settings: Settings, *, address: str) -> Tracer | None:
-    """Return the tracer of the calls of the server at an address; None if traces are off.
+    """Return the tracer of a server's calls.
+
+    None if traces are off.
 
     OpenTelemetry's variables turn traces on and off too. Raises ValueError if the setting asks for
     traces that cannot be exported; if the environment alone does, a log line says so.
@@ -113,7 +117,9 @@ def tracer(settings: Settings, *, address: str) -> Tracer | None:
 
 
 class Instruments:
-    """Metrics and traces of a server. Belongs to the event loop that makes the server.
+    """Metrics and traces of a server.
+
+    They belong to the event loop that makes the server.
 
     observer  of calls; without effect if there are neither metrics nor traces
 
@@ -173,7 +179,10 @@ class Instruments:
             self._sampler.sample()
 
     async def stop(self) -> None:
-        """Export the last traces and close the HTTP port, off the event loop."""
+        """Export the last traces and close the HTTP port.
+
+        Runs off the event loop.
+        """
         if self._sampler is not None:
             await self._sampler.stop()
         parts = (self.observer.tracer, self._site)

@@ -1,4 +1,4 @@
-"""The service without sockets: the same requests, checks and bits, in this process."""
+"""The service without sockets: the same checks and bits in-process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class _LocalCall:
-    """The state shared by calls that differ only in the numbers of their tensors.
+    """State of calls that differ only in their tensors' numbers.
 
     input, output  how the tensors travel
     strides        those of a result that is allocated for the caller, in bytes
@@ -75,7 +75,7 @@ class _LocalCall:
     direct: bool
 
     def takes(self, operator: ops.Operator, source: Array, out: Array | None) -> bool:
-        """Whether a call of the same key has nothing else that needs a check."""
+        """Return whether a call of the same key needs no further check."""
         if operator is not self.operator and _exactly(operator) != _exactly(self.operator):
             return False
         return out is None or (out.flags.writeable and not share_memory(out, source))
@@ -86,7 +86,10 @@ class _LocalCall:
         return np.ndarray(spec.sizes, spec.dtype, strides=self.strides)
 
     def execute_at_once(self, source: Array, result: Array, backend: backends.Backend) -> bool:
-        """Write the result for source to result if that is one step on the arrays themselves."""
+        """Write the result in one step on the arrays, if possible.
+
+        Returns whether it was possible.
+        """
         prepared = self.prepared
         step = prepared.only_step
         if step is None or not self.direct or prepared.walk.mode != "slices":
@@ -139,7 +142,7 @@ class LocalClient:
         self._backend, self.backend_reason = backends.choose(backend, threads=threads)
         if limits is None:
             limits = Limits(slab_bytes=_LARGE_SLAB_BYTES) if self._backend.splits_work else Limits()
-        # What splits work needs no steps for its threads, only where memory does not do.
+        # A backend that splits work needs no steps for its threads, only where memory is short.
         self._spare_bytes = limits.max_request_memory_bytes if self._backend.splits_work else 0
         self._closed = False
         self._preparer = Preparer(limits, TableCache())
@@ -157,7 +160,7 @@ class LocalClient:
     ) -> NDArray[Any]:
         """Return the operator's result, as Client.evaluate does, with the same errors.
 
-        timeout_s is the total; None means none. It is looked at between two steps, and between two
+        timeout_s is the total; None means none. It is checked between two steps, and between two
         blocks of a long table.
 
         Raises DeviceLostError, beside those errors, where the backend is "cuda" and this process
@@ -208,7 +211,7 @@ class LocalClient:
     ) -> LocalResults[Any]:
         """Evaluate items one by one, as Client.evaluate_many does many at once.
 
-        max_in_flight is there to be the same: an item is taken when its result is asked for.
+        max_in_flight has no effect: an item is taken when its result is requested.
         timeout_s is each item's.
         """
         check_max_in_flight(max_in_flight)
@@ -259,9 +262,10 @@ class LocalClient:
         return other, self._preparer.prepare(_decode(other))
 
     def _direct(self, prepared: Prepared, source: Array, result: Array) -> tuple[Prepared, bool]:
-        """Return the evaluation in as many steps as arrays like these need, and whether direct.
+        """Return the evaluation in suitable steps, and whether it is direct.
 
-        Results of two passes that fit in the memory of a request make one step of several.
+        There are as many steps as such arrays need. Results of two passes that fit in the memory of
+        a request make one step of several.
         """
         if not prepared.output.elements:
             return prepared, False
@@ -313,7 +317,9 @@ def _check_time(until: float, *, received: int, total: int) -> None:
 def _key(
     operator: ops.Operator, source: Array, *, output_shape: Sequence[int] | None, out: object
 ) -> Hashable | None:
-    """Return all that the checks and the preparation of a call depend on, but for out's memory.
+    """Return a key for a call's checks and preparation.
+
+    It holds all values that they depend on, but for out's memory.
 
     None if equality is not enough: True and 1 are equal sizes, and only one of them is right.
     `_LocalCall.takes` tells equal operators apart.
@@ -373,7 +379,7 @@ class LocalResults(Iterator[T_co]):
     def close(self) -> None:
         """Take no more items; next() raises StopIteration.
 
-        A generator that makes the items is the caller's to close.
+        The caller closes a generator that makes the items.
         """
         self._items = iter(())
 

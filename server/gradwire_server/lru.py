@@ -11,7 +11,9 @@ V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """The most recently used values: at most `most`, and `max_weight` in all. Thread-safe.
+    """LRU cache with limits of count and of weight. Thread-safe.
+
+    It holds at most `most` values, with at most `max_weight` in all.
 
     hits, misses  approximate numbers of get() calls with and without a value
     """
@@ -35,7 +37,10 @@ class Recent(Generic[V]):
         return self.hits, self.misses
 
     def get(self, key: Hashable) -> V | None:
-        """Return the value of key and count it as used now; None where there is none."""
+        """Return the value of key and count it as used.
+
+        None where there is none.
+        """
         # No lock, which would take as long as the rest: counts are approximate.
         kept = self._values.get(key)
         if kept is None:
@@ -49,7 +54,10 @@ class Recent(Generic[V]):
         return kept[0]
 
     def peek(self, key: Hashable) -> V | None:
-        """Return the value of key without counting anything; None where there is none."""
+        """Return the value of key without counting anything.
+
+        None where there is none.
+        """
         with self._lock:
             kept = self._values.get(key)
             return None if kept is None else kept[0]
@@ -61,7 +69,10 @@ class Recent(Generic[V]):
             self._weight = 0
 
     def keep(self, key: Hashable, value: V, *, weight: int) -> None:
-        """Store a value under a key, replacing its old one; skip a value above max_weight."""
+        """Store a value under a key, replacing its old one.
+
+        A value above max_weight is skipped.
+        """
         if weight > self._max_weight:
             return
         with self._lock:

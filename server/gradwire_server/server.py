@@ -37,7 +37,9 @@ _log = logging.getLogger("gradwire_server")
 
 
 class Server:
-    """A gRPC server with everything behind it. Belongs to the loop that makes it.
+    """A gRPC server with all its parts.
+
+    Belongs to the event loop that makes it.
 
     backend       the backend and the reason for its choice; None takes the settings' choice
     shares_port   whether other processes listen on the address too
@@ -121,7 +123,7 @@ class Server:
         if self._segments is not None:
             try:
                 self._segments.start()
-            except OSError as error:  # the path is too long, or of somebody else
+            except OSError as error:  # the path is too long, or belongs to another user
                 _log.warning("no shared memory", extra={"facts": {"error": str(error)}})
                 self._handlers.share_no_memory()
         self.instruments.start(self.service, address=self.bound)
@@ -211,9 +213,10 @@ class Server:
         _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
 
     async def warm_up_calls(self) -> None:
-        """Run warm-up calls through handlers like this server's, on its backend and threads.
+        """Run warm-up calls through handlers like this server's.
 
-        All other parts are separate, so that the calls are not cached, counted or traced.
+        They run on its backend and threads. All other parts are separate, so that the calls are not
+        cached, counted or traced.
         """
         settings = Settings(compute_threads=self.settings.threads)
         in_use, active = BackendInUse(self.service.backend, ""), ActiveCalls()
@@ -236,9 +239,10 @@ class Server:
         await asyncio.sleep(delay_s)
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no new calls, let running ones finish, then end the remaining ones.
+        """Stop the server after its running calls.
 
-        The health status does not change: if others serve the port, clients must not leave it.
+        It accepts no new calls, lets running ones finish, then ends the remaining ones. The health
+        status does not change: if others serve the port, clients must not leave it.
         """
         _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
         if self._changing is not None:
@@ -270,7 +274,10 @@ class Server:
         _log.info("stopped")
 
     async def _end_when_lost(self) -> None:
-        """Wait until the device is lost; then close the listeners and end every call in flight."""
+        """Wait for the loss of the device, then end.
+
+        The listeners are closed, and every call in flight is ended.
+        """
         await self._device.lost.wait()
         assert self._device.error is not None  # noqa: S101 - it is lost
         self.instruments.note_serving(serves=False)

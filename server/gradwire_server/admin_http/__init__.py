@@ -1,4 +1,4 @@
-"""The HTTP port: health, metrics and the status page, one for all workers.
+"""HTTP port of all workers: health, metrics and the status page.
 
 listener  threads that accept connections, outside the event loop; TLS; requests and answers
 access    checks of the Host header and of permissions

@@ -36,7 +36,7 @@ class AccessCheck:
         self._refusals = Refusals()
 
     def wrong_host(self, request: Request) -> Answer | None:
-        """Return an error for a request with a foreign Host; None if the host is accepted.
+        """Return an error for a request with a foreign Host, otherwise None.
 
         This prevents DNS rebinding: an attacker's page whose name resolves to this server could
         have the browser send requests to it.
@@ -49,7 +49,7 @@ class AccessCheck:
         )
 
     def refusal(self, request: Request) -> Answer | None:
-        """Return an error for a caller without the inspect scope; None if permitted."""
+        """Return an error for a caller without the inspect scope, otherwise None."""
         if self._is_open:
             return None
         refused = self._authorizer.refusal(
@@ -81,13 +81,19 @@ class AccessCheck:
 
 
 def _name(host: str) -> str:
-    """Return the host of HOST[:PORT] in lower case; empty if the text has another form."""
+    """Return the host of HOST[:PORT] in lower case.
+
+    Text of another form gives an empty string.
+    """
     found = _HOST.fullmatch(host)
     return (found[1] or found[2]).lower() if found else ""
 
 
 def _as_bearer(authorization: str | None) -> str | None:
-    """Convert Basic credentials of a browser to Bearer; the password is the token."""
+    """Convert Basic credentials of a browser to Bearer.
+
+    The password is the token.
+    """
     scheme, _, encoded = (authorization or "").partition(" ")
     if scheme.lower() != "basic":
         return authorization

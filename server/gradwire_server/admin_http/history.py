@@ -120,7 +120,10 @@ class History:
             self._seen.append((now, read))
 
     def silent_s(self) -> list[float]:
-        """Return the seconds since each worker's last heartbeat; up to EVERY_S is usual."""
+        """Return the seconds since each worker's last heartbeat.
+
+        Up to EVERY_S is usual.
+        """
         with self._lock:
             since = [float(at) for at in self._silent_since]
         now = time.monotonic()
@@ -136,9 +139,10 @@ class History:
         ]
 
     def since(self, seconds: float, read: Totals) -> tuple[float, Totals]:
-        """Return the duration of a window up to now in seconds, at least `seconds`, and its counts.
+        """Return the duration and the counts of a window up to now.
 
-        Not longer than the whole history.
+        The window is at least `seconds` long, but not longer than the whole history. Its duration
+        is in seconds.
         """
         now = time.monotonic()
         with self._lock:
@@ -152,7 +156,9 @@ class History:
 
 
 def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | None:
-    """Return the value below which a share of a histogram's values lie; None where it is empty.
+    """Return a quantile of a histogram; None if it is empty.
+
+    It is the value below which this share of the values lies.
 
     counts  [bucket], the unbounded one last
 
@@ -175,7 +181,10 @@ def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | N
 
 
 def _tensor_bytes(values: Floats) -> float:
-    """Add up bytes received and sent; those of streams as they are computed, not at their end."""
+    """Add up bytes received and sent.
+
+    Bytes of streams count as they are computed, not at their end.
+    """
     streams = METHOD.index("EvaluateStream")
     others = sum(
         values[place(metric, method)]

@@ -52,7 +52,10 @@ class Answer:
 
     @classmethod
     def text(cls, status: HTTPStatus, text: str, **more: str) -> Answer:
-        """Make one of plain text; underscores in the names of headers stand for hyphens."""
+        """Return a response of plain text.
+
+        Underscores in the names of headers stand for hyphens.
+        """
         headers = {name.replace("_", "-"): value for name, value in more.items()}
         return cls(status, "text/plain; charset=utf-8", f"{text}\n".encode(), headers)
 
@@ -112,11 +115,11 @@ class Request:
             raise BadRequestError(HTTPStatus.BAD_REQUEST, f"more than {_MOST_HEADERS} headers")
         names = [name for name, _ in head.headers]
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
-        # HTTP/1.1 without Host, and several of it, are h11's errors.
+        # h11 rejects HTTP/1.1 requests without a Host header, or with several.
         if headers.get("host") == "":
             raise BadRequestError(HTTPStatus.BAD_REQUEST, "the header Host is empty")
         if names.count(b"authorization") > 1:
-            # A proxy may have checked another one.
+            # A proxy may have checked another one of them.
             raise BadRequestError(HTTPStatus.BAD_REQUEST, "more than one header Authorization")
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             raise BadRequestError(HTTPStatus.BAD_REQUEST, "a request here has no body")

@@ -1,4 +1,7 @@
-"""The status page as HTML, from the dictionary of status.py; pure, and everything is escaped."""
+"""HTML of the status page, from the dictionary of status.py.
+
+Pure functions; every value is escaped.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ _SPARK_WIDTH = MOST - 2
 
 
 def _points(values: Sequence[float]) -> str:
-    """Return the points of a rate's line, 24 high, the latest value at the right."""
+    """Return the points of the line of a rate.
+
+    The line is 24 high, and the latest value is at the right.
+    """
     top = max(values) or 1.0
     left = _SPARK_WIDTH - len(values) + 1
     return " ".join(f"{left + at},{23 - 21 * value / top:.2f}" for at, value in enumerate(values))

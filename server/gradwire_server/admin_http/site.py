@@ -1,4 +1,7 @@
-"""Paths of the HTTP port: public health, and metrics and status for authorized callers."""
+"""Paths of the HTTP port: health, metrics and status.
+
+Health is public; metrics and status are for authorized callers.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ class Site:
         )
 
     def _healthz(self) -> Answer:
-        """Answer whether the server is alive: not if every serving event loop hangs."""
+        """Return whether the server is alive.
+
+        It is not alive if every serving event loop hangs.
+        """
         if is_alive(self._ledgers.read(), self._history.silent_s()):
             return Answer.text(HTTPStatus.OK, "alive")
         return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, "the event loop hangs")
@@ -117,7 +123,7 @@ class _CachedAnswer(Generic[T]):
         self._made: tuple[float, T] | None = None
 
     def get(self) -> T:
-        """Return it."""
+        """Return the value."""
         with self._lock:
             now = time.monotonic()
             if self._made is None or now - self._made[0] >= _AT_MOST_EVERY_S:

@@ -59,7 +59,7 @@ _MOST_ERRORS = 20
 LATELY_S = 9.0
 # Shortest window for which a rate is computed.
 _LEAST_S = 1.0
-# An event loop that was silent for so long hangs: it is seen every few seconds otherwise.
+# An event loop silent for this long hangs: otherwise a heartbeat comes every few seconds.
 SILENT_S = 4 * EVERY_S
 # After this silence an event loop does not recover by itself.
 DEAD_S = 60.0
@@ -118,7 +118,9 @@ def is_ready(ledgers: Ledgers) -> bool:
 
 
 def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
-    """Return whether the server is alive: not if every serving event loop hangs.
+    """Return whether the server is alive.
+
+    It is not alive if every serving event loop hangs.
 
     silent_s  for how long each worker's event loop was not seen alive
     """
@@ -229,7 +231,7 @@ def _workers(
 
 
 def _errors(ledgers: Ledgers) -> list[dict[str, Any]]:
-    """Return the latest errors; those alike, of whichever worker, are one."""
+    """Return the latest errors, equal errors of all workers as one."""
     found: dict[tuple[str, ...], NotedError] = {}
     for error in newest(error for ledger in ledgers.all for error in ledger.errors()):
         key = (error.method, error.operator, error.reason, error.message)

@@ -47,7 +47,7 @@ class Backend(Protocol):
 
     @property
     def may_wait(self) -> bool:
-        """Whether a call above most_inline_work() may wait for more than a processor."""
+        """Whether a call above most_inline_work() may wait for a device."""
         ...
 
     def warm_up(self) -> None:
@@ -55,7 +55,9 @@ class Backend(Protocol):
         ...
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        """Write the plan's result for x to all of y. They share no memory.
+        """Write the plan's result for x to all of y.
+
+        x and y share no memory.
 
         x  plan.input_shape in the storage or the compute type, any strides
         y  plan.output_shape in the storage type, rounded once, or in the compute type, not rounded;
@@ -72,7 +74,7 @@ class Backend(Protocol):
         axis: int,
         carried: int,
     ) -> None:
-        """Add the taps of every output on x to y along one axis.
+        """Add every output's taps on x to y along one axis.
 
         x        bands.inputs long on the axis, compute type, any strides
         y        bands.outputs long on the axis, otherwise as x; written in place
@@ -87,7 +89,10 @@ class TellsHeldBytes(Protocol):
     """A backend that reads broadcast axes (stride 0) without expanding them."""
 
     def held_bytes(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> int:
-        """Return the temporary bytes of apply(plan, x, y); x may be any array of its layout."""
+        """Return the temporary bytes of apply(plan, x, y).
+
+        x may be any array of its layout.
+        """
         ...
 
 
@@ -103,10 +108,13 @@ class TakesDeviceMemory(Protocol):
 
 @runtime_checkable
 class LoadsKernels(Protocol):
-    """A backend whose kernels can be loaded before warm_up(), which gives the device work."""
+    """Backend that can load its kernels before warm_up().
+
+    warm_up() gives the device work; load() does not.
+    """
 
     def load(self) -> None:
-        """Load all kernels, compiling those that are not cached."""
+        """Load all kernels, and compile the missing ones."""
         ...
 
 
@@ -142,17 +150,20 @@ class LeavesToCpu(Protocol):
 
 
 def most_inline_s(backend: Backend) -> float:
-    """Return the seconds beyond which a call is better computed in a thread than on an event loop.
+    """Return the most seconds of a call on the event loop.
 
-    Measured: with 0.1 ms a caller beside a saturating load of such calls waits three times as long.
-    NumPy keeps the interpreter while it computes small arrays, 0.2 ms for the smallest: a thread
-    would delay the other calls as much.
+    Longer calls are better computed in a thread. Measured: with 0.1 ms a caller beside a saturating
+    load of such calls waits three times as long. NumPy keeps the interpreter while it computes
+    small arrays, 0.2 ms for the smallest: a thread would delay the other calls as much.
     """
     return 500e-6 if backend.name == NumpyCpu.name else 50e-6
 
 
 def most_inline_work(backend: Backend) -> float:
-    """Return the multiplications beyond which a call may wait for more than a processor."""
+    """Return the most multiplications of a call that waits for processors only.
+
+    Larger calls may wait for a device too.
+    """
     if not backend.may_wait:
         return math.inf
     return backend.cpu_work - 1 if isinstance(backend, LeavesToCpu) else -1
@@ -161,7 +172,9 @@ def most_inline_work(backend: Backend) -> float:
 def choose(
     name: str, *, threads: int = 1, cache_dir: str = "", cuda_memory_bytes: int = CUDA_MEMORY_BYTES
 ) -> tuple[Backend, str]:
-    """Return the backend of this name, or the best one for "auto", and the reason for the choice.
+    """Return a backend by name, and the reason for the choice.
+
+    The name "auto" selects the best backend.
 
     threads            most threads that one call of apply() uses
     cache_dir          folder of the cache of compiled code; empty for the default
@@ -178,7 +191,7 @@ def choose(
         return _cuda(cache_dir=cache_dir, memory_bytes=cuda_memory_bytes)
     try:
         compiled = _compiled(threads=threads, cache_dir=cache_dir)
-    except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+    except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
         return instead_of_compiled(name, error)
     if name == _COMPILED:
         return compiled, f"{name} was asked for"
@@ -203,7 +216,9 @@ def may_fall_back(backend: Backend) -> bool:
 
 
 def instead_of_compiled(name: str, error: Exception) -> tuple[Backend, str]:
-    """Return the fallback of the compiled backend and the reason; log a warning.
+    """Return the fallback of the compiled backend and the reason.
+
+    Logs a warning.
 
     name   as in choose()
 
@@ -223,7 +238,10 @@ def instead_of_compiled(name: str, error: Exception) -> tuple[Backend, str]:
 
 
 def device_numbers(text: str) -> tuple[int, ...]:
-    """Parse device numbers such as "0,2"; a ValueError's text is the end of a sentence."""
+    """Parse device numbers such as "0,2".
+
+    The text of a ValueError is the end of a sentence.
+    """
     words = text.split(",") if text else []
     numbers = [int(one) for one in words if one.isascii() and one.isdecimal()]
     if len(numbers) < len(words):
@@ -235,7 +253,10 @@ def device_numbers(text: str) -> tuple[int, ...]:
 
 
 def preload(name: str) -> None:
-    """Import the modules that choose() needs; errors are ignored, since choose() reports them."""
+    """Import the modules that choose() needs.
+
+    Errors are ignored, since choose() reports them.
+    """
     if name in {"auto", _COMPILED}:
         with contextlib.suppress(Exception):
             import_module("gradwire_server.backends.numba_cpu")
@@ -268,7 +289,7 @@ def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
 def _cpu(*, cache_dir: str) -> Backend:
     try:
         return _compiled(threads=1, cache_dir=cache_dir)
-    except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+    except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
         return instead_of_compiled("auto", error)[0]
 
 
@@ -278,7 +299,10 @@ def cannot_run_cuda(why: str) -> str:
 
 
 def _why_not_cuda() -> str:
-    """Return why "auto" does not choose CUDA, without opening a device, which is slow."""
+    """Return the reason for which "auto" does not choose CUDA.
+
+    It opens no device, which would be slow.
+    """
     if find_spec("cupy") is None:
         return f"not {_CUDA}: CuPy is not installed"
     return f"{_CUDA} is chosen by its name only, for no device has been measured"

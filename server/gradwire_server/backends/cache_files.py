@@ -26,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 def user_folder(part: str) -> Path | None:
-    """Return a subfolder of the user's cache folder; None for a user without a home."""
+    """Return a subfolder of the user's cache folder.
+
+    None for a user without a home.
+    """
     root = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(root) if root else Path.home() / ".cache") / "gradwire" / part
@@ -40,7 +43,10 @@ def digest(content: bytes) -> bytes:
 
 
 def read(path: Path) -> bytes | None:
-    """Return a file's content without its digest; None if the file is missing or damaged."""
+    """Return a file's content without its digest.
+
+    None if the file is missing or damaged.
+    """
     try:
         kept = path.read_bytes()
     except OSError:
@@ -53,7 +59,10 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write content and its digest; other processes see the whole file or none."""
+    """Write content and its digest.
+
+    Other processes see the whole file or none.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)
@@ -62,9 +71,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 def forget_others(part: Path) -> None:
-    """Mark this version's folder as used, and remove other versions' folders after long disuse.
+    """Mark this version's folder as used; remove other versions' unused folders.
 
-    A process that is about to read a removed folder finds nothing, and compiles.
+    A folder is unused after a long time without use. A process that is about to read a removed
+    folder finds nothing, and compiles.
     """
     with contextlib.suppress(OSError):
         os.utime(part)
@@ -75,7 +85,10 @@ def forget_others(part: Path) -> None:
 
 
 def _remove_unused(part: Path, until: float) -> None:
-    """Remove a folder last used before a time; other processes may do so concurrently."""
+    """Remove a folder last used before a time.
+
+    Other processes may remove it concurrently.
+    """
     with contextlib.suppress(OSError):
         if part.is_dir() and part.stat().st_mtime < until:
             going = part.with_name(f"{part.name[:16]}.going.{os.getpid()}")

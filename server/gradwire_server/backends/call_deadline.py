@@ -22,6 +22,9 @@ def computing_until(deadline: float) -> Generator[None]:
 
 
 def wait_s(most_s: float) -> float:
-    """Return how long this thread's call may wait: until its deadline, but at most most_s."""
+    """Return the seconds that this thread's call may wait.
+
+    They end at its deadline, and are at most most_s.
+    """
     deadline: float = getattr(_thread, "deadline", math.inf)
     return max(0.0, min(most_s, deadline - time.monotonic()))

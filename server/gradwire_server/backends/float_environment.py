@@ -23,7 +23,10 @@ _UNCHANGED = nullcontext()
 
 
 def is_default() -> bool:
-    """Whether this thread keeps denormals and rounds to nearest. Takes less than a microsecond."""
+    """Return whether this thread keeps denormals and rounds to nearest.
+
+    Takes less than a microsecond.
+    """
     keeps_denormals = _denormal * _one != 0
     return keeps_denormals and _one + _little == _one == _one - _little
 
@@ -51,7 +54,10 @@ def _changed(library: ctypes.CDLL) -> Generator[None]:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Find the functions of <fenv.h>, in the process itself or in glibc's libm."""
+    """Find the functions of <fenv.h>.
+
+    They are in the process itself or in glibc's libm.
+    """
     for name in (None, "libm.so.6"):
         try:
             library = ctypes.CDLL(name)
@@ -63,7 +69,10 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _default(library: ctypes.CDLL) -> ctypes.c_void_p:
-    """Return FE_DFL_ENV: (const fenv_t *) -1 in glibc and musl, a variable's address in macOS."""
+    """Return FE_DFL_ENV.
+
+    It is (const fenv_t *) -1 in glibc and musl, a variable's address in macOS.
+    """
     try:
         variable = ctypes.c_char.in_dll(library, "_FE_DFL_ENV")
     except ValueError:

@@ -35,7 +35,10 @@ _BLOCK = 1 << 18
 
 
 def compute_dtype(storage: npt.DTypeLike) -> np.dtype[Any]:
-    """Return the compute type of a storage type: float64 for float64, else float32."""
+    """Return the compute type of a storage type.
+
+    It is float64 for float64, otherwise float32.
+    """
     return np.dtype(np.float64 if np.dtype(storage) == np.float64 else np.float32)
 
 
@@ -108,13 +111,16 @@ class _Taps:
         return _Taps(self.x, self.axis, self.weight, start, offset, counts)
 
     def products(self, tap: int, outputs: int) -> Array:
-        """Return one tap of each of the first outputs; maybe a view of x if all weights are 1."""
+        """Return one tap of each of the first outputs.
+
+        It may be a view of x if all weights are 1.
+        """
         data = self._inputs(self.start[:outputs] + tap)
         weight = self.weight[self.offset[:outputs] + tap]
         return data if (weight == 1).all() else data * self._spread(weight)
 
     def band_products(self, output: int, first: int, stop: int) -> Array:
-        """Return a copy of taps first .. stop - 1 of one output."""
+        """Copy taps first .. stop - 1 of an output."""
         start, offset = self.start[output], self.offset[output]
         data = self.x[_along(self.axis, slice(start + first, start + stop))]
         return data * self._spread(self.weight[offset + first : offset + stop])
@@ -132,7 +138,10 @@ class _Taps:
 
 
 def _groups(counts: Indices, carried: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of outputs, all carried or all not; also of equal counts, if few result."""
+    """Yield ranges of outputs, all carried or none of them.
+
+    If few ranges result, outputs of a range also have equal counts.
+    """
     changes = np.flatnonzero(counts[1:] != counts[:-1]) + 1
     few = changes.tolist() if len(changes) < _FEW_GROUPS else []
     return pairwise(sorted({0, carried, *few, len(counts)}))
@@ -172,7 +181,10 @@ def _sum(taps: _Taps, y: Array, *, assign: bool) -> None:
 
 
 def _add_band(taps: _Taps, y: Array, output: int, *, first_tap: int) -> None:
-    """Add the taps of one output from first_tap on, in blocks of bounded size."""
+    """Add the taps of one output from first_tap on.
+
+    Blocks of bounded size bound temporary memory.
+    """
     count = int(taps.counts[output])
     block = max(1, _BLOCK // max(1, y.size))
     for first in range(first_tap, count, block):

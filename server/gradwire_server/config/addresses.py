@@ -17,7 +17,10 @@ _TRIES = 16
 
 
 def check_free(address: str) -> None:
-    """Raise OSError if a server answers on the address: grpc would share or replace it."""
+    """Raise OSError if a server answers on the address.
+
+    Otherwise grpc would share or replace that server's socket.
+    """
     if address.startswith("unix:"):
         path = address.removeprefix("unix:").removeprefix("//")
         places: list[Place] = [(socket.AF_UNIX, path)]
@@ -40,10 +43,10 @@ def split(address: str) -> tuple[str, int]:
 
 @contextmanager
 def held(address: str) -> Generator[str]:
-    """Hold HOST:PORT for processes that listen on it with SO_REUSEPORT; yield it with the port.
+    """Hold HOST:PORT for processes that listen with SO_REUSEPORT.
 
-    Port 0 becomes a free port. The sockets that hold it are bound and never listen, so they receive
-    no connections. Raises OSError if the port is in use.
+    Yields the address with its port. Port 0 becomes a free port. The sockets that hold it are bound
+    and never listen, so they receive no connections. Raises OSError if the port is in use.
     """
     check_free(address)
     host, port = split(address)
@@ -61,7 +64,10 @@ def held(address: str) -> Generator[str]:
 
 
 def _hold(host: str, port: int, sockets: ExitStack) -> int:
-    """Bind every address of a host to one port, chosen by the first for port 0; return the port."""
+    """Bind every address of a host to one port; return the port.
+
+    The first address chooses it if the port is 0.
+    """
     places = _places(host, port)
     if not places:
         raise OSError(errno.EADDRNOTAVAIL, "there is no such host")

@@ -28,7 +28,9 @@ _MAPPED_BYTES: Final = 1 << 30
 
 
 def memory_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
-    """Return the lowest memory limit of the groups of this process; None without a limit.
+    """Return the lowest memory limit of this process's groups.
+
+    None without a limit.
 
     groups  mount point of the control group file systems
     own     file with the groups of this process
@@ -52,12 +54,17 @@ def processors(groups: Path = _GROUPS, own: Path = _OWN) -> int:
 
 
 def room_bytes(limit_bytes: int, workers: int) -> int:
-    """Return the part of a memory limit left for calls by workers, at least a quarter."""
+    """Return the part of a memory limit left for calls.
+
+    It is the rest besides the workers' own memory, and at least a quarter.
+    """
     return max(limit_bytes // 4, limit_bytes - workers * _WORKER_BYTES)
 
 
 def address_space_room_bytes(workers: int) -> int | None:
-    """Return the memory that RLIMIT_AS (`ulimit -v`) leaves for calls; None without that limit.
+    """Return the memory that RLIMIT_AS (`ulimit -v`) leaves for calls.
+
+    None without that limit.
 
     The limit applies to each worker, and libraries map much of it.
     """
@@ -82,7 +89,7 @@ def _quota(groups: Path, own: Path) -> float:
 
 
 def _folders(controller: str, groups: Path, own: Path) -> Iterator[Path]:
-    """Yield the folders of the groups of this process, and of their parent groups.
+    """Yield the folders of this process's groups and their parents.
 
     A container may see its own group as the root, or under its name on the host.
     """

@@ -34,7 +34,10 @@ def flag(name: str) -> str:
 
 
 def check_number(name: str, value: float) -> None:
-    """Raise ValueError, which names the flag, if a number is out of bounds or NaN."""
+    """Raise ValueError if a number is out of bounds or NaN.
+
+    The error names the flag.
+    """
     least = 0 if name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
     if not value >= least:
         raise ValueError(f"{flag(name)} is {value}; at least {least} is needed")
@@ -58,7 +61,9 @@ def check_calls(address: str, *, clear: bool) -> None:
 
 
 def check_http(address: str, *, is_open: bool, asks: bool, clear: bool) -> None:
-    """Raise ValueError if other machines could read without permission, or send tokens unencrypted.
+    """Raise ValueError if an HTTP address is unsafe.
+
+    Unsafe: other machines could read without permission, or send tokens unencrypted.
 
     is_open  whether reading needs no permission
     asks     whether readers authenticate by token or certificate
@@ -336,7 +341,10 @@ class Settings:
             )
 
     def _check_devices(self) -> None:
-        """Raise ValueError for invalid GPU numbers, and for any if the backend uses no GPU."""
+        """Raise ValueError for invalid GPU numbers.
+
+        Any number is invalid if the backend uses no GPU.
+        """
         if self.cuda_numbers and self.backend != "cuda":
             raise ValueError(
                 f"--cuda-devices is {self.cuda_devices} and --backend {self.backend}, which takes "
@@ -362,7 +370,10 @@ class Settings:
 
     @property
     def cuda_numbers(self) -> tuple[int, ...]:
-        """Numbers of the GPUs to use; empty for all. Raises ValueError if they are invalid."""
+        """Numbers of the GPUs to use; empty for all.
+
+        Raises ValueError if they are invalid.
+        """
         try:
             return backends.device_numbers(self.cuda_devices)
         except ValueError as error:
@@ -378,14 +389,14 @@ class Settings:
 
     @property
     def socket_path(self) -> str:
-        """Path of the unix socket the server listens on; empty if there is none."""
+        """Path of the server's unix socket; empty if there is none."""
         if self.address.startswith("unix:"):
             return self.address.removeprefix("unix:").removeprefix("//")
         return self.local_socket
 
     @property
     def users_sharing_memory(self) -> frozenset[int]:
-        """The ids of shared_memory_users. Raises ValueError for what is no number."""
+        """The ids of shared_memory_users. Raises ValueError for other texts than numbers."""
         ids = [one.strip() for one in self.shared_memory_users.split(",") if one.strip()]
         if not all(one.isascii() and one.isdecimal() for one in ids):
             raise ValueError(
@@ -440,7 +451,10 @@ _TYPES = {
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Return the settings in a TOML file by name. Raises ValueError, which names the key."""
+    """Return the settings in a TOML file by name.
+
+    Raises ValueError, which names the key.
+    """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -64,7 +64,10 @@ def digest_of(token: str) -> bytes:
 
 
 def read_scopes(text: str) -> frozenset[Scope]:
-    """Parse "evaluate,inspect"; empty text is no scope. Raise ValueError for an unknown one."""
+    """Parse scopes such as "evaluate,inspect".
+
+    Empty text is no scope. Raises ValueError for an unknown one.
+    """
     words = [word.strip() for word in text.split(",")] if text else []
     known = {scope.value: scope for scope in Scope}
     for word in words:
@@ -112,10 +115,11 @@ def _read_line(words: list[str]) -> Token:
 def add_token(
     path: Path, *, name: str, scopes: Iterable[Scope], expires: date | None = None
 ) -> str:
-    """Make a token, add its line to the file, and return it; it is stored nowhere else.
+    """Make a token, add its line to the file, and return it.
 
-    A missing file is created, readable by its user only. Raises ValueError if the name exists or is
-    invalid, or the file is not a valid tokens file; OSError as files do.
+    The token itself is stored nowhere. A missing file is created, readable by its user only. Raises
+    ValueError if the name exists or is invalid, or the file is not a valid tokens file; OSError as
+    files do.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name[:80]!r} is no name: {_NAMES}")
@@ -131,7 +135,10 @@ def add_token(
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Remove a token's line from the file; raise ValueError for an unknown name."""
+    """Remove a token's line from the file.
+
+    Raises ValueError for an unknown name.
+    """
     with _changing(path) as lines:
         kept = [line for line in lines if line.partition("#")[0].split()[:1] != [name]]
         if len(kept) == len(lines):
@@ -141,7 +148,10 @@ def revoke_token(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Generator[list[str]]:
-    """Yield the lines of a file, and replace the file by the lines as modified."""
+    """Yield the lines of a file, and write the modified lines back.
+
+    The new file replaces the old one.
+    """
     path = path.resolve()
     # Concurrent changes are serialized; the folder is locked, since the file is replaced.
     folder = os.open(path.parent, os.O_RDONLY)

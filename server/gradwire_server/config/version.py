@@ -6,7 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def _installed_version() -> str:
-    """Return the installed version, or a placeholder for a source tree that is not installed."""
+    """Return the installed version.
+
+    A source tree that is not installed has a placeholder.
+    """
     try:
         return version("gradwire")
     except PackageNotFoundError:

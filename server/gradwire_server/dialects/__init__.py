@@ -53,7 +53,9 @@ DEFAULT_MAX_TABLE_ENTRIES: Final = 2**25
 
 
 def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | None:
-    """Return the output shape that attributes determine, or None where they never do.
+    """Return the output shape that attributes determine.
+
+    None for operators whose attributes never determine it.
 
     Raises UnknownOperatorError, and InvalidFieldError if required attributes are missing.
     """
@@ -63,7 +65,9 @@ def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | N
 
 
 def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floating] | None:
-    """Return the type of computation if the operator's tables depend on it, else None.
+    """Return the type of computation if tables depend on it.
+
+    None if the operator's tables do not.
 
     Raises UnknownOperatorError.
     """
@@ -72,7 +76,9 @@ def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floatin
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The forward of a call, within the limits; its tables are not built yet.
+    """Forward of a call, within the limits.
+
+    Its tables are not built yet.
 
     call  the call in forward terms
     axes  one per axis
@@ -90,7 +96,7 @@ class Forward:
 
     @property
     def work(self) -> int:
-        """Estimate of what building all tables takes, as Axis.work has it."""
+        """Estimated cost of building all tables, in the unit of Axis.work."""
         return sum(axis.work for axis in self.tables)
 
     @property
@@ -110,12 +116,12 @@ def lower(
     max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
     table: Callable[..., BandedMap] = Axis.table,
 ) -> Plan:
-    """Lower a call to the plan that is to be applied to its input.
+    """Lower a call to the plan to apply to its input.
 
     The shapes are those of the operator as called: a gradient's input has the shape of the
     forward's output; compute is the type they are computed in. Nothing is allocated before the
-    limits hold. table(axis, gradient=...) gives the table of
-    an axis, or of its adjoint.
+    limits hold. table(axis, gradient=...) gives the table of an axis, or of
+    its adjoint.
 
     Raises UnknownOperatorError, InvalidFieldError, RequestLimitError and TableTooLargeError.
     """
@@ -146,7 +152,10 @@ def forward(
     max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
     max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
 ) -> Forward:
-    """Return the forward that a call applies, directly or as adjoint; arguments as in `lower`."""
+    """Return the forward that a call applies.
+
+    The call applies it directly or as adjoint. Arguments are as in `lower`.
+    """
     dialect = _dialect(name)
     _check_shape(dialect, input_shape, field="input.sizes")
     _check_shape(dialect, output_shape, field="output.sizes")

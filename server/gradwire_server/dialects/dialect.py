@@ -1,4 +1,7 @@
-"""Types common to all dialects: calls in forward terms, and lazily built axes."""
+"""Types common to all dialects: calls and lazily built axes.
+
+Calls are in forward terms.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,9 @@ class OperatorCall:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis that a forward operator may change; its table is not computed yet.
+    """Axis that a forward operator may change.
+
+    Its table is not computed yet.
 
     inputs, outputs  lengths in the forward's direction
     most_taps        most taps any output has, so that the table's size is known before it is built
@@ -83,18 +88,27 @@ class Axis:
 
     @property
     def most_entries(self) -> int:
-        """Upper bound of the table's entries and of the weights computed for it."""
+        """Upper bound of the entries of the table.
+
+        Weights computed for the table count too.
+        """
         return self.outputs * (max(self.most_taps, self.window) + 1) + self.inputs
 
     @property
     def work(self) -> int:
-        """Estimate of what building the table takes, in the time of one plain tap."""
+        """Estimated cost of building the table, in plain taps.
+
+        The unit is the time of one plain tap.
+        """
         computed = self.effort * (self.most_taps + self.window)
         return self.inputs + self.outputs * (_OUTPUT_WORK + computed)
 
     @property
     def memory_bytes(self) -> int:
-        """Upper bound of the memory that building the table takes, its adjoint included."""
+        """Upper bound of memory for building the table and its adjoint.
+
+        In bytes.
+        """
         row = _OUTPUT_BYTES + _TAP_BYTES * self.most_taps
         return _BLOCK_BYTES + _INPUT_BYTES * self.inputs + row * self.outputs
 

@@ -6,7 +6,7 @@ Along every axis, batch and channel too, output element X of the forward reads t
 
 in float32, by true division and in this order. `DML_RESAMPLE1_OPERATOR_DESC` gives
 OutputX = (InputX + InputPixelOffset) * Scale + OutputPixelOffset, solved here for InputX. Sizes
-come from the descriptors, never from scales: what lies beyond the result is cropped, and
+come from the descriptors, never from scales: elements beyond the result are cropped, and
 coordinates beyond the source move to its edge ("the output edges are clamped").
 
 Ranks 5 to 8 are an extension: DirectML takes 1 to 4.
@@ -47,7 +47,10 @@ DIRECTIONS: Final[dict[str | None, Rounding]] = {
 
 
 class Resample(Protocol):
-    """Attributes of all four operators; an array is empty or has one value per axis."""
+    """Attributes of all four operators.
+
+    An array is empty or has one value per axis.
+    """
 
     @property
     def interpolation_mode(self) -> str:
@@ -106,7 +109,10 @@ class DmlAxis:
             return (x - self.output_offset) / self.scale - self.input_offset
 
     def is_identity(self) -> bool:
-        """Tell whether x is X exactly, by the formula, so that nothing is rounded or weighted."""
+        """Return whether x is X exactly, by the formula.
+
+        Then nothing is rounded or weighted.
+        """
         return (
             self.inputs == self.outputs <= EXACT_HALF_PIXEL_AXIS
             and self.scale == 1
@@ -120,7 +126,10 @@ def _nearest(line: DmlAxis, rounding: Rounding) -> Taps:
 
 
 def _linear(line: DmlAxis) -> Taps:
-    """Weight the two neighbors by distance, with x clamped first: no tap leaves the axis."""
+    """Weight the two neighbors by distance.
+
+    x is clamped first, so that no tap leaves the axis.
+    """
     coordinates = line.coordinates()
     x = np.minimum(np.maximum(coordinates, 0), np.float32(line.inputs - 1))
     whole = np.floor(x)
@@ -177,7 +186,10 @@ def _by_direction(attributes: RoundingDirection) -> Rounding:
 
 
 def _operator(name: str, *, rounding: Callable[[Any], Rounding], gradient: bool) -> Dialect:
-    """Return one of the four dialects, given its rounding attribute and its direction."""
+    """Return one of the four dialects.
+
+    They differ in the rounding attribute and the direction.
+    """
 
     def axes(attributes: Any, call: OperatorCall) -> Axes:
         sample: Callable[..., Taps] = _linear

@@ -1,6 +1,6 @@
 """JAX resizing: jax_resize and jax_resize_grad, jax.image.resize and its adjoint.
 
-Any axis may change; those that keep their length are left alone. With in and out the lengths of an
+Any axis may change; an axis that keeps its length is copied. With in and out the lengths of an
 axis, output X reads the input around
 
     x = (X + 0.5) * (in / out) - 0.5
@@ -55,7 +55,10 @@ class JaxAttributes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JaxAxis:
-    """The forward along one axis: lengths in its direction, and the type of the arithmetic."""
+    """The forward along one axis.
+
+    It holds lengths in its direction, and the type of the arithmetic.
+    """
 
     inputs: int
     outputs: int
@@ -67,7 +70,10 @@ _Rows: TypeAlias = npt.NDArray[np.int64] | slice
 
 @dataclass(frozen=True, slots=True)
 class ResizeKernel:
-    """Weights by distance, in the type of the distances; 0 from radius on, or just above it."""
+    """Weights by distance, in the type of the distances.
+
+    They are 0 from radius on, or just above it.
+    """
 
     radius: int
     weigh: Callable[[Coordinates], Coordinates]
@@ -109,7 +115,7 @@ KERNELS: Final[dict[str, ResizeKernel]] = {
 
 
 def _nearest(line: JaxAxis) -> Taps:
-    """Read floor((X + 0.5) * in / out) in float32, whatever the type.
+    """Read floor((X + 0.5) * in / out) in float32.
 
     The quotient is in * (1 / out), and taken first: so XLA folds the formula on a CPU.
     """
@@ -158,10 +164,11 @@ def _sample(line: JaxAxis, method: str, antialias: bool) -> ComputedTaps:  # noq
 
 
 def _alike(at: Coordinates, low: npt.NDArray[np.int64]) -> tuple[_Rows, _Rows]:
-    """Return outputs with distinct weights, and for each output the position of its equal.
+    """Return outputs with distinct weights, and each output's equal among them.
 
-    Equal distances from the first element give equal weights, since differences are rounded once.
-    Long axes have few distances in float32: from 2**k on at most 2**(23 - k) between two elements.
+    The equal is given by its position. Equal distances from the first element give equal weights,
+    since differences are rounded once. Long axes have few distances in float32: from 2**k on at
+    most 2**(23 - k) between two elements.
     """
     if at.dtype != FLOAT32:
         return slice(None), slice(None)
@@ -171,7 +178,10 @@ def _alike(at: Coordinates, low: npt.NDArray[np.int64]) -> tuple[_Rows, _Rows]:
 
 
 def _normalized(weight: Coordinates) -> Coordinates:
-    """Divide the weights of each output by their sum, which is taken tap by tap."""
+    """Divide each output's weights by their sum.
+
+    The sum is taken tap by tap.
+    """
     total = sampling.added(np.zeros(len(weight), weight.dtype), weight)
     some = np.abs(total) > weight.dtype.type(LEAST_SUM)
     divided = weight / np.where(some, total, weight.dtype.type(1))[:, np.newaxis]

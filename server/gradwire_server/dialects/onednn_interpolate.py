@@ -41,7 +41,10 @@ LARGEST_INFERRED_SIZE: Final = 2**53
 
 
 class OnednnSizing(Protocol):
-    """Attributes for dst's spatial sizes; each is empty or has one value per spatial axis."""
+    """Attributes for dst's spatial sizes.
+
+    Each is empty or has one value per spatial axis.
+    """
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -69,11 +72,11 @@ def require_sizes(attributes: OnednnSizing, operator: str) -> None:
 
 
 def inferred_sizes(attributes: OnednnSizing, operator: str, *, src: Shape) -> Shape:
-    """Return dst's spatial sizes: sizes, else the sizes tensor, else int64(float32(src) * scale).
+    """Return dst's spatial sizes.
 
-    The product is a float32, cut toward zero, as in oneDNN's graph shape inference. Raises
-    InvalidFieldError where nothing is given, where what is given disagrees, or where a scale gives
-    no usable size.
+    They are sizes, else the sizes tensor, else int64(float32(src) * scale). The product is a
+    float32, cut toward zero, as in oneDNN's graph shape inference. Raises InvalidFieldError where
+    nothing is given, where what is given disagrees, or where a scale gives no usable size.
     """
     require_sizes(attributes, operator)
     _check_lengths(attributes, operator, spatial=len(src))
@@ -86,7 +89,9 @@ def inferred_sizes(attributes: OnednnSizing, operator: str, *, src: Shape) -> Sh
 
 
 def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Shape) -> None:
-    """Raise InvalidFieldError unless all given values agree with spatial sizes src and dst.
+    """Check that given values agree with spatial sizes src and dst.
+
+    Raises InvalidFieldError if any does not.
 
     A scale agrees where abs(float32(src) * scale - dst) < 1.
     """
@@ -155,7 +160,10 @@ class OnednnAttributes(OnednnSizing, Protocol):
 
     @property
     def mode(self) -> str:
-        """One of nearest, linear, bilinear, trilinear; the last three are synonyms on any rank."""
+        """One of nearest, linear, bilinear, trilinear.
+
+        The last three are synonyms on any rank.
+        """
         ...
 
     @property
@@ -207,7 +215,9 @@ def _nearest(transformation: Transformation, src: int, dst: int) -> Taps:
 
 
 def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
-    """Weight lo = max(trunc(x), 0) and hi = min(ceil(x), src - 1) with w1 = |x - lo|, w0 = 1 - w1.
+    """Weight the neighbors lo and hi of x by distance.
+
+    lo = max(trunc(x), 0) has w0 = 1 - w1, and hi = min(ceil(x), src - 1) has w1 = |x - lo|.
 
     lo is held to the axis as well: beyond 2**23 elements x can round up to src, where oneDNN would
     read foreign memory.
@@ -219,7 +229,10 @@ def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
 
 
 def _spatial(attributes: OnednnAttributes, rank: int) -> range:
-    """Return the spatial axes of a tensor: all but batch, the first, and channel."""
+    """Return the spatial axes of a tensor.
+
+    They are all but batch, the first, and channel.
+    """
     return range(2, rank) if attributes.data_format == "NCX" else range(1, rank - 1)
 
 

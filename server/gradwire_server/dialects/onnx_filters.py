@@ -64,7 +64,9 @@ WHOLE: Final = (0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class OnnxAxis:
-    """The forward along one axis; the type of scale and width is that of the arithmetic.
+    """The forward along one axis.
+
+    The type of scale and width is that of the arithmetic.
 
     inputs, outputs  lengths in its direction
     scale            outputs over inputs, before outputs were cut to a whole number
@@ -94,7 +96,10 @@ class OnnxAxis:
 
     @property
     def resized(self) -> Number:
-        """The length_resized of the formulas, which ONNX Runtime cuts to a whole number."""
+        """The length_resized of the formulas.
+
+        ONNX Runtime cuts it to a whole number.
+        """
         return self.kind(self.outputs) if self.in_float32 else self.width
 
     @property
@@ -103,17 +108,23 @@ class OnnxAxis:
         return self.kind(self.inputs) - self.kind(1)
 
     def coordinates(self, outputs: Indices) -> tuple[Coordinates, Flags]:
-        """Return x of some outputs, and which of them read at all; the others get x = 0."""
+        """Return x of some outputs, and flags of the reading ones.
+
+        Outputs that read nothing get x = 0.
+        """
         x = self.positions(outputs)
         reads = self.reads(x)
         return np.where(reads, x, self.kind(0)), reads
 
     def positions(self, outputs: Indices) -> Coordinates:
-        """Return x of some outputs by the formula, wherever that is."""
+        """Return x of some outputs by the formula, without bounds."""
         return TRANSFORMATIONS[self.transformation](self, outputs.astype(self.kind))
 
     def reads(self, x: Coordinates) -> Flags:
-        """Tell which coordinates are read: all, but for tf_crop_and_resize those on the axis."""
+        """Return flags of the coordinates that are read.
+
+        All are, but for tf_crop_and_resize those on the axis only.
+        """
         if self.transformation != CROP:
             return np.ones(x.shape, bool)
         on_axis: Flags = (x >= 0) & (x <= self.last)
@@ -175,7 +186,10 @@ Numbers = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class OnnxKeysFilter:
-    """The cubic kernel of Keys (1981), equation (4), with slope a at distance 1."""
+    """Cubic kernel of Keys (1981), equation (4).
+
+    a is its slope at distance 1.
+    """
 
     a: Number
 
@@ -253,7 +267,10 @@ def cubic(line: OnnxAxis, keys: OnnxKeysFilter) -> Taps:
 
 
 def _held(index: Indices, weight: Numbers, line: OnnxAxis, reads: Flags) -> Taps:
-    """Hold taps to the axis; outputs that read nothing get weights of 0."""
+    """Clamp taps to the axis.
+
+    Outputs that read nothing get weights of 0.
+    """
     if line.exclude_outside:
         weight = np.where((index >= 0) & (index < line.inputs), weight, line.kind(0))
         # In order, each sum rounded; cumsum adds so.
@@ -295,7 +312,10 @@ def most_taps(line: OnnxAxis, radius: int) -> int:
 
 
 def beyond_axis(line: OnnxAxis, radius: int) -> int:
-    """Return how many times as many elements as it reads an output may weigh beyond the edges."""
+    """Return the ratio of weighed elements to read ones, rounded up.
+
+    Windows may reach beyond the edges: their elements there are weighed, but not read.
+    """
     return math.ceil(_window_length(line, radius) / most_taps(line, radius))
 
 
@@ -321,7 +341,10 @@ def _window_length(line: OnnxAxis, radius: int) -> int:
 
 
 def _window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indices) -> Window:
-    """Take the elements less than radius / scale from x, and weigh them by scale * distance."""
+    """Take elements around x, and weigh them by scaled distance.
+
+    They are less than radius / scale from x; the kernel gets scale * distance.
+    """
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
     t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
@@ -343,14 +366,20 @@ def _runtime_support(line: OnnxAxis, radius: int) -> np.floating[Any]:
 
 
 def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Numbers, Flags]:
-    """Return x + 0.5, as ONNX Runtime rounds it, and which of the outputs read at all."""
+    """Return x + 0.5 by ONNX Runtime's rounding, and reading flags.
+
+    A flag tells whether an output reads at all.
+    """
     center = np.float32(0.5) + line.positions(outputs)
     reads = line.reads(center - np.float32(0.5))
     return np.where(reads, center, np.float32(0.5)), reads
 
 
 def _runtime_window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indices) -> Window:
-    """Take elements floor(c - support + 0.5) up to floor(c + support + 0.5), c = x + 0.5."""
+    """Take elements around c = x + 0.5, as ONNX Runtime does.
+
+    They are floor(c - support + 0.5) up to floor(c + support + 0.5).
+    """
     center, reads = _runtime_center(line, outputs)
     support = np.float32(_runtime_support(line, 1 if keys is None else 2))
     inverse = np.float32(1) / np.float32(line.scale)
@@ -373,15 +402,19 @@ def _runtime_window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indice
 
 
 def _kept(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Copy an axis whose length stays, except outside the roi, as ONNX Runtime does."""
+    """Copy an axis that keeps its length, as ONNX Runtime does.
+
+    Outputs outside the roi are excepted.
+    """
     _, reads = _runtime_center(line, outputs)
     return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32))
 
 
 def _taps(window: Window, line: OnnxAxis, taps: int) -> Taps:
-    """Add the weights beyond an edge to the edge's, then divide by the sum of all.
+    """Add weights beyond an edge to the edge's, then normalize.
 
-    The edge's own weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
+    Normalized weights are divided by the sum of all. The edge's own weight comes first, then those
+    beyond it in ascending order, as in ONNX Runtime.
     """
     begin = np.clip(window.first, 0, line.inputs - taps)
     every = slice(None)
@@ -407,7 +440,10 @@ def _taps(window: Window, line: OnnxAxis, taps: int) -> Taps:
 def _with_outside(
     start: Numbers, window: Window, rows: npt.NDArray[np.intp], elements: tuple[int, int]
 ) -> Numbers:
-    """Add to start, [rows], the weights of a range of elements, in order, each sum rounded."""
+    """Add the weights of a range of elements to start, [rows].
+
+    They are added in order, and each sum is rounded.
+    """
     first, stop = elements
     return sum_from(
         lambda index: window.weights(index, rows),

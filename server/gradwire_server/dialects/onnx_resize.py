@@ -1,15 +1,15 @@
 """ONNX Resize, opset 10 to 19: onnx_resize and onnx_resize_grad.
 
 The formulas of the specification, in float64 or, with arithmetic float32, in the float32 of ONNX
-Runtime, whose other choices come with it: where the shape stays it copies the tensor, and it leaves
-an axis alone whose scale is 1. By the specification too an axis is left alone whose scale is 1 and
-of which the roi is all.
+Runtime, with ONNX Runtime's other choices: it copies the tensor if its shape stays, and leaves
+every axis of scale 1 alone. The specification leaves an axis alone if its scale is 1 and its roi is
+the whole axis.
 
 ONNX declares Resize differentiable but has no operator for its gradient: onnx_resize_grad is the
 adjoint. extrapolation_value is no part of it.
 
-Source: https://onnx.ai/onnx/operators/onnx__Resize.html; what it leaves open is taken from
-onnx/reference/ops/op_resize.py, for float32 from ONNX Runtime's
+Source: https://onnx.ai/onnx/operators/onnx__Resize.html. Details that it leaves open follow
+onnx/reference/ops/op_resize.py, or for float32 ONNX Runtime's
 core/providers/cpu/tensor/upsample.cc.
 
 Output lengths and scales of each axis:
@@ -53,11 +53,17 @@ _PICK: Final = {"not_larger": min, "not_smaller": max}
 
 
 class OnnxSizing(Protocol):
-    """Attributes that tell lengths; an array has one value per axis, or per element of axes."""
+    """Attributes that determine lengths.
+
+    An array has one value per axis, or per element of axes.
+    """
 
     @property
     def axes(self) -> Sequence[int]:
-        """Axes that are resized, each from -rank to rank - 1; empty means all of them."""
+        """Resized axes, each from -rank to rank - 1.
+
+        Empty means all of them.
+        """
         ...
 
     @property
@@ -91,7 +97,10 @@ class Extent:
 
 
 def named_axes(attributes: OnnxSizing, operator: str, *, rank: int) -> list[int]:
-    """Return the axes that are resized, in the order of the arrays; raise InvalidFieldError."""
+    """Return the resized axes, in the order of the arrays.
+
+    Raises InvalidFieldError if they are invalid.
+    """
     axes: list[int] = []
     for i, axis in enumerate(attributes.axes):
         if not -rank <= axis < rank:
@@ -202,7 +211,10 @@ def _by_sizes(
 
 
 def _width(scale: np.floating[Any], length: int) -> Any:
-    """Return scale * length in the type of scale; infinite where it overflows."""
+    """Return scale * length in the type of scale.
+
+    Infinite where it overflows.
+    """
     with np.errstate(over="ignore"):
         return scale * type(scale)(length)
 
@@ -248,7 +260,10 @@ class OnnxAttributes(OnnxSizing, Protocol):
 
     @property
     def roi(self) -> Sequence[float]:
-        """Starts of all axes that are resized, then ends; empty means all of each."""
+        """Starts of all resized axes, then ends.
+
+        Empty means the whole of each axis.
+        """
         ...
 
     @property
@@ -272,7 +287,7 @@ def _axes(attributes: OnnxAttributes, call: OperatorCall) -> Axes:
 
 
 def _stays(line: OnnxAxis, attributes: OnnxAttributes) -> bool:
-    """Tell whether an axis is left alone."""
+    """Return whether an axis is left alone."""
     if line.inputs != line.outputs:
         return False
     if line.scale == 1 and (line.in_float32 or line.roi == WHOLE):
@@ -310,7 +325,10 @@ def _axis(line: OnnxAxis, attributes: OnnxAttributes) -> Axis:
 
 
 def _lines(attributes: OnnxAttributes, call: OperatorCall) -> list[OnnxAxis | None]:
-    """Check the sizes and return one OnnxAxis per axis, None for axes that are not resized."""
+    """Check the sizes and return one OnnxAxis per axis.
+
+    None stands for axes that are not resized.
+    """
     made = extents(
         attributes,
         call.operator,
@@ -348,7 +366,10 @@ def _lines(attributes: OnnxAttributes, call: OperatorCall) -> list[OnnxAxis | No
 
 
 def _rois(attributes: OnnxAttributes, call: OperatorCall) -> dict[int, tuple[float, float]]:
-    """Return start and end of each axis that is resized; all of it, but for tf_crop_and_resize."""
+    """Return start and end of each resized axis.
+
+    They span the whole axis, but for tf_crop_and_resize.
+    """
     axes = named_axes(attributes, call.operator, rank=len(call.source))
     if len(attributes.roi) not in {0, 2 * len(axes)}:
         raise InvalidFieldError(

@@ -86,7 +86,10 @@ class OpenvinoAxis:
     def placed(
         self, index: npt.NDArray[np.int64], weight: Numbers, x: Coordinates | None = None
     ) -> Taps:
-        """Return taps on the padded axis, and x, as those on the axis: padding has no weight."""
+        """Convert taps and x on the padded axis to the axis.
+
+        Padding has no weight.
+        """
         index = index - self.pads[0]
         there = (index >= 0) & (index < self.inputs)
         return Taps(
@@ -110,7 +113,10 @@ ROUNDINGS: Final[dict[str, Rounding]] = {
 
 
 def nearest(line: OpenvinoAxis) -> Taps:
-    """Read the element at x, rounded; simple cuts toward 0, or rounds up where the axis shrinks."""
+    """Read the element at x, rounded.
+
+    Rounding simple cuts toward 0, or rounds up where the axis shrinks.
+    """
     simple = sampling.ceil if line.scale < 1 else np.trunc
     x = line.coordinates()
     whole = ROUNDINGS.get(line.rounding, simple)(x)
@@ -119,7 +125,10 @@ def nearest(line: OpenvinoAxis) -> Taps:
 
 
 def linear_onnx(line: OpenvinoAxis) -> Taps:
-    """Weight the two neighbors of x, which is held to the axis, by distance."""
+    """Weight the two neighbors of x by distance.
+
+    x is clamped to the axis.
+    """
     coordinates = line.coordinates()
     x = np.clip(coordinates, np.float32(0), np.float32(line.length - 1))
     low = sampling.on_axis(x, inputs=line.length)
@@ -163,7 +172,10 @@ def linear_window(line: OpenvinoAxis) -> int:
 
 
 def linear(line: OpenvinoAxis) -> ComputedTaps:
-    """Weigh elements by a triangle, and divide by the sum of those on the padded axis."""
+    """Weigh elements by a triangle, and normalize.
+
+    The divisor is the sum of the weights on the padded axis.
+    """
     coordinates, window = line.coordinates(), linear_window(line)
     reach = window // 2 if window < line.length else line.length
     stretch = np.float32(line.stretch)
@@ -188,14 +200,18 @@ def linear(line: OpenvinoAxis) -> ComputedTaps:
 
 
 def pillow_window(line: OpenvinoAxis, *, radius: int) -> int:
-    """Return how many elements of the padded axis a pillow mode weighs at most."""
+    """Return the most elements that a pillow mode weighs.
+
+    They are elements of the padded axis.
+    """
     return min(2 * math.ceil(radius * max(line.length / line.outputs, 1.0)) + 1, line.length)
 
 
 def pillow(line: OpenvinoAxis, radius: int) -> ComputedTaps:
-    """Weigh as Pillow does, in float64: a kernel stretched where the axis shrinks, cut at edges.
+    """Weigh as Pillow does, in float64.
 
-    The kernel of radius 1 is the triangle, that of radius 2 is Keys' with cube_coeff.
+    The kernel is stretched where the axis shrinks, and cut at edges. The kernel of radius 1 is the
+    triangle, that of radius 2 is Keys' with cube_coeff.
     """
     scale = line.length / line.outputs
     stretched, window = max(scale, 1.0), pillow_window(line, radius=radius)
@@ -225,7 +241,10 @@ def _pillow_keys(x: Numbers, a: float) -> Numbers:
 
 
 def extra_window(line: OpenvinoAxis, window: int) -> int:
-    """Return how many elements are weighed for the sum alone: none without padding."""
+    """Return the number of elements weighed for the sum alone.
+
+    It is 0 without padding.
+    """
     return 0 if line.length == line.inputs else window
 
 
@@ -237,9 +256,10 @@ def _divided(
     window: int,
     total: Numbers,
 ) -> Taps:
-    """Divide weights by the sum of their window on the padded axis, unless that is 0.
+    """Divide weights by their window's sum, unless the sum is 0.
 
-    Padding counts in the sum, which is taken tap by tap, but has no taps.
+    The window is on the padded axis. Padding counts in the sum, which is taken tap by tap, but has
+    no taps.
 
     low     first element of each output's window, which holds all that has a weight
     window  elements of each
@@ -259,7 +279,10 @@ def _divided(
 
 
 def padding(line: OpenvinoAxis) -> Taps:
-    """Read each element where padding put it, along an axis that is not resampled."""
+    """Read each element at its padded position.
+
+    The axis is not resampled.
+    """
     x = np.arange(line.outputs)
     index = x[:, np.newaxis]
     return line.placed(index, np.ones(index.shape, np.float32), x.astype(np.float64))

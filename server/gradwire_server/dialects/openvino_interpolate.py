@@ -82,7 +82,7 @@ def _axes(attributes: OpenvinoAttributes, call: OperatorCall) -> Axes:
 
 
 def _axis(mode: str, line: OpenvinoAxis) -> Axis | None:
-    """Return an axis of a mode, or one that is padded alone where there is no mode."""
+    """Return a resampled axis, or a padded one without a mode."""
     sides = line.inputs, line.outputs
     exact = mode == "cubic" or (mode == "linear" and line.stretch != 1)
     if line.length == line.outputs and not exact:
@@ -108,7 +108,7 @@ def _axis(mode: str, line: OpenvinoAxis) -> Axis | None:
 
 
 def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tuple[int, ...]:
-    """Return the axes that are resampled, in the order in which sizes and scales name them."""
+    """Return the resampled axes, in the order of sizes and scales."""
     numbers = tuple(attributes.axes) or tuple(range(rank))
     for i, number in enumerate(numbers):
         if number >= rank or number in numbers[:i]:
@@ -133,7 +133,7 @@ def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tup
 
 
 def _pads(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> list[tuple[int, int]]:
-    """Return the padding of every axis; what is not given is 0."""
+    """Return the padding of every axis; the default is 0."""
     for field in ("pads_begin", "pads_end"):
         values = getattr(attributes, field)
         if len(values) > rank:
@@ -207,7 +207,10 @@ def _check_result(
 def _scales(
     attributes: OpenvinoAttributes, call: OperatorCall, numbers: Sequence[int]
 ) -> dict[int, float]:
-    """Return the scale of each axis that is resampled: as given, or the lengths' in float32."""
+    """Return the scale of each resampled axis.
+
+    It is the given one, or the ratio of the lengths in float32.
+    """
     if attributes.shape_calculation_mode == "scales":
         return dict(zip(numbers, map(float, attributes.scales), strict=True))
     pads = _pads(attributes, call.operator, rank=len(call.source))

@@ -1,7 +1,7 @@
 """TensorFlow resizing: tf_resize and tf_resize_grad.
 
-The raw ops ResizeBilinear, ResizeNearestNeighbor and ResizeBicubic on NHWC tensors, with float32
-arithmetic whatever the type of the tensors. With in and out the lengths of an axis, output X reads
+The raw ops ResizeBilinear, ResizeNearestNeighbor and ResizeBicubic on NHWC tensors. Arithmetic is
+float32 for tensors of every type. With in and out the lengths of an axis, output X reads
 the input at
 
     x = X * scale                   scale = in / out, and with align_corners, where both are above
@@ -76,7 +76,10 @@ class TensorflowAttributes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorflowAxis:
-    """The forward along one axis: lengths in its direction, and the two flags."""
+    """The forward along one axis.
+
+    It holds lengths in its direction, and the two flags.
+    """
 
     inputs: int
     outputs: int
@@ -84,7 +87,10 @@ class TensorflowAxis:
     half_pixel_centers: bool
 
     def stretched(self) -> Coordinates:
-        """Return X * scale of each output, of X + 0.5 with half_pixel_centers: float32[outputs]."""
+        """Return X * scale of each output, float32[outputs].
+
+        With half_pixel_centers it is (X + 0.5) * scale.
+        """
         x = np.arange(self.outputs).astype(np.float32)
         if self.align_corners and min(self.inputs, self.outputs) > 1:
             return x * (np.float32(self.inputs - 1) / np.float32(self.outputs - 1))
@@ -107,7 +113,10 @@ def _nearest(line: TensorflowAxis) -> Taps:
 
 
 def _bilinear(line: TensorflowAxis) -> Taps:
-    """Weight floor(x) and ceil(x), held to the axis, with 1 - l and l = x - floor(x)."""
+    """Weight floor(x) and ceil(x), clamped to the axis.
+
+    The weights are 1 - l and l, with l = x - floor(x).
+    """
     x = line.coordinates()
     low = np.floor(x)
     index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=line.inputs)
@@ -115,10 +124,10 @@ def _bilinear(line: TensorflowAxis) -> Taps:
 
 
 def _bicubic(line: TensorflowAxis) -> Taps:
-    """Weight four elements by Keys' kernel at x rounded to 1/1024, ties to even.
+    """Weight four elements by Keys' kernel at rounded x.
 
-    With half_pixel_centers those outside are left out and the others divided by their sum;
-    otherwise they move to the edge.
+    x is rounded to 1/1024, ties to even. With half_pixel_centers those outside are left out and the
+    others divided by their sum; otherwise they move to the edge.
     """
     x = line.coordinates()
     low = np.floor(x)
@@ -140,17 +149,26 @@ def _bicubic(line: TensorflowAxis) -> Taps:
 
 
 def _keys_inside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
-    """Return the kernel at distances up to 1; exact, of multiples of 1/1024."""
+    """Return the kernel at distances up to 1.
+
+    It is exact for multiples of 1/1024.
+    """
     return ((a + 2) * distance - (a + 3)) * distance * distance + 1
 
 
 def _keys_outside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
-    """Return the kernel at distances from 1 to 2; exact, of multiples of 1/1024."""
+    """Return the kernel at distances from 1 to 2.
+
+    It is exact for multiples of 1/1024.
+    """
     return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
 
 
 def _renormalized(weight: Coordinates) -> Coordinates:
-    """Multiply float32[taps, outputs] by the reciprocal of the sum, which is taken tap by tap."""
+    """Multiply float32[taps, outputs] by the reciprocal of its sums.
+
+    The sums are taken tap by tap.
+    """
     total = weight[0]
     for tap in weight[1:]:
         total = total + tap

@@ -69,9 +69,10 @@ class TorchAxis:
         return self.inputs == self.outputs
 
     def scale(self, kind: np.dtype[np.floating] | None = None) -> np.floating[Any]:
-        """Return input over output in the type of the arithmetic, or in another.
+        """Return input over output in the type `kind`.
 
-        The reciprocal of scale_factor is taken in float64 and then rounded.
+        The default type is that of the arithmetic. The reciprocal of scale_factor is taken in
+        float64 and then rounded.
         """
         as_type = (kind or self.compute).type
         if self.align_corners:
@@ -86,7 +87,10 @@ class TorchAxis:
         return np.arange(self.outputs).astype(self.compute)
 
     def coordinates(self, *, fused: bool) -> Coordinates:
-        """Return where each output reads, not clamped; fused or rounded after the product."""
+        """Return each output's coordinate, not clamped.
+
+        It is a fused product and sum, or rounded after the product.
+        """
         scale, x = np.asarray(self.scale()), self.indices()
         if self.align_corners:
             return scale * x
@@ -100,7 +104,7 @@ class Filter:
 
     sample     computes the taps of all outputs
     most_taps  the most any output may have
-    skips      whether an axis whose length stays is left alone, whatever its scale_factor
+    skips      whether an axis that keeps its length is left alone for every scale_factor
     sines      whether weights are made of sines
     fused      whether weights are made of fused products and sums
     """
@@ -120,13 +124,15 @@ class Filter:
         return Axis(*sides, self.most_taps(line), self.sample, (line,), effort=effort)
 
     def skipping(self) -> Filter:
-        """Return the filter that leaves axes alone whose length stays."""
+        """Return the filter that leaves axes of unchanged length alone."""
         return replace(self, skips=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchKeysFilter:
-    """The cubic kernel of Keys (1981) with a slope at 1, its roundings as some build has them.
+    """Cubic kernel of Keys (1981), with the roundings of some build.
+
+    a is its slope at distance 1.
 
     fused  whether the products before each sum are rounded
     last   whether that of the last sum is not rounded either
@@ -137,13 +143,19 @@ class TorchKeysFilter:
     last: bool
 
     def inside(self, x: Numbers) -> Numbers:
-        """Return the weight at distances up to 1: ((a + 2) x - (a + 3)) x x + 1."""
+        """Return the weight at distances up to 1.
+
+        It is ((a + 2) x - (a + 3)) x x + 1.
+        """
         a = self.slope
         part = self._sum(a + 2, x, -(a + 3), fused=self.fused) * x
         return self._sum(part, x, 1, fused=self.last)
 
     def outside(self, x: Numbers) -> Numbers:
-        """Return the weight at distances from 1 to 2: ((a x - 5 a) x + 8 a) x - 4 a."""
+        """Return the weight at distances from 1 to 2.
+
+        It is ((a x - 5 a) x + 8 a) x - 4 a.
+        """
         a = self.slope
         part = self._sum(a, x, -5 * a, fused=self.fused)
         part = self._sum(part, x, 8 * a, fused=self.fused)
@@ -162,7 +174,10 @@ CUBIC_SLOPE: Final = -0.75
 
 
 def _floorf(x: Coordinates) -> Coordinates:
-    """Round to float32, then down: C's floorf, which the library calls on doubles as well."""
+    """Round to float32, then down.
+
+    This is C's floorf, which the library calls on doubles as well.
+    """
     return sampling.floor(x.astype(np.float32))
 
 
@@ -172,7 +187,10 @@ def _nearest(x: Coordinates, line: TorchAxis, *, center: float = 0) -> Taps:
 
 
 def _backward_nearest(line: TorchAxis) -> Taps:
-    """Read floorf(X * scale), scale in float32; a doubled axis reads X >> 1, whatever its scale."""
+    """Read floorf(X * scale), with scale in float32.
+
+    An axis of doubled length reads X >> 1 for every scale.
+    """
     x = np.arange(line.outputs)
     if line.outputs == 2 * line.inputs:
         return _nearest((x >> 1).astype(np.float64), line)
@@ -185,25 +203,37 @@ def _forward_nearest(line: TorchAxis) -> Taps:
 
 
 def _backward_nearest_exact(line: TorchAxis) -> Taps:
-    """Read floorf((X + 0.5) * scale), scale in float32, the product in float64."""
+    """Read floorf((X + 0.5) * scale).
+
+    scale is float32, and the product float64.
+    """
     x = np.arange(line.outputs) + 0.5
     return _nearest(x * np.float64(line.scale(FLOAT32)), line, center=0.5)
 
 
 def _forward_nearest_exact(line: TorchAxis) -> Taps:
-    """Read floorf(max(fma(scale, X + 0.5, -0.5), 0) + 0.5), the last sum in float64."""
+    """Read floorf(max(fma(scale, X + 0.5, -0.5), 0) + 0.5).
+
+    The last sum is float64.
+    """
     x = np.maximum(line.coordinates(fused=True), 0)
     return _nearest(x.astype(np.float64) + 0.5, line, center=0.5)
 
 
 def _below(x: Coordinates, line: TorchAxis) -> tuple[Indices, Coordinates]:
-    """Return i = min(floorf(x), inputs - 1), which may be negative, and x - i held to 0 .. 1."""
+    """Return the element below x, and the distance to it.
+
+    They are i = min(floorf(x), inputs - 1), which may be negative, and x - i clamped to 0 .. 1.
+    """
     index = np.minimum(_floorf(x).astype(np.int64), line.inputs - 1)
     return index, np.minimum(np.maximum(x - index.astype(x.dtype), 0), 1)
 
 
 def _linear(line: TorchAxis) -> Taps:
-    """Weight i with 1 - (x - i) and i + 1 with x - i, where x is at least 0."""
+    """Weight the elements below and above x by distance.
+
+    Element i has weight 1 - (x - i), element i + 1 has x - i; x is at least 0.
+    """
     x = line.coordinates(fused=True)
     index, upper = _below(np.maximum(x, 0), line)
     return sampling.linear_taps(
@@ -212,7 +242,10 @@ def _linear(line: TorchAxis) -> Taps:
 
 
 def _cubic(line: TorchAxis, kernel: TorchKeysFilter) -> Taps:
-    """Weight i - 1 .. i + 2 by their distances from x; those outside go to the edge."""
+    """Weight four elements by their distances from x.
+
+    They are i - 1 .. i + 2; elements outside move to the edge.
+    """
     x = line.coordinates(fused=kernel.fused)
     index, t = _below(x, line)
     weight = [kernel.outside(t + 1), kernel.inside(t), kernel.inside(1 - t)]
@@ -231,7 +264,10 @@ def _forward_cubic(line: TorchAxis) -> Taps:
 
 
 def _bin(line: TorchAxis) -> ComputedTaps:
-    """Take floor(X * inputs / outputs) up to ceil((X + 1) * inputs / outputs), each with 1 / n."""
+    """Average the n elements of each output's bin.
+
+    A bin is floor(X * inputs / outputs) up to ceil((X + 1) * inputs / outputs).
+    """
     tap = np.arange(taps := _most_in_bin(line))
 
     def block(x: Indices) -> Taps:
@@ -244,7 +280,10 @@ def _bin(line: TorchAxis) -> ComputedTaps:
 
 
 def _most_in_bin(line: TorchAxis) -> int:
-    """Return ceil(inputs / outputs), and one more where bins are not cut at whole elements."""
+    """Return the length of the longest bin.
+
+    It is ceil(inputs / outputs), and one more where bins are not cut at whole elements.
+    """
     whole = line.inputs % line.outputs == 0 or line.outputs % line.inputs == 0
     return -(-line.inputs // line.outputs) + (not whole)
 
@@ -286,7 +325,10 @@ def _keys(x: Numbers) -> Numbers:
 
 
 def _lanczos(x: Numbers) -> Numbers:
-    """Return sinc(x) sinc(x / 3), where x / 3 is a double and so is its sinc."""
+    """Return sinc(x) sinc(x / 3).
+
+    x / 3 is a double, and so is its sinc.
+    """
     x = np.abs(x)
     narrow, third = _sinc(x).astype(np.float64), x.astype(np.float64) / 3
     if x.dtype == np.float64:

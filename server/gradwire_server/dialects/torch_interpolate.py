@@ -26,7 +26,7 @@ T = TypeVar("T")
 # Beyond it int64(float) and float(int64) no longer name the same number.
 LARGEST_INFERRED_SIZE: Final = 2**53
 
-# `_use_vectorized_kernel_cond_2d`: up to so many rows and columns together, the nearest forward of
+# `_use_vectorized_kernel_cond_2d`: up to this sum of rows and columns, the nearest forward of
 # 2 spatial axes reads as the backward does. Source: ATen/native/cpu/UpSampleKernel.cpp.
 SMALL_OUTPUT: Final = 128
 
@@ -39,12 +39,18 @@ class TorchAttributes(Protocol):
 
     @property
     def size(self) -> Sequence[int]:
-        """Spatial sizes of the forward's output: none, one for all or one per spatial axis."""
+        """Spatial sizes of the forward's output.
+
+        None, one for all or one per spatial axis.
+        """
         ...
 
     @property
     def scale_factor(self) -> Sequence[float]:
-        """Spatial scales, output over input: none, one for all or one per spatial axis."""
+        """Spatial scales, output over input.
+
+        None, one for all or one per spatial axis.
+        """
         ...
 
     @property
@@ -87,7 +93,10 @@ def _gradient_axes(attributes: Followed, call: OperatorCall) -> Axes:
 
 
 def _axes(attributes: TorchAttributes, call: OperatorCall, *, by_backward: bool) -> Axes:
-    """Return the axes of PyTorch's forward, or of the forward whose adjoint its backward is."""
+    """Return the axes of PyTorch's forward or backward.
+
+    For a backward, they are those of the forward whose adjoint it is.
+    """
     _check_rank(attributes, call)
     check_batch_and_channel(call, spatial=range(2, len(call.source)))
     lines = _lines(attributes, call)

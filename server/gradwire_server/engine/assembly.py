@@ -22,7 +22,10 @@ class Ring:
         self._next = 0
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return an uninitialized buffer of nbytes; an empty one does not advance the ring."""
+        """Return an uninitialized buffer of nbytes.
+
+        An empty one does not advance the ring.
+        """
         if not nbytes:
             return np.empty(0, np.uint8)
         place, self._next = self._next, (self._next + 1) % len(self._buffers)
@@ -32,10 +35,10 @@ class Ring:
 
 
 class InputAssembler:
-    """Collects consecutive bytes of the input and yields each step once its bytes are complete.
+    """Collector of consecutive input bytes, which yields complete steps.
 
-    Holds the arrived bytes of one step at most. Bytes shared by overlapping steps are copied; a
-    range within one chunk is a view of the chunk.
+    A step is complete once all its bytes have arrived. Holds the arrived bytes of one step at most.
+    Bytes shared by overlapping steps are copied; a range within one chunk is a view of the chunk.
 
     stop  end of the input bytes that are needed
     held  steps whose bytes are still in use when the next step's begin to arrive
@@ -66,7 +69,10 @@ class InputAssembler:
         return self.position == self.stop
 
     def feed(self, chunk: Bytes) -> Iterator[tuple[Step, Bytes]]:
-        """Yield the steps that can run now; exhaust the iterator before the next chunk."""
+        """Yield the steps that can run now.
+
+        Exhaust the iterator before the next chunk.
+        """
         base, self.position = self.position, self.position + len(chunk)
         while self._next is not None:
             piece = self._next
@@ -78,7 +84,10 @@ class InputAssembler:
 
 
 class _Piece:
-    """The input bytes start..stop-1 of one step, of which the first `filled` have arrived."""
+    """Input bytes start .. stop - 1 of one step.
+
+    The first `_filled` of them have arrived.
+    """
 
     def __init__(self, step: Step, start: int, stop: int) -> None:
         self.step, self.start, self.stop = step, start, stop
@@ -86,7 +95,10 @@ class _Piece:
         self._filled = 0
 
     def fill(self, chunk: Bytes, base: int, last: _Piece | None, ring: Ring) -> bool:
-        """Take bytes of a chunk that starts at base; return whether the piece is complete."""
+        """Take bytes of a chunk; return whether the piece is complete.
+
+        The chunk starts at byte `base`.
+        """
         end = base + len(chunk)
         if self.start >= base and self.stop <= end:
             self.data = chunk[self.start - base : self.stop - base]

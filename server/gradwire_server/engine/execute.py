@@ -39,14 +39,14 @@ class Execution:
         self._sums: Array | None = None
 
     def step(self, step: Step, data: Bytes, result: Bytes) -> None:
-        """Compute a step from the wire bytes of its input to those of its result."""
+        """Compute a step from wire bytes to wire bytes."""
         prepared = self._prepared
         self.rows(step, prepared.input_rows(step, data), prepared.output_rows(step, result))
 
     def rows(self, step: Step, rows: Array, result: Array) -> None:
-        """Compute a step from its input rows, with any strides, to its result rows.
+        """Compute a step from its input rows to its result rows.
 
-        Result rows are contiguous and apart from the input.
+        Input rows may have any strides. Result rows are contiguous and apart from the input.
         """
         walk = self._prepared.walk
         plans = walk.step_plans
@@ -94,7 +94,10 @@ def _apply(plan: Plan | None, rows: Array, result: Array, backend: Backend) -> N
 def _before_stream(
     passes: tuple[Pass, ...], rows: Array, compute: np.dtype[np.floating], backend: Backend
 ) -> Array:
-    """Apply the passes before the stream axis's pass; results stay in the compute type."""
+    """Apply the passes before the stream axis's pass.
+
+    Results stay in the compute type.
+    """
     if not passes and rows.dtype == compute:
         return rows
     plan = plan_on(rows.shape, passes)
@@ -104,7 +107,10 @@ def _before_stream(
 
 
 def rows_of(prepared: Prepared, array: Array) -> Array:
-    """Return an input or a result as [outer, rows, *inner]: a view if `are_rows`, else a copy."""
+    """Return an input or a result as [outer, rows, *inner].
+
+    It is a view if `are_rows`, otherwise a copy.
+    """
     walk = prepared.walk
     stored = array.transpose(walk.layout.order)
     return stored.reshape(walk.outer, *stored.shape[walk.axis :])
@@ -117,9 +123,10 @@ def are_rows(prepared: Prepared, array: Array) -> bool:
 
 
 def in_memory(prepared: Prepared, result: Bytes, data: Bytes, backend: Backend) -> Iterator[Step]:
-    """Execute all steps on complete wire bytes of input and result, in as few steps as possible.
+    """Execute all steps on complete wire bytes, in few steps.
 
-    Record the time in prepared.measured.
+    Input and result are complete, and steps as few as possible. Record the time in
+    prepared.measured.
     """
     # Later calls reuse its plans, and the jobs that the backend made of them.
     if backend not in prepared.derived:
@@ -147,7 +154,10 @@ def at_once(prepared: Prepared, data: bytes | memoryview, backend: Backend) -> B
 
 
 class _Bound(NamedTuple):
-    """A short evaluation on a workbench: memory of input and result, and the bound kernel."""
+    """Short evaluation on a workbench.
+
+    It holds memory of input and result, and the bound kernel.
+    """
 
     data: memoryview
     result: memoryview
@@ -170,7 +180,9 @@ class Workbench:
         return most <= _WORKBENCH_BYTES and prepared.most_at_once > 0
 
     def run(self, prepared: Prepared, data: bytes | memoryview) -> memoryview:
-        """Execute all steps; return the wire bytes of the result, which last until the next run.
+        """Execute all steps; return the wire bytes of the result.
+
+        They last until the next run.
 
         Raises ValueError if takes() is false.
         """
@@ -200,10 +212,11 @@ class Workbench:
 
 
 def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
-    """Return the evaluation in large steps, unless these take more memory than small ones.
+    """Return the evaluation in large steps.
 
-    A computing thread takes the GIL a few times per step, and a busy event loop releases it late.
-    Small steps suit streamed input, and broadcast axes that a backend needs expanded.
+    Small steps remain if large ones take more memory. A computing thread takes the GIL a few times
+    per step, and a busy event loop releases it late. Small steps suit streamed input, and broadcast
+    axes that a backend needs expanded.
     """
     walk = prepared.walk
     if (
@@ -227,7 +240,9 @@ def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
 
 
 def together(prepared: Prepared, inputs: Sequence[bytes | memoryview], backend: Backend) -> Bytes:
-    """Execute equal evaluations as one step; return the bytes of each result, [evaluation, byte].
+    """Execute equal evaluations as one step; return each one's bytes.
+
+    The results are [evaluation, byte].
 
     inputs  the wire bytes of each input: at least one, at most prepared.most_at_once
     """

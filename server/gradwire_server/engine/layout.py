@@ -46,7 +46,10 @@ class TensorSpec:
 
     @property
     def filled(self) -> TensorSpec:
-        """The tensor, with lengths of 0 replaced by FILLED so that its operator can be lowered."""
+        """The tensor, with lengths of 0 replaced by FILLED.
+
+        Its operator can then be lowered.
+        """
         if self.elements:
             return self
         return TensorSpec.packed(self.dtype, tuple(size or FILLED for size in self.sizes))
@@ -96,7 +99,10 @@ class Layout:
     held: bool
 
     def whole_input(self, data: NDArray[np.uint8]) -> NDArray[np.generic]:
-        """View the input's wire bytes as an array in stored axis order, broadcast axes expanded."""
+        """View the input's wire bytes as an array.
+
+        The array is in stored axis order, with broadcast axes expanded.
+        """
         spec = self.input
         rest = [axis for axis in range(len(spec.sizes)) if axis not in spec.chain]
         own_order = (*spec.chain, *rest)
@@ -121,7 +127,10 @@ def lay_out(source: TensorSpec, result: TensorSpec) -> Layout:
 
 
 def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Order the axes so that every chain ascends, lower axes first; None if chains contradict."""
+    """Order the axes so that every chain ascends.
+
+    Lower axes come first. None if chains contradict.
+    """
     if all(before < after for chain in chains for before, after in pairwise(chain)):
         return tuple(range(axes))
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(axes), ()))
@@ -144,7 +153,9 @@ def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one evaluation; the settings of the same names hold the defaults.
+    """Limits of one evaluation.
+
+    The settings of the same names hold the defaults.
 
     max_rank                  axes of a tensor
     max_elements              logical elements of input, output and any intermediate result
@@ -164,7 +175,10 @@ class Limits:
     slab_bytes: int = 2 << 20
 
     def check_tensor(self, name: str, tensor: TensorSpec) -> None:
-        """Refuse a tensor with too many axes or elements; name is "input" or "output"."""
+        """Refuse a tensor with too many axes or elements.
+
+        name is "input" or "output".
+        """
         if len(tensor.sizes) > self.max_rank:
             raise exceeded(
                 f"{name} has {counted(len(tensor.sizes), 'axis')}", "max_rank", self.max_rank
@@ -190,5 +204,8 @@ class Limits:
 def exceeded(
     came: str, limit: str, allowed: int, kind: type[RequestLimitError] = RequestLimitError
 ) -> RequestLimitError:
-    """Return the error that a limit is exceeded, naming the setting to raise."""
+    """Return the error for an exceeded limit.
+
+    It names the setting to raise.
+    """
     return kind(beyond(came, limit, allowed), limit=limit, allowed=allowed)

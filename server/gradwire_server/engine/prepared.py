@@ -29,9 +29,10 @@ _MOST = 4096
 
 
 class TableCache:
-    """LRU cache of tables, of at most `max_entries` entries (64 MiB) in total. Thread-safe.
+    """LRU cache of tables, by number of entries. Thread-safe.
 
-    Two threads that miss on the same axis both build its table; the tables are equal.
+    It holds at most `max_entries` entries (64 MiB) in total. Two threads that miss on the same axis
+    both build its table; the tables are equal.
     """
 
     def __init__(self, *, max_entries: int = 1 << 22) -> None:
@@ -39,7 +40,7 @@ class TableCache:
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """How often a table was there, and how often it was built."""
+        """Hits and misses of the cache of tables."""
         return self._recent.lookups
 
     def holds(self, axis: Axis, *, gradient: bool) -> bool:
@@ -47,7 +48,10 @@ class TableCache:
         return _key(axis, gradient=gradient) in self._recent
 
     def get(self, axis: Axis, *, gradient: bool) -> BandedMap:
-        """Return the table of an axis's forward or gradient; build it on a miss."""
+        """Return the table of an axis's forward or gradient.
+
+        Builds it on a miss.
+        """
         key = _key(axis, gradient=gradient)
         table = self._recent.get(key)
         if table is None:
@@ -57,7 +61,10 @@ class TableCache:
 
 
 def _key(axis: Axis, *, gradient: bool) -> Hashable:
-    """Return the cache key of an axis, with repr() of its arguments, as 0.0 equals -0.0."""
+    """Return the cache key of an axis.
+
+    It has repr() of the arguments, as 0.0 equals -0.0.
+    """
     return axis, repr(axis.arguments), gradient
 
 
@@ -164,12 +171,18 @@ class BatchStep(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Measured:
-    """Estimate of the seconds an evaluation takes, from its runs; None before the first."""
+    """Estimated duration of an evaluation, from its runs.
+
+    In seconds; None before the first run.
+    """
 
     seconds: float | None = None
 
     def note(self, seconds: float) -> None:
-        """Record the seconds of one run: a faster run replaces the estimate, a slower raises it."""
+        """Record the seconds of one run.
+
+        A faster run replaces the estimate, a slower one raises it.
+        """
         if self.seconds is None or seconds < self.seconds:
             self.seconds = seconds
         else:
@@ -178,9 +191,10 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A checked and planned evaluation, shared by requests that differ in id and data only.
+    """A checked and planned evaluation.
 
-    Byte offsets count in wire order from the start of the input or the result.
+    Requests that differ only in id and data share it. Byte offsets count in wire order from the
+    start of the input or the result.
 
     response_header  encoded header of a response
     measured         its measured time
@@ -209,7 +223,7 @@ class Prepared:
 
     @cached_property
     def inline_work(self) -> int:
-        """The larger of the work of one run and the work of preparing a backend for it."""
+        """Work of one run, or of preparing a backend if larger."""
         return max(self.work, self.input.elements, self.plan.table_entries)
 
     @cached_property
@@ -251,13 +265,19 @@ class Prepared:
         )
 
     def steps(self, resume_from: int = 0, stop_before: int | None = None) -> Iterator[Step]:
-        """Yield the steps for the result's bytes from resume_from to stop_before or the end."""
+        """Yield the steps for a range of the result's bytes.
+
+        The range is resume_from to stop_before, or to the end.
+        """
         if not self.output.elements:
             return iter(())
         return self.walk.steps(resume_from // self._out_row_bytes, self._stop_row(stop_before))
 
     def input_stop(self, stop_before: int) -> int:
-        """End of the input's wire bytes that the result's bytes before stop_before need."""
+        """End of the input's wire bytes needed for a result.
+
+        The result's bytes end before stop_before.
+        """
         if not self.output.elements:
             return 0
         stop_row = self._stop_row(stop_before)
@@ -314,7 +334,10 @@ class Prepared:
 
     @cached_property
     def most_at_once(self) -> int:
-        """Most evaluations of this kind that fit one step; 0 if each takes several steps."""
+        """Most evaluations of this kind that fit one step.
+
+        0 if each takes several steps.
+        """
         walk = self.walk
         if self.only_step is None or walk.mode != "slices" or walk.layout.held:
             return 0
@@ -322,7 +345,10 @@ class Prepared:
         return max((size for size in BATCHES if size * cost <= walk.slab), default=1)
 
     def batch(self, count: int) -> BatchStep:
-        """Return the step of count evaluations, at least one and at most `most_at_once`."""
+        """Return the step of count evaluations.
+
+        count is at least one and at most `most_at_once`.
+        """
         found = self._batches.get(count)
         if found is None:
             found = self._batches[count] = self._batch(count)
@@ -350,7 +376,10 @@ class Prepared:
         return replace(self, walk=replace(self.walk, slab=slab))
 
     def input_rows(self, step: Step, data: Bytes) -> Array:
-        """View the wire bytes of a step's input as [outer, rows, *inner], axes broadcast."""
+        """View a step's input bytes as [outer, rows, *inner].
+
+        Axes are broadcast.
+        """
         layout, axis, shape = self.walk.layout, self.walk.axis, self.walk.plan.input_shape
         outer = step.outer_stop - step.outer_first
         if not layout.held:
@@ -374,7 +403,9 @@ class Prepared:
 
 
 class Preparer:
-    """Prepares requests under one set of limits, with an LRU cache of prepared evaluations.
+    """Preparation of requests under one set of limits.
+
+    An LRU cache keeps prepared evaluations.
 
     tables          cache of tables
     encode_output   encodes the header of a response
@@ -399,7 +430,7 @@ class Preparer:
 
     @property
     def table_lookups(self) -> tuple[int, int]:
-        """How often a table was there, and how often it was built."""
+        """Hits and misses of the cache of tables."""
         return self._tables.lookups
 
     def find(self, header: Hashable) -> Prepared | None:
@@ -432,7 +463,10 @@ class Preparer:
         return prepared
 
     def preparation(self, request: EvaluationRequest) -> Preparation:
-        """Estimate the cost of prepare(); raise the errors it raises before building tables."""
+        """Estimate the cost of prepare().
+
+        Raises the errors that prepare() raises before building tables.
+        """
         request, output = request.resolved()
         if _request_key(request, output) in self._recent:
             return Preparation(0, 0)
@@ -483,7 +517,10 @@ class Preparer:
     def _check_empty(
         self, request: EvaluationRequest, filled: EvaluationRequest, output: TensorSpec
     ) -> None:
-        """Refuse a length of 0, unless the operator copies its axis: an empty batch is fine."""
+        """Refuse a length of 0, unless the operator copies its axis.
+
+        An empty batch is fine.
+        """
         _check_both_empty(request.input, output)
         empty = [axis for axis, size in enumerate(request.input.sizes) if not size]
         try:
@@ -514,12 +551,18 @@ def _called(request: EvaluationRequest, output: TensorSpec) -> tuple[Any, ...]:
 
 
 def _request_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:
-    """Return the cache key of a request, with repr() of its attributes, as 0.0 equals -0.0."""
+    """Return the cache key of a request.
+
+    It has repr() of the attributes, as 0.0 equals -0.0.
+    """
     return request.operator, repr(request.attributes), request.input.key, output.key
 
 
 def _check_both_empty(source: TensorSpec, result: TensorSpec) -> None:
-    """Refuse a length of 0 on one side only; dialects check the ranks."""
+    """Refuse a length of 0 on one side only.
+
+    Dialects check the ranks.
+    """
     for axis, (size, out) in enumerate(zip(source.sizes, result.sizes, strict=False)):
         if bool(size) != bool(out):
             side, other = ("output", "input") if size else ("input", "output")

@@ -38,9 +38,10 @@ _LONGEST_KEPT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One unit of work, with half-open ranges of outer slices, input rows and result rows.
+    """One unit of work: ranges of slices and rows.
 
-    With more than one outer slice, input and result rows are all of them.
+    They are half-open ranges of outer slices, input rows and result rows. With more than one outer
+    slice, input and result rows are all of them.
     """
 
     outer_first: int
@@ -142,7 +143,9 @@ class Walk:
         return max(self.slab, self._window_cost if self.mode == "window" else self._running_cost)
 
     def steps(self, first_row: int = 0, stop_row: int | None = None) -> Iterator[Step]:
-        """Yield the steps for the result's rows from first_row on, counted over all outer slices.
+        """Yield the steps for the result's rows from first_row on.
+
+        Rows are counted over all outer slices.
 
         stop_row  end of the wanted rows; None for all. In the modes slices and running the last
                   step may produce later rows too
@@ -162,7 +165,10 @@ class Walk:
             row = 0
 
     def last_step(self, stop_row: int) -> Step:
-        """Return a step whose input rows end where the steps for rows before stop_row end."""
+        """Return the last step for rows before stop_row.
+
+        Its input rows end where those of all these steps end.
+        """
         outer, row = divmod(stop_row - 1, self.out_rows)
         if self.mode == "slices":
             return Step(outer, outer + 1, 0, self.in_rows, 0, self.out_rows)
@@ -210,9 +216,10 @@ class Walk:
             row, low = max(row, done), high
 
     def _last_run_stop(self, bands: BandedMap, stop_row: int) -> int:
-        """Return the end of the input rows for the result rows before stop_row.
+        """Return the end of the input rows for some result rows.
 
-        It is past the start of the last band too. An empty band may start where the input ends.
+        The result rows end before stop_row. It is past the start of the last band too. An empty
+        band may start where the input ends.
         """
         if stop_row == self.out_rows:
             return self.in_rows
@@ -228,7 +235,9 @@ class Walk:
 
 
 class StepPlans:
-    """Plans on [outer, rows, *inner], cut from a plan on stored axes. Thread-safe.
+    """Plans on [outer, rows, *inner], cut from another plan. Thread-safe.
+
+    The other plan is on stored axes.
 
     axis    the stream axis
     stream  map of the stream axis, applied by one of the passes
@@ -246,7 +255,10 @@ class StepPlans:
         return self.stream.outputs * 32 if self.stream.outputs <= _LONGEST_KEPT else 0
 
     def window(self, outer: int, inputs: Range, results: Range) -> Plan:
-        """Return the plan from a range of input rows to one of result rows, for outer slices."""
+        """Return the plan between ranges of input and result rows.
+
+        outer is the number of outer slices.
+        """
         key = (outer, inputs, results)
         if key in self._kept:
             return self._kept[key]
@@ -277,7 +289,10 @@ def plan_on(shape: Sequence[int], passes: Sequence[Pass], *, fill: float = 0.0) 
 
 
 def touched(bands: BandedMap, high: int) -> int:
-    """Return the end of the result rows that read an input row below high."""
+    """Return the end of result rows that need some input.
+
+    They read an input row below high.
+    """
     if high >= bands.inputs:
         return bands.outputs
     return int(np.searchsorted(bands.start, high, "left"))
@@ -298,7 +313,10 @@ def walk_over(layout: Layout, plan: Plan, slab: int) -> Walk:
 
 
 def _copy_axis(layout: Layout, shape: tuple[int, ...], slab: int) -> int:
-    """Return the stream axis without passes: the slowest whose rows are small against a slab."""
+    """Return the stream axis of a plan without passes.
+
+    It is the slowest whose rows are small against a slab.
+    """
     for axis, (size, wire) in enumerate(zip(shape, layout.wire, strict=True)):
         if wire != size or math.prod(shape[axis + 1 :]) * 8 <= slab:
             return axis

@@ -65,7 +65,10 @@ class NotedError:
 
 
 class Notes:
-    """Description and errors of one process, in NOTES_BYTES of memory. Written by one thread."""
+    """Description and errors of one process, in NOTES_BYTES of memory.
+
+    Written by one thread.
+    """
 
     def __init__(self, memory: memoryview) -> None:
         self._slots = np.frombuffer(memory, _SLOT)
@@ -83,7 +86,9 @@ class Notes:
         return self._read(0)
 
     def error(self, *, alike: str = "", **told: str) -> None:
-        """Record an error; errors with the same `alike`, or else message, share one count.
+        """Record an error.
+
+        Errors with the same `alike`, or else the same message, share one count.
 
         told  text fields of NotedError
         """
@@ -127,7 +132,10 @@ def newest(errors: Iterable[NotedError]) -> list[NotedError]:
 
 
 def width(metric: Metric) -> int:
-    """Return the cells of one time series; a histogram has its sum, then a count per bucket."""
+    """Return the number of cells of one time series.
+
+    A histogram has its sum, then a count per bucket.
+    """
     return len(metric.buckets) + 2 if metric.buckets else 1
 
 
@@ -149,7 +157,10 @@ def span(metric: Metric) -> slice:
 
 
 def place(metric: Metric, *values: str) -> int:
-    """Return the first cell of a time series, given the values of its labels."""
+    """Return the first cell of a time series.
+
+    The series is given by the values of its labels.
+    """
     child = 0
     for label, value in zip(metric.labels, values, strict=True):
         child = child * len(label.values) + label.index(value)
@@ -157,7 +168,9 @@ def place(metric: Metric, *values: str) -> int:
 
 
 class Cells:
-    """The metrics of one process, in shared or its own memory. Written by one thread.
+    """Metrics of one process, in shared or its own memory.
+
+    Written by one thread.
 
     fd     file descriptor of shared memory, for the process to inherit
     pid    of the process; 0 until it has started
@@ -183,7 +196,10 @@ class Cells:
 
     @classmethod
     def attached(cls, fd: int) -> Cells | None:
-        """Return the cells of fd; None if the supervisor runs another version of the package."""
+        """Return the cells of fd.
+
+        None if the supervisor runs another version of the package.
+        """
         with os.fdopen(fd):
             size = os.fstat(fd).st_size
             cells = cls(mmap.mmap(fd, size)) if size == _SIZE else None
@@ -231,7 +247,10 @@ class Ledger:
 
     @contextmanager
     def process(self) -> Generator[Cells | None]:
-        """Make cells for a new process; the process has ended when the block exits."""
+        """Make cells for a new process.
+
+        The process has ended when the block exits.
+        """
         if not self._wanted:
             yield None
             return

@@ -23,7 +23,10 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and all its values; the last one stands for unlisted values."""
+    """A label and all its values.
+
+    The last value stands for unlisted values.
+    """
 
     name: str
     values: tuple[str, ...]

@@ -95,7 +95,10 @@ class Processes:
         self._cpu_of_ended: dict[str, float] = {}
 
     def read(self, workers: Sequence[Worker]) -> Families:
-        """Return the metrics of the workers' processes, and of this one if it is not a worker."""
+        """Return the metrics of the workers' processes.
+
+        Metrics of this process are included if it is not a worker.
+        """
         pids = [(worker.name, pid) for worker in workers for pid in worker.pids]
         if all(pid != os.getpid() for _, pid in pids):
             pids.append((SUPERVISOR, os.getpid()))

@@ -1,4 +1,7 @@
-"""Log lines: an event and its facts, as key=value text or as JSON."""
+"""Log lines of an event and its facts.
+
+They are key=value text or JSON.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ _REFUSALS_S = 1.0
 
 
 class Refusals:
-    """Logs refusals for lack of capacity or permission, at most once a second.
+    """Log lines of refusals, at most one a second.
 
-    A line for each would cost an overloaded server more than the refusal itself. Thread-safe.
+    A refusal is for lack of capacity or permission. A line for each would cost an overloaded server
+    more than the refusal itself. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -32,7 +36,10 @@ class Refusals:
         self._lock = threading.Lock()
 
     def note(self, why: str, **facts: str) -> None:
-        """Count a refusal; `why` names the limiting setting; the latest facts are logged."""
+        """Count a refusal.
+
+        `why` names the limiting setting; the latest facts are logged.
+        """
         with self._lock:
             self._counts[why] += 1
             now = time.monotonic()
@@ -60,7 +67,9 @@ _Format = Callable[[str, str, str, Facts, str], str]
 
 
 class _Lines(logging.Handler):
-    """Writes lines to a stream, or counts lost ones: a full disk or a closed pipe fails no call.
+    """Handler that writes lines to a stream or counts lost ones.
+
+    A full disk or a closed pipe fails no call.
 
     always  facts added to every line
     """

@@ -21,7 +21,9 @@ _LAST_EXPORT_S = 3.0
 
 
 def tracer_provider(endpoint: str) -> TracerProvider:
-    """Make a provider that exports spans in batches; OTEL_ variables set sampler and batches.
+    """Make a provider that exports spans in batches.
+
+    OTEL_ variables set sampler and batches.
 
     endpoint  URL; if empty, the exporter reads OpenTelemetry's variables
     """
@@ -52,7 +54,7 @@ class Tracer:
         self._server = of_address("server", address)
 
     def begin(self, call: Observed) -> trace.Span:
-        """Start the span of a call, within the caller's trace if it has one."""
+        """Start a call's span, within the caller's trace if present."""
         attributes = self._conventions.of_method(call.method) | self._server
         attributes |= of_address("client", call.peer) | of_address("network.peer", call.peer)
         span = self._tracer.start_span(
@@ -91,7 +93,10 @@ class Tracer:
         span.end()
 
     def _add_phases(self, span: trace.Span, call: Observed) -> None:
-        """Make a span for each phase, from its first begin to its last end."""
+        """Make a span for each phase.
+
+        It lasts from the phase's first begin to its last end.
+        """
         context = trace.set_span_in_context(span)
         epoch_ns = time.time_ns() - time.perf_counter_ns()
         for phase, (began, ended) in call.phases.bounds.items():

@@ -1,6 +1,7 @@
-"""Phases of calls, and metrics recorded by calls or sampled from the server.
+"""Phases of calls, and metrics of calls and of the server.
 
-All on the event loop, without locks.
+Calls record their metrics; those of the server are sampled. All runs on the event loop, without
+locks.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class Phases:
 
 
 class _Spending:
-    """One interval of a phase. A class, since a generator takes several times as long."""
+    """One interval of a phase.
+
+    A class, since a generator takes several times as long.
+    """
 
     __slots__ = ("_began", "_phase", "_phases")
 
@@ -154,7 +158,10 @@ class ObservedError(Protocol):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds after which a retry may succeed; None if the error sets none."""
+        """Seconds after which a retry may succeed.
+
+        None if the error sets none.
+        """
         ...
 
 
@@ -181,7 +188,10 @@ class _Tracer(Protocol):
 
 
 class Observer:
-    """Counts calls in cells and passes them to a tracer, if present. Used from one event loop."""
+    """Counter of calls, which passes them to a tracer if present.
+
+    Used from one event loop.
+    """
 
     def __init__(self, cells: Cells | None = None, tracer: _Tracer | None = None) -> None:
         self.cells = cells
@@ -205,7 +215,7 @@ class Observer:
         duration_s: float,
         failed: ObservedError | None = None,
     ) -> None:
-        """Record the status of a call, and its error if it has one."""
+        """Record a call's status, and its error if it has one."""
         if self.cells is not None:
             self._count(self.cells, call, status, duration_s)
             if failed is not None:
@@ -223,7 +233,9 @@ class Observer:
         count: int = 1,
         failed: ObservedError | None = None,
     ) -> None:
-        """Record answers to equal items of a call, and their error if they have one.
+        """Record answers to equal items of a call.
+
+        Their error is recorded if they have one.
 
         evaluated  their operator and data type; None if unknown
         """
@@ -234,7 +246,10 @@ class Observer:
                 _count_error(self.cells, call, failed)
 
     def step(self, nbytes: int) -> None:
-        """Record a step of a stream, and the number of bytes it read and wrote."""
+        """Record a step of a stream.
+
+        nbytes is the number of bytes it read and wrote.
+        """
         if self.cells is not None:
             self.cells.observe(self._step, STEP.buckets, nbytes)
 
@@ -291,7 +306,9 @@ _EVERY_S = 0.25
 
 
 class Sampler:
-    """Writes readings into cells, four times a second and at the end. Belongs to one event loop.
+    """Periodic writer of readings into cells.
+
+    It writes four times a second and at the end. Belongs to one event loop.
 
     read  returns values by the cell they are written to
     """

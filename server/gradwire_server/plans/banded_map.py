@@ -39,7 +39,10 @@ class Spans(NamedTuple):
 
 
 def ascending_taps(index: Indices, weight: Taps) -> tuple[Indices, Taps]:
-    """Sort each output's taps by input; taps on one input keep their order."""
+    """Sort each output's taps by input.
+
+    Taps on one input keep their order.
+    """
     if _all(index[:, 1:] >= index[:, :-1]):
         return index, weight
     order = np.argsort(index, axis=1, kind="stable")
@@ -51,10 +54,10 @@ _RUN_COLUMNS = 8
 
 
 def merged_weights(index: Indices, weight: Taps) -> Taps:
-    """Add up repeated taps on one input, in order and in weight's type.
+    """Add up repeated taps on one input.
 
-    The last of them gets the sum, the others get 0. Both arrays are [outputs, taps], sorted by
-    `ascending_taps`.
+    They are added in order, in weight's type. The last of them gets the sum, the others get 0. Both
+    arrays are [outputs, taps], sorted by `ascending_taps`.
     """
     repeats = index[:, 1:] == index[:, :-1]
     if not np.count_nonzero(repeats):
@@ -80,7 +83,10 @@ def merged_weights(index: Indices, weight: Taps) -> Taps:
 
 
 def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
-    """Return the spans from first to last non-zero tap; (inputs, 0) if there is none."""
+    """Return the spans from first to last non-zero tap.
+
+    (inputs, 0) if there is none.
+    """
     some = weight != 0
     if not some.size:
         return Spans(np.full(len(index), inputs), np.zeros(len(index), np.int64))
@@ -94,10 +100,11 @@ def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
 
 
 def monotone_spans(spans: Spans) -> Spans:
-    """Widen spans as little as possible until both sides ascend, or until both descend.
+    """Widen spans as little as possible to monotone ones.
 
-    Ascending is chosen unless descending takes fewer inputs in all. Empty spans, given as
-    (inputs, 0), stay empty where no two spans before and after them overlap.
+    Both sides ascend, or both descend. Ascending is chosen unless descending takes fewer inputs in
+    all. Empty spans, given as (inputs, 0), stay empty where no two spans before and after them
+    overlap.
     """
     if ascends(spans.start) and ascends(spans.stop) and _all(spans.start < spans.stop):
         return spans
@@ -139,7 +146,10 @@ def joined(spans: Sequence[Spans]) -> Spans:
 
 
 def packed_weights(index: Indices, weight: Taps, span: Spans) -> Weights:
-    """Return the merged taps within their spans, output by output; zeros fill gaps."""
+    """Return the merged taps within their spans, output by output.
+
+    Zeros fill gaps.
+    """
     counts = np.maximum(span.stop - span.start, 0)
     some = weight != 0
     total = int(counts.sum())
@@ -187,7 +197,9 @@ _BLOCK_WEIGHTS = 1 << 15
 # Not slotted, because of cached properties. Compared by identity: maps can be large.
 @dataclass(frozen=True, eq=False)
 class BandedMap:
-    """A map along one axis. Its arrays are shared and must not be written to.
+    """Map along one axis, by bands of weights.
+
+    Its arrays are shared and must not be written to.
 
     outputs  length of the result along the axis
     inputs   length of the input along the axis
@@ -213,7 +225,9 @@ class BandedMap:
     def from_taps(
         cls, index: Indices, weight: npt.NDArray[np.floating[Any]], *, inputs: int
     ) -> BandedMap:
-        """Collect the taps of every output, in any order and with repeated inputs, into bands.
+        """Collect the taps of every output into bands.
+
+        Taps come in any order, and may repeat inputs.
 
         index   int64[outputs, taps], inputs read, in the dialect's order of taps
         weight  floating[outputs, taps], their weights in the dialect's arithmetic type
@@ -227,9 +241,9 @@ class BandedMap:
 
     @classmethod
     def from_blocks(cls, blocks: Iterable[Block], *, inputs: int) -> BandedMap:
-        """Build a map as `from_taps` does, from blocks of outputs; each block is freed once read.
+        """Build a map as `from_taps` does, from blocks of outputs.
 
-        Memory is O(outputs + weights) besides the blocks.
+        Each block is freed once read. Memory is O(outputs + weights) besides the blocks.
         """
         spans: list[Spans] = []
         pieces: list[Weights] = []
@@ -333,10 +347,11 @@ class BandedMap:
         )
 
     def window(self, first: int, stop: int, low: int, high: int) -> BandedMap:
-        """Return outputs first .. stop - 1 with their taps on inputs low .. high - 1.
+        """Return a window of outputs and inputs.
 
-        Both are renumbered from 0. Weights are shared with this map unless taps are left out. Time
-        and memory are proportional to the window.
+        The outputs are first .. stop - 1, their taps those on inputs low .. high - 1. Both are
+        renumbered from 0. Weights are shared with this map unless taps are left out. Time and
+        memory are proportional to the window.
         """
         begin, end = self.offset[first:stop], self.offset[first + 1 : stop + 1]
         full = self.start[first:stop]
@@ -366,7 +381,7 @@ class BandedMap:
         return matrix
 
     def _weights_in_blocks(self) -> Iterator[tuple[slice, Indices, Indices]]:
-        """Yield slices of weights, with the output and the input of each weight."""
+        """Yield slices of weights, with each weight's output and input."""
         shift = self.start - self.offset[:-1]
         for low in range(0, self.nnz, _BLOCK_WEIGHTS):
             ask()
@@ -422,5 +437,5 @@ def _offsets(counts: Indices) -> Indices:
 
 
 def _counts_up_to(positions: Indices, length: int) -> Indices:
-    """Return for each j below length how many positions are at most j."""
+    """Return the number of positions up to each j below length."""
     return np.bincount(positions, minlength=length + 1)[:length].cumsum(dtype=np.int64)

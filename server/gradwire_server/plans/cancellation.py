@@ -22,7 +22,10 @@ _CHECK: ContextVar[Check] = ContextVar("gradwire_table_check", default=_go_on)
 
 @contextmanager
 def asking(check: Check | None) -> Generator[None]:
-    """Set the check that table building calls, which raises to cancel; None changes nothing."""
+    """Set the check that table building calls.
+
+    The check raises to cancel; None changes nothing.
+    """
     before = _CHECK.set(check or _CHECK.get())
     try:
         yield
@@ -31,5 +34,8 @@ def asking(check: Check | None) -> Generator[None]:
 
 
 def ask() -> None:
-    """Call the current check, between two blocks of a table; raise its exception, if any."""
+    """Call the current check, between two blocks of a table.
+
+    Raises the check's exception, if any.
+    """
     _CHECK.get()()

@@ -1,4 +1,7 @@
-"""Plans: the maps that an operator applies to a tensor, axis by axis."""
+"""Plans: the maps applied to a tensor, axis by axis.
+
+A dialect makes them from an operator.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Passes, in the order they are applied: ascending logical axes, identities left out.
+    """Passes in the order of their application.
+
+    Axes are logical and ascend; identities are left out.
 
     input_shape   shape of the input
     output_shape  shape of the result
@@ -64,7 +69,10 @@ class Plan:
     def build(
         cls, maps: Sequence[BandedMap | None], input_shape: Shape, *, fill: float = 0.0
     ) -> Plan:
-        """Return the plan that applies maps[a] along axis a; None stands for the identity."""
+        """Return the plan that applies maps[a] along axis a.
+
+        None stands for the identity.
+        """
         passes = tuple(
             Pass(axis, one)
             for axis, one in enumerate(maps)
@@ -76,18 +84,19 @@ class Plan:
         return cls(input_shape, tuple(shape), passes, fill)
 
     def adjoint(self) -> Plan:
-        """Return the plan of the gradient: the adjoint of every pass, in the same order, fill 0.
+        """Return the plan of the gradient.
 
-        Passes that share a map share its adjoint.
+        It has the adjoint of every pass, in the same order, and fill 0. Passes that share a map
+        share its adjoint.
         """
         adjoints = {bands: bands.adjoint() for bands in {one.map for one in self.passes}}
         passes = tuple(Pass(one.axis, adjoints[one.map]) for one in self.passes)
         return Plan(self.output_shape, self.input_shape, passes)
 
     def permuted(self, order: Sequence[int]) -> Plan:
-        """Return the plan for a tensor whose stored axis s is logical axis order[s].
+        """Return the plan for a tensor with permuted axes.
 
-        The passes keep their order.
+        Stored axis s is logical axis order[s]. The passes keep their order.
         """
         if tuple(order) == tuple(range(len(order))):
             return self
@@ -109,7 +118,10 @@ class Plan:
 
     @property
     def largest_intermediate(self) -> int:
-        """Elements of the largest result of any pass, the last one included; 0 without passes."""
+        """Elements of the largest result of any pass.
+
+        The last pass is included; 0 without passes.
+        """
         return max(map(math.prod, self._results()), default=0)
 
     @property
@@ -138,7 +150,10 @@ class Plan:
 
 
 def fill_empty(passes: Sequence[Pass], result: npt.NDArray[Any], *, fill: float) -> None:
-    """Write fill to every element of a plan's result whose band is empty on one of the axes."""
+    """Write fill to the result's elements with an empty band.
+
+    The band may be empty on any of the axes.
+    """
     for one in passes:
         empty = np.flatnonzero(one.map.counts == 0)
         if len(empty):
@@ -159,9 +174,10 @@ _SPLIT = 2.0**27 + 1
 
 
 def fma(a: npt.NDArray[F], b: npt.NDArray[F], c: npt.NDArray[F]) -> npt.NDArray[F]:
-    """Return a * b + c with one rounding, to nearest even; all are float32 or all are float64.
+    """Return a * b + c with one rounding, to nearest even.
 
-    Exact unless a float64 product, or a part of it, overflows or is below 2**-960.
+    All are float32 or all are float64. Exact unless a float64 product, or a part of it, overflows
+    or is below 2**-960.
     """
     wide = [each.astype(np.float64) for each in (a, b, c)]
     if a.dtype == np.float64:
@@ -206,7 +222,10 @@ def exact_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def _sum_to_odd(a: Doubles, b: Doubles) -> Doubles:
-    """Return a + b rounded to odd: if inexact, the neighbor whose last bit is odd."""
+    """Return a + b rounded to odd.
+
+    An inexact sum gives the neighbor whose last bit is odd.
+    """
     total, rest = exact_sum(a, b)
     even = np.ascontiguousarray(total).view(np.int64) & 1 == 0
     beyond = np.nextafter(total, np.copysign(np.inf, rest))

@@ -60,7 +60,10 @@ class ComputedTaps:
     coordinates: Coordinates | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the taps of some outputs at a time; check for cancellation between blocks."""
+        """Yield the taps of some outputs at a time.
+
+        Checks for cancellation between blocks.
+        """
         rows = max(_BLOCK_TAPS // self.taps, 1)
         for first in range(0, self.outputs, rows):
             ask()
@@ -69,19 +72,27 @@ class ComputedTaps:
 
 
 def half_down(x: Coordinates) -> Coordinates:
-    """Round to nearest, ties downward: ceil(x - 0.5), the difference rounded to x's type."""
+    """Round to nearest, ties downward.
+
+    ceil(x - 0.5), with the difference rounded to x's type.
+    """
     rounded: Coordinates = np.ceil(x - 0.5)
     return rounded
 
 
 def half_up(x: Coordinates) -> Coordinates:
-    """Round to nearest, ties upward: floor(x + 0.5), the sum rounded to x's type."""
+    """Round to nearest, ties upward.
+
+    floor(x + 0.5), with the sum rounded to x's type.
+    """
     rounded: Coordinates = np.floor(x + 0.5)
     return rounded
 
 
 def half_away(x: Coordinates) -> Coordinates:
-    """Round finite x to nearest, ties away from zero: C's round() and roundf().
+    """Round finite x to nearest, ties away from zero.
+
+    C's round() and roundf().
 
     Exact, unlike floor(x + 0.5), whose sum rounds: the float below 0.5 would go to 1, and above
     2**23 odd whole numbers of float32 would move.
@@ -114,7 +125,10 @@ def on_axis(x: Coordinates, *, inputs: int) -> Indices:
 def nearest_taps(
     whole: Coordinates, *, inputs: int, coordinates: Coordinates | None = None
 ) -> Taps:
-    """Return one tap of weight 1 at each whole coordinate, clamped to the axis."""
+    """Return one tap of weight 1 at each whole coordinate.
+
+    Coordinates are clamped to the axis.
+    """
     index = on_axis(whole, inputs=inputs)[:, np.newaxis]
     return Taps(index, np.ones(index.shape, whole.dtype), coordinates)
 
@@ -133,7 +147,9 @@ def in_blocks(
     taps: int,
     coordinates: Coordinates | None = None,
 ) -> ComputedTaps:
-    """Return taps that are computed in blocks of outputs, to bound temporary memory.
+    """Return taps computed in blocks of outputs.
+
+    Blocks bound temporary memory.
 
     block        takes outputs, int64[some], and returns their taps, [some, taps]
     coordinates  coordinates of all outputs; the blocks' own are ignored
@@ -142,7 +158,9 @@ def in_blocks(
 
 
 def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int) -> Taps:
-    """Return taps on elements low .. low + taps - 1 of each output, in blocks of columns.
+    """Return taps on consecutive elements, in blocks of columns.
+
+    They are elements low .. low + taps - 1 of each output.
 
     low    int64[outputs], first element of each output
     weigh  takes elements, int64[outputs, some], and returns their weights
@@ -165,7 +183,10 @@ def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps:
 def sum_from(
     weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int, start: Coordinates
 ) -> Coordinates:
-    """Add the weights of elements low .. low + taps - 1 to start, as `added` does, in blocks."""
+    """Add the weights of consecutive elements to start, in blocks.
+
+    The elements are low .. low + taps - 1; sums are those of `added`.
+    """
     step = _columns(low)
     total = start
     for first in range(0, taps, step):
@@ -175,7 +196,10 @@ def sum_from(
 
 
 def added(start: Coordinates, weight: Coordinates) -> Coordinates:
-    """Add weights, [outputs, taps], to start, [outputs], in ascending order, each sum rounded."""
+    """Add weights, [outputs, taps], to start, [outputs].
+
+    They are added in ascending order, and each sum is rounded.
+    """
     outputs, taps = weight.shape
     if taps <= outputs:
         total = start

@@ -29,7 +29,10 @@ EFFORT: Final = {np.dtype(np.float32): 9, np.dtype(np.float64): 80}
 
 
 class _Double(NamedTuple):
-    """A sum of two float64, the second below half the last place of the first."""
+    """Sum of two float64.
+
+    The second is below half the last place of the first.
+    """
 
     high: Doubles
     low: Doubles
@@ -62,7 +65,10 @@ def _sine_in_parts(x: Doubles, *, long_factors: int) -> _Double:
 
 
 def quick_sin(x: Doubles) -> Doubles:
-    """Return the sine of floats up to 1000 with a relative error below 2**-47."""
+    """Return the sine of floats up to 1000.
+
+    The relative error is below 2**-47.
+    """
     turns = np.rint(x * (1 / np.pi))
     rest = ((x - turns * _PI[0]) - turns * _PI[1]) - turns * _PI[2]
     square = rest * rest
@@ -94,7 +100,9 @@ def sin_as_float32(x: Doubles) -> Singles:
 
 
 def sinf(x: Singles) -> Singles:
-    """Return GNU's sinf of numbers from pi / 4 to 120 and from 0 to pi / 4, of either sign.
+    """Return GNU's sinf of two ranges of numbers.
+
+    They are from pi / 4 to 120 and from 0 to pi / 4, of either sign.
 
     Source: the polynomials of Arm's Optimized Routines, in glibc since release 2.28, with fused
     multiply-adds as on processors that have them. Here products are rounded wherever that gives
@@ -109,7 +117,10 @@ def sinf(x: Singles) -> Singles:
 
 
 def _polynomial(x: Doubles, sum_of: _SumOf) -> Doubles:
-    """Return GNU's sine of numbers up to 120; sum_of(a, b, c) is a * b + c."""
+    """Return GNU's sine of numbers up to 120.
+
+    sum_of(a, b, c) is a * b + c.
+    """
     turns = np.where(np.abs(x) < np.pi / 4, 0, np.rint(x * (2 / np.pi)))
     # Rounded once, as if fused: all other products and differences are exact.
     rest = (x - turns * _HALF_PI[0]) - turns * (np.pi / 2 - _HALF_PI[0])
@@ -195,7 +206,9 @@ def _chosen(condition: npt.NDArray[np.bool_], a: _Double, b: _Double) -> _Double
 
 
 def _series(square: _Double, cosine: npt.NDArray[np.bool_], long_factors: int) -> _Double:
-    """Return -1/3! + z/5! - ... or, for cosines, -1/2! + z/4! - ..., by Horner's rule.
+    """Return a Taylor series by Horner's rule.
+
+    -1/3! + z/5! - ... or, for cosines, -1/2! + z/4! - ...
 
     One float64 is enough for the sum of the terms from z**long_factors on: it is below 2**-45 of
     the sine if long_factors is 7, and below 2**-10 if it is 2.
@@ -211,7 +224,10 @@ def _series(square: _Double, cosine: npt.NDArray[np.bool_], long_factors: int) -
 
 
 def _factor(power: int) -> tuple[float, float]:
-    """Return the Taylor coefficient of x**power, 1 / power! of either sign, as two float64."""
+    """Return the Taylor coefficient of x**power, as two float64.
+
+    It is 1 / power! of either sign.
+    """
     exact = Fraction((-1) ** (power // 2), factorial(power))
     return float(exact), float(exact - Fraction(float(exact)))
 

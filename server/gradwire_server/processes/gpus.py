@@ -40,12 +40,18 @@ def chosen(settings: Settings) -> tuple[str, ...]:
 
 
 def visible(number: int, outer: str | None) -> str:
-    """Return the name of a GPU for CUDA_VISIBLE_DEVICES; `outer` is the variable's old value."""
+    """Return the name of a GPU for CUDA_VISIBLE_DEVICES.
+
+    `outer` is the variable's old value.
+    """
     return str(number) if outer is None else outer.split(",")[number].strip()
 
 
 def worker_count(settings: Settings, devices: Sequence[str]) -> int:
-    """Return the number of workers; raise ValueError unless it is a multiple of the devices."""
+    """Return the number of workers.
+
+    Raises ValueError unless it is a multiple of the devices.
+    """
     workers, count = settings.workers or len(devices), len(devices)
     if workers % count:
         raise ValueError(
@@ -56,7 +62,10 @@ def worker_count(settings: Settings, devices: Sequence[str]) -> int:
 
 
 def _count() -> int:
-    """Return the number of GPUs; raise ValueError, with the reason, if CUDA cannot run."""
+    """Return the number of GPUs.
+
+    Raises ValueError, with the reason, if CUDA cannot run.
+    """
     child = subprocess.Popen(  # noqa: S603 - this module
         [sys.executable, *module_arguments(__name__), backends.DEVICES], stdout=subprocess.PIPE
     )
@@ -78,7 +87,10 @@ def _cannot_run(why: str) -> ValueError:
 
 
 def _tell(module: str) -> None:
-    """Write the number of GPUs, or the reason for its absence, to standard output."""
+    """Write the number of GPUs, or the reason for its absence.
+
+    They go to standard output.
+    """
     try:
         said = {"count": import_module(module).check()}
     except (ImportError, RuntimeError, OSError) as error:

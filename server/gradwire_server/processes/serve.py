@@ -1,4 +1,4 @@
-"""The life of one serving process, from its start to the stop signal."""
+"""One serving process, from its start to the stop signal."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ async def _start(
 
 
 async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
-    """Choose a backend and open its device, in a thread since a driver may hang."""
+    """Choose a backend and open its device, in a thread.
+
+    A driver may hang.
+    """
     opener = ThreadPoolExecutor(1)
     opened = await device.result(*submit(opener, partial(choose_backend, settings)))
     opener.shutdown()
@@ -126,7 +129,10 @@ async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
 async def _started(
     start: Coroutine[None, None, Server], asked: asyncio.Event, device: DeviceWatch
 ) -> Server:
-    """Return the started server; exit if the device is lost or a stop signal came."""
+    """Return the started server.
+
+    Exits if the device is lost or a stop signal came.
+    """
     starting = asyncio.ensure_future(start)
     await tasks.first(starting, asked, device.lost)
     if device.lost.is_set():

@@ -6,7 +6,7 @@ then run until it is killed. Both stay blocked until handlers exist. A signal ca
 only before hold(), so this module imports nothing slow.
 
 grpc writes lines of its own to stderr, not in the log's format and one for each failed connection:
-anyone who can reach a port with TLS could fill a disk with them.
+any client that can reach a port with TLS could fill a disk with them.
 """
 
 from __future__ import annotations
@@ -28,5 +28,8 @@ def release() -> None:
 
 
 def silence() -> None:
-    """Disable grpc's log lines unless GRPC_VERBOSITY is set, which grpc reads when imported."""
+    """Disable grpc's log lines unless GRPC_VERBOSITY is set.
+
+    grpc reads the variable when it is imported.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

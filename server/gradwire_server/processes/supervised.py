@@ -30,7 +30,9 @@ _KILL_S = 10.0
 
 
 class WorkerProcess:
-    """The process of one worker. A line on its standard output reports that it serves.
+    """Process of one worker.
+
+    A line on its standard output reports that it serves.
 
     After that line it sends heartbeats while its event loop runs. The kernel would continue to pass
     connections to a stopped or hanging process, so the supervisor kills and replaces it.
@@ -85,7 +87,10 @@ class WorkerProcess:
         return self._began is not None and self._process.returncode is None and not self._killed
 
     async def came_to_serve(self) -> bool:
-        """Wait until the process serves, has ended or is stuck; return whether it has served."""
+        """Wait until the process serves, has ended or is stuck.
+
+        Returns whether it has served.
+        """
         await tasks.first(self._said, self.stuck)
         return self._said.done() and self._said.result()
 
@@ -98,7 +103,10 @@ class WorkerProcess:
         return status
 
     async def ended_or(self, *events: asyncio.Event) -> int | None:
-        """Wait for the process to end and return its exit status; None once an event is set."""
+        """Wait for the process to end; return its exit status.
+
+        None once an event is set.
+        """
         ended = asyncio.ensure_future(self.ended())
         try:
             await tasks.first(ended, *events)
@@ -107,7 +115,10 @@ class WorkerProcess:
             ended.cancel()
 
     async def ended_or_stuck(self) -> int | None:
-        """Wait for the process to end and return its exit status; None if it is stuck."""
+        """Wait for the process to end; return its exit status.
+
+        None if it is stuck.
+        """
         return await self.ended_or(self.stuck)
 
     def send(self, number: int) -> None:
@@ -224,7 +235,9 @@ class SupervisedWorker:
         return any(process.serves for process in self._alive)
 
     async def keep(self, turn: asyncio.Event) -> None:
-        """Run a process, and another one whenever it dies, until told to stop.
+        """Run a process, and another one whenever it dies.
+
+        Runs until told to stop.
 
         turn  set when the first process may begin
 
@@ -246,7 +259,9 @@ class SupervisedWorker:
                 process = self._process
 
     async def renew(self, patience_s: float) -> bool:
-        """Start a new process; once it serves, let the old one finish its calls and exit.
+        """Start a new process, then stop the old one.
+
+        Once the new one serves, the old one finishes its calls and exits.
 
         patience_s  time limit for the old process, after which it is killed
 
@@ -317,7 +332,9 @@ class SupervisedWorker:
             del self._alive[process]
 
     async def _recover(self, process: WorkerProcess, status: int) -> bool:
-        """Wait before a replacement, with backoff; return False if the server is stopping.
+        """Wait before a replacement, with backoff.
+
+        Returns False if the server is stopping.
 
         Raises RuntimeError if a replacement would not start either.
         """

@@ -1,4 +1,6 @@
-"""Supervisor of several workers on one port: their start, stop and rolling restart.
+"""Supervisor of several workers: start, stop and rolling restart.
+
+All workers listen on one port.
 
 supervised.py replaces a worker that dies.
 
@@ -39,9 +41,9 @@ _STOP_S = 20.0
 
 
 async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
-    """Serve with several workers until SIGTERM or SIGINT; a second signal ends them at once.
+    """Serve with several workers until SIGTERM or SIGINT.
 
-    SIGUSR2 renews the workers.
+    A second signal ends them at once. SIGUSR2 renews the workers.
 
     devices  GPUs, named as in CUDA_VISIBLE_DEVICES; worker i gets number i modulo their count
 
@@ -56,7 +58,10 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
 
 
 class Crew:
-    """All workers of a server, by number, and signals sent to all of them."""
+    """All workers of a server, by number.
+
+    Signals are sent to all of them.
+    """
 
     def __init__(
         self, settings: Settings, address: str, ledgers: Ledgers, devices: Sequence[str] = ()
@@ -81,7 +86,10 @@ class Crew:
         ]
 
     async def run(self) -> None:
-        """Keep every worker running until told to stop, or one cannot be replaced."""
+        """Keep every worker running.
+
+        Returns when told to stop, or when a worker cannot be replaced.
+        """
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._signal, number)
@@ -115,12 +123,18 @@ class Crew:
         return await WorkerProcess.start(job, cells, device=self._device(number).get("device"))
 
     def _device(self, number: int) -> dict[str, str]:
-        """Return the GPU of a worker, as a fact of its log lines; empty if it has none."""
+        """Return the GPU of a worker, for its log lines.
+
+        Empty if it has none.
+        """
         devices = self._devices
         return {"device": devices[number % len(devices)]} if devices else {}
 
     async def _start(self) -> list[asyncio.Task[None]]:
-        """Start all workers; wait until all were tried and one serves, or one ends for good."""
+        """Start all workers.
+
+        Waits until all were tried and one serves, or until one ends for good.
+        """
         # The others, already prepared, wait for the first: its failure to start would be theirs
         # too, and they load the code that it compiles.
         turns = [asyncio.Event() for _ in self.workers]

@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve the job given on standard input, at most as long as the parent lives.
+    """Serve the job given on standard input.
 
-    The job is one line. Slow steps that cannot fail run when it arrives, the others when the parent
-    closes its end.
+    It serves at most as long as the parent lives. The job is one line. Slow steps that cannot fail
+    run when it arrives, the others when the parent closes its end.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     told = sys.stdin.buffer.readline()

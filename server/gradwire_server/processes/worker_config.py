@@ -39,7 +39,9 @@ class WorkerConfig:
 
 
 def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
-    """Return the settings of one worker: limits of the machine are divided among all.
+    """Return the settings of one worker.
+
+    Limits of the machine are divided among all workers.
 
     devices  number of GPUs; limits of a GPU are divided among its workers
     """

@@ -1,1 +1,1 @@
-"""The gRPC service: a handler for each RPC, and conversion between bytes and values."""
+"""The gRPC service: handlers of the RPCs, and conversion of bytes."""

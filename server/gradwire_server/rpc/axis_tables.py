@@ -66,7 +66,9 @@ class OperatorTables:
 
 
 def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> OperatorTables:
-    """Return the tables that an evaluation uses; raise EvaluationError as the evaluation does.
+    """Return the tables that an evaluation uses.
+
+    Raises EvaluationError as the evaluation does.
 
     limits  None means the server's defaults
     """
@@ -111,7 +113,10 @@ def main() -> None:
 
 
 def _limits() -> Limits:
-    """Read the table limits from the environment, as a server does; SystemExit if invalid."""
+    """Read the table limits from the environment, as a server does.
+
+    Raises SystemExit if they are invalid.
+    """
     given: dict[str, int] = {}
     for name in ("max_float32_axis", "max_table_entries"):
         variable = f"GRADWIRE_{name.upper()}"

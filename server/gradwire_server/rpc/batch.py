@@ -53,7 +53,9 @@ class BatchItem:
 
 
 async def find_prepared(header: bytes, service: ServiceContext, context: Caller) -> Prepared:
-    """Return the Prepared of a request's header: all fields except request_id and data.
+    """Return the Prepared of a request's header.
+
+    The header is all fields except request_id and data.
 
     Raises EvaluationError if the request cannot be evaluated here, NoMessageError if the header
     is not an EvaluateRequest.
@@ -91,7 +93,10 @@ def read_item(message: bytes) -> CheckedParts:
 
 
 def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
-    """Group the items that can be computed together, in the order of their first items."""
+    """Group the items that can be computed together.
+
+    Groups are in the order of their first items.
+    """
     groups: dict[Prepared, list[BatchItem]] = {}
     for item in items:
         groups.setdefault(item.prepared, []).append(item)
@@ -102,14 +107,20 @@ def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
 
 
 def compute_items(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
-    """Return the results of one such group, [item, byte]; each item is one step."""
+    """Return the results of a group of equal requests, [item, byte].
+
+    Each item is one step.
+    """
     return together(items[0].prepared, [each.data for each in items], backend)
 
 
 async def compute_in_turn(
     items: Sequence[BatchItem], service: ServiceContext, call: ActiveCall
 ) -> codec.Bytes:
-    """Compute a group in a thread, in its turn; an item may have several steps."""
+    """Compute a group in a thread, in its turn.
+
+    An item may have several steps.
+    """
     prepared, backend = items[0].prepared, service.backend
     at_once = prepared.most_at_once > 0
     # The server limits how many a caller sends: they wait, and are never refused.
@@ -225,14 +236,17 @@ class ManyStream(ServedStream):
             await self._admit(prepared.message_bytes)
         except (NoMessageError, StartingError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's alone
+        except Exception as error:  # noqa: BLE001 - any error is this request's alone
             self._refuse(name, error)
         else:
             self._arrived.append(BatchItem(name, prepared, data, checksum))
             self._news.set()
 
     async def _admit(self, needed: int) -> None:
-        """Take memory from the budget; wait if other requests of this stream hold it."""
+        """Take memory from the budget.
+
+        Waits if other requests of this stream hold it.
+        """
         while self._memory.must_wait(needed) and not self._failed:
             await self._wait_for_room()
         self._memory.take(needed)
@@ -259,7 +273,10 @@ class ManyStream(ServedStream):
                 await self._news.wait()
 
     def _start_threads(self) -> None:
-        """Start free threads, each on all requests equal to the longest waiting one."""
+        """Start free threads, each on a group of equal requests.
+
+        A group holds all requests equal to the longest waiting one.
+        """
         while self._large and self._busy < self._service.settings.threads:
             items = next(equal_requests(self._large))
             started = set(items)
@@ -280,7 +297,10 @@ class ManyStream(ServedStream):
             self._busy -= 1
 
     async def _compute_here(self, items: Sequence[BatchItem]) -> None:
-        """Compute equal items if they are short, some in each event loop iteration."""
+        """Compute equal items if they are short.
+
+        Some are computed in each event loop iteration.
+        """
         inline, prepared = self._service.inline, items[0].prepared
         while items and not self._failed:
             if not prepared.most_at_once or not inline.is_short(prepared):

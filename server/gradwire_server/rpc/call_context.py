@@ -1,4 +1,4 @@
-"""Calls in flight: identity, deadline, timing, claims on the scheduler, and the final status."""
+"""Calls in flight: identity, deadline, timing, scheduler claims, final status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 class ActiveCalls:
-    """The calls in flight, for a server that stops: waits until none is left, or ends them all.
+    """Calls in flight, for a server that stops.
+
+    It waits until none is left, or ends them all.
 
     observer       notified when each call begins and ends
     success_level  log level of calls that succeed
@@ -82,7 +84,10 @@ class ActiveCalls:
         tasks.cancel(self._at_work)
 
     async def work(self, work: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Run the work of a call; raise the error of end_all() if that was or is called."""
+        """Run the work of a call.
+
+        Raises the error of end_all() if that was or is called.
+        """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is a coroutine
         if self.end is not None:
@@ -122,7 +127,10 @@ class ActiveCall:
         *,
         sent: Metadata | None = None,
     ) -> None:
-        """Begin a call; sent is its metadata, None to read them from the context."""
+        """Begin a call.
+
+        sent is its metadata, None to read them from the context.
+        """
         self.method = method
         self.context = context
         self._request_id = ""
@@ -187,7 +195,10 @@ class ActiveCall:
         *,
         in_band: Callable[[ErrorStatus], Awaitable[None]] | None = None,
     ) -> Reply:
-        """Run the work; turn its exception into a status, sent through in_band first if given."""
+        """Run the work, and turn its exception into a status.
+
+        The error is first sent through in_band, if that is given.
+        """
         with self._active:
             try:
                 reply = await self._active.work(work)
@@ -199,7 +210,7 @@ class ActiveCall:
                 self._finish(logging.INFO, "CANCELLED")
                 self.context.set_code(grpc.StatusCode.CANCELLED)
                 return cast("Reply", None)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            except Exception as error:  # noqa: BLE001 - any error becomes the caller's status
                 await self._fail(error, in_band)
                 # With any status but OK grpc sends no reply.
                 return cast("Reply", None)
@@ -276,7 +287,10 @@ def traceparent_of(metadata: Metadata) -> str:
 
 
 def _random_hex(bits: int) -> str:
-    """Return a random id. It is no secret: os.urandom would take longer than a small call."""
+    """Return a random id.
+
+    It is no secret: os.urandom would take longer than a small call.
+    """
     return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"
 
 
@@ -297,9 +311,10 @@ class Caller(Protocol):
 
 
 def caller_of(context: Caller) -> Hashable:
-    """Return the key of a caller's fair share: the client certificate, or the calling machine.
+    """Return the key of a caller's fair share.
 
-    Not the connection: a caller that opens several would get several shares.
+    It is the client certificate, or the calling machine. Not the connection: a caller that opens
+    several would get several shares.
     """
     identities = context.peer_identities()
     if identities:

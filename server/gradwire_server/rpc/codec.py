@@ -51,7 +51,10 @@ Header = v1.EvaluateRequest | v1.Open
 
 
 def read_request(header: Header) -> EvaluationRequest:
-    """Decode the header of an evaluation; raise EvaluationError for unknown or invalid fields."""
+    """Decode the header of an evaluation.
+
+    Raises EvaluationError for unknown or invalid fields.
+    """
     refuse_unknown_fields(header, "")
     refuse_unknown_fields(header.options, "options")
     operator = _read_operator(header.operator)
@@ -228,7 +231,7 @@ def beside_data(message: bytes, *, inside: int = 0) -> int:
                     apart = length
                 at += length
             elif kind in {_GROUP, _GROUP_END}:
-                # Groups are deprecated and in no message of ours: no data follows one.
+                # Groups are deprecated, and gradwire's messages have none: no data follows one.
                 inside = data_until = 0
             else:
                 at += {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}[kind]
@@ -248,7 +251,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A missing or refused message, or bytes that are not a message of the expected type.
+    """A missing or refused message, or one of another type.
+
+    Bytes of another type do not parse as the expected message.
 
     error  the reason
     """
@@ -317,7 +322,10 @@ def parse(kind: type[M], message: bytes, *, inside: int = 0, header_bytes: int |
 
 
 def _reader(kind: type[M], *, inside: int = 0) -> Callable[[bytes], M | Malformed]:
-    """Return a deserializer that leaves errors to the handler: grpc would report INTERNAL."""
+    """Return a deserializer that leaves errors to the handler.
+
+    grpc would report INTERNAL.
+    """
 
     def read(message: bytes) -> M | Malformed:
         try:
@@ -415,7 +423,10 @@ GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.Se
 
 
 class RequestReader:
-    """Splits EvaluateRequests; a known header with the same message length is not parsed again."""
+    """Splitter of EvaluateRequests.
+
+    A known header with the same message length is not parsed again.
+    """
 
     def __init__(self) -> None:
         # By message length without request_id: the header, and all bytes before the data.

@@ -155,7 +155,9 @@ def options(settings: Settings, *, shares_port: bool) -> list[tuple[str, Any]]:
 
 
 def credentials(settings: Settings) -> grpc.ServerCredentials:
-    """Read the certificates of a server with TLS; raise ValueError if they cannot be used.
+    """Read the certificates of a server with TLS.
+
+    Raises ValueError if they cannot be used.
 
     grpc asks for changed certificates at each connection.
     """

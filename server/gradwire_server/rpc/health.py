@@ -30,14 +30,17 @@ _MOST_BYTES = 4096
 
 
 def has_list() -> bool:
-    """Whether the RPC List is in the schema installed; grpcio-health-checking 1.76 lacks it."""
+    """Return whether the installed schema has the RPC List.
+
+    grpcio-health-checking 1.76 lacks it.
+    """
     return "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
 
 
 class Health(grpc.GenericRpcHandler):
-    """Reports whether the server and its service serve; NOT_SERVING until tell() says otherwise.
+    """Health of the server and its service.
 
-    Used from one event loop only.
+    It is NOT_SERVING until tell() reports otherwise. Used from one event loop only.
     """
 
     def __init__(self) -> None:
@@ -61,14 +64,17 @@ class Health(grpc.GenericRpcHandler):
         return self._handlers.get(handler_call_details.method)
 
     def tell(self, *, serving: bool) -> None:
-        """Report from now on that the server serves, or that it does not."""
+        """Report from now on that the server serves, or not."""
         if not self._left:
             self._serving = serving
             self._changed.set()
             self._changed = asyncio.Event()
 
     def leave(self) -> None:
-        """Report from now on that the server does not serve; later tell() calls are ignored."""
+        """Report from now on that the server does not serve.
+
+        Later tell() calls are ignored.
+        """
         self.tell(serving=False)
         self._left = True
 
@@ -109,7 +115,10 @@ class Health(grpc.GenericRpcHandler):
             await _refuse(context, "the request is no HealthCheckRequest")
 
     async def _read(self, context: Context) -> bytes:
-        """Return the request; abort the call if it does not arrive in time or is too long."""
+        """Return the request of a call.
+
+        Aborts the call if it does not arrive in time or is too long.
+        """
         try:
             async with asyncio.timeout(_PATIENCE_S) as patience:
                 if len(self._awaited) >= _MOST_AWAITED:

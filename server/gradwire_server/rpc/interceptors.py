@@ -59,7 +59,10 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         self._open = {name for name, scope in _OF_METHODS.items() if authorizer.is_open(scope)}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the handler of a call: the method's own, or one that refuses the call."""
+        """Return the handler of a call.
+
+        It is the method's own, or one that refuses the call.
+        """
         method = handler_call_details.method
         handler = self._find(handler_call_details)
         if method in self._open or (handler is not None and method.startswith(_FREE)):
@@ -126,7 +129,10 @@ async def _reply(answering: Any, context: Context) -> None:
 
 
 async def _answer_stream(answer: Any, requests: Any, context: Context) -> None:
-    """Run a stream handler: a coroutine that writes, or a generator that yields."""
+    """Run a stream handler.
+
+    It is a coroutine that writes, or a generator that yields.
+    """
     answered = answer(requests, context)
     if isinstance(answered, Awaitable):
         await cast("Awaitable[None]", answered)
@@ -136,7 +142,9 @@ async def _answer_stream(answer: Any, requests: Any, context: Context) -> None:
 
 
 def _unread(answer: Callable[[Any, Context], Awaitable[None]], like: Handler | None) -> Handler:
-    """Return a handler with the serializers of another one, for whose calls grpc reads no message.
+    """Return a handler that has grpc read no messages of its calls.
+
+    It has the serializers of another handler.
 
     grpc takes the method for a bidirectional stream, which is the same on the wire.
     """
@@ -146,9 +154,9 @@ def _unread(answer: Callable[[Any, Context], Awaitable[None]], like: Handler | N
 
 
 def _authorization(metadata: Metadata | None) -> str | bytes | None:
-    """Return the authorization header; an empty string, which is no token, if there are several.
+    """Return the authorization header.
 
-    None if there is no such header.
+    Returns None without such a header, and an empty string, which is no token, for several.
     """
     found: str | bytes | None = None
     for key, value in metadata or ():

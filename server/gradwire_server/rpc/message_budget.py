@@ -33,7 +33,10 @@ _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 
 
 class MessageBudget:
-    """Memory of slow requests and unsent replies, by caller. Used from one event loop only."""
+    """Memory of slow requests and unsent replies, by caller.
+
+    Used from one event loop only.
+    """
 
     def __init__(self, admission: Admission, settings: Settings) -> None:
         self._admission = admission
@@ -49,11 +52,12 @@ class MessageBudget:
         self._looks = False
 
     async def receive(self, context: Context) -> Any:
-        """Return the request of a unary call as it was read, or a Malformed with the error.
+        """Return the request of a unary call, or a Malformed.
 
-        The error is StalledError if the request does not arrive in time, ServerFullError if it is
-        slow and there is no room for it, InvalidDataError if the call has no request, MemoryError
-        if grpc cannot allocate the message.
+        The request is returned as it was read; Malformed has the error. The error is StalledError
+        if the request does not arrive in time, ServerFullError if it is slow and there is no room
+        for it, InvalidDataError if the call has no request, MemoryError if grpc cannot allocate the
+        message.
         """
         task: Any = asyncio.current_task()
         arrival = self._arriving[task] = _Arrival(context)
@@ -80,7 +84,10 @@ class MessageBudget:
         return message
 
     def check(self, context: Context, needed: int) -> None:
-        """Raise ServerFullError if the caller's unread replies leave no room for another one."""
+        """Raise ServerFullError if there is no room for another reply.
+
+        The caller's unread replies take the room.
+        """
         held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
         if held and held + needed > self._own_leaving_bytes:
             raise self._admission.full_of_memory(
@@ -113,7 +120,10 @@ class MessageBudget:
         return caller
 
     def send(self, context: Context, reply: bytes, *, held: int) -> None:
-        """Free the memory of a call, except the reply's bytes, which are freed once it is sent."""
+        """Free the memory of a call, except the reply's bytes.
+
+        These are freed once the reply is sent.
+        """
         size = len(reply)
         if LEAST_BYTES <= size <= held:
             caller = caller_of(context)

@@ -1,4 +1,4 @@
-"""Shared memory of clients on this machine: the socket that takes it, the checks, the handles.
+"""Shared memory of local clients: socket, checks and handles.
 
 A client sends memory files (memfd) through a unix socket, one with each packet, and gets a handle
 for each. A file must be sealed against changing its size: otherwise its owner could shrink it, and
@@ -57,9 +57,9 @@ ALIGNMENT: Final = 64
 _REGISTER, _FORGET, _HANDLE, _ERROR = b"R", b"F", b"H", b"E"
 _LENGTH: Final = struct.Struct("<Q")
 _PACKET_BYTES: Final = 64
-# Of a connection, and connections of all clients.
+# Most segments of a connection, and most connections of all clients.
 _MOST_SEGMENTS, _MOST_CONNECTIONS = 256, 256
-# Without accepting, while too many files are open.
+# Pause without accepting connections, while too many files are open.
 _PAUSE_S: Final = 1.0
 # Segments take at most this part of the memory budget.
 _SHARE: Final = 1 / 2
@@ -73,7 +73,10 @@ _STATFS_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Registered memory; it stays mapped as long as a view of it exists."""
+    """Registered memory.
+
+    It stays mapped as long as a view of it exists.
+    """
 
     memory: Bytes
 
@@ -103,7 +106,7 @@ class Segments:
             raise InvalidFieldError("segment", f"{own} are registered; at most {own} are taken")
         held = admission.memory_bytes
         if self.nbytes + length > self._most_bytes or held + length > admission.max_memory_bytes:
-            # No ServerFullError: it would make an appointment, and clients do not come back.
+            # No ServerFullError: it reserves a time for a retry, and clients do not retry here.
             raise InvalidFieldError(
                 "segment",
                 f"segments of all clients hold {self.nbytes} bytes of memory, "
@@ -137,7 +140,9 @@ class Segments:
             del self._all[handle]
 
     def view(self, named: v1.SharedRange, field: str, nbytes: int) -> Bytes:
-        """Return the bytes of a range, which must be as long as its tensor.
+        """Return the bytes of a range.
+
+        The range must be as long as its tensor.
 
         Raises InvalidFieldError, or UnknownSegmentError if the handle is not valid.
         """
@@ -161,7 +166,10 @@ class Segments:
         return segment.memory[named.offset : named.offset + nbytes]
 
     def _unmapped(self, loop: asyncio.AbstractEventLoop, length: int) -> None:
-        """Free the budget of a mapping; called in the thread that drops its last view."""
+        """Free the budget of a mapping.
+
+        Called in the thread that drops its last view.
+        """
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._free, length)
 
@@ -203,9 +211,9 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def _mapped(file: int, length: int) -> ctypes.Array[ctypes.c_char]:
-    """Map a file for reading and writing, its pages present; unmap it with the last view.
+    """Map a file for reading and writing, its pages present.
 
-    Python's mmap would keep a file descriptor of each.
+    The file is unmapped with the last view. Python's mmap would keep a file descriptor of each.
     """
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     address = _LIBC.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
@@ -254,7 +262,7 @@ class SegmentListener:
         asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
         self._listener = None
-        if _place(self.path) == self._place:  # else it is of the next server
+        if _place(self.path) == self._place:  # otherwise it belongs to the next server
             self._remove()
         for task in self._tasks:
             task.cancel()
@@ -268,7 +276,7 @@ class SegmentListener:
             connection, _ = listener.accept()
         except OSError as error:
             if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-                # It would be called again at once.
+                # Otherwise the event loop would call this again at once.
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
                 loop.call_later(_PAUSE_S, self._listen_again, listener)
@@ -332,9 +340,9 @@ class SegmentListener:
 
 
 async def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
-    """Return the next packet with at most one file, or None at the end.
+    """Return the next packet, or None at the end.
 
-    The kernel closes further files of a packet.
+    It has at most one file. The kernel closes further files of a packet.
     """
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()

@@ -61,7 +61,7 @@ class BackendInUse:
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """The parts that compute and the limits on them, shared by all handlers."""
+    """Computing parts and limits that all handlers share."""
 
     settings: Settings
     in_use: BackendInUse
@@ -100,7 +100,9 @@ class ServiceContext:
         *,
         header: Hashable = None,
     ) -> Prepared:
-        """Prepare a request: on the event loop if that is quick, otherwise in a thread, in turns.
+        """Prepare a request on the event loop or in a thread.
+
+        Quick preparations run on the event loop, others in a thread, in turns.
 
         header  key under which the result is cached for equal requests
 
@@ -149,7 +151,9 @@ class ServiceContext:
 
     @contextmanager
     def computing(self, prepared: Prepared, call: ActiveCall, *, left: float) -> Generator[Do]:
-        """Admit a stream; yield a Do that runs a step on the event loop if small, else in turn.
+        """Admit a stream; yield a Do that runs a step.
+
+        Small steps run on the event loop, others in a thread, in turn.
 
         left  part of the evaluation that is not done yet
         """
@@ -163,7 +167,10 @@ class ServiceContext:
 
     @contextmanager
     def turns(self, claim: Claim, call: ActiveCall) -> Generator[Do]:
-        """Admit a claim; yield a Do that runs a part of the work in a thread, in turn."""
+        """Admit a claim; yield a Do that runs parts of work.
+
+        Each part runs in a thread, in turn.
+        """
         with self.admission.turns(claim) as turns:
             yield partial(self._in_turn, call.phases, turns)
 
@@ -192,7 +199,10 @@ class ServiceContext:
         return await self._result(*submit(self.pool, work))
 
     def _result(self, done: Future[T], outcome: asyncio.Future[T]) -> Awaitable[T]:
-        """Return the outcome of work in a thread, watched if the backend may wait for a device."""
+        """Return the outcome of work in a thread.
+
+        It is watched if the backend may wait for a device.
+        """
         return self.device.result(done, outcome) if self.backend.may_wait else outcome
 
 
@@ -203,6 +213,9 @@ def _timed(work: Callable[[], T], deadline: float) -> tuple[T, float]:
 
 
 def take_turn(steps: Iterator[object]) -> bool:
-    """Run steps for one turn, at least one step; return whether there may be more."""
+    """Run steps for one turn; return whether there may be more.
+
+    At least one step runs.
+    """
     until = time.perf_counter() + TURN_S
     return any(time.perf_counter() >= until for _ in steps)

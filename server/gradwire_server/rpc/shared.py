@@ -70,7 +70,10 @@ class SharedService:
     def _views(
         self, request: v1.EvaluateSharedRequest, prepared: Prepared
     ) -> tuple[codec.Bytes, codec.Bytes]:
-        """Return the bytes of the input and of the result, which must not overlap."""
+        """Return the bytes of the input and of the result.
+
+        They must not overlap.
+        """
         if self._segments is None:
             raise UnknownSegmentError("input.handle: this server takes no shared memory")
         data = self._segments.view(request.input, "input", prepared.input.wire_bytes)

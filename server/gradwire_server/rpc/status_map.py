@@ -1,4 +1,7 @@
-"""The table of gRPC statuses by exception, the only place that chooses them."""
+"""Table of gRPC statuses by exception.
+
+Statuses are chosen here only.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ class ErrorStatus:
 
 
 def failure(error: BaseException) -> ErrorStatus:
-    """Return the status of an exception; others than the table's are INTERNAL, without details."""
+    """Return the status of an exception.
+
+    Exceptions outside the table are INTERNAL, without details.
+    """
     kind = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
     if kind is None:
         words = "internal error; the server's log has more under this request_id"

@@ -2,7 +2,7 @@
 
 One task reads, one computes, one writes, joined by queues of one step each. A full queue blocks the
 task before it, until grpc stops reading from the sender: memory is bounded by three steps' needs,
-whatever the tensor's size and whichever side is slow.
+for every size of the tensor, and if either side is slow.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class EvaluationStream(ServedStream):
     async def _close(self, *others: asyncio.Task[None]) -> None:
         await super()._close(*others)
         if self._first.done() and not self._first.cancelled():
-            self._first.exception()  # which nobody may have asked for
+            self._first.exception()  # retrieved, so that asyncio does not log it
 
     async def _evaluate(self) -> None:
         service = self._service
@@ -135,7 +135,10 @@ class EvaluationStream(ServedStream):
             self._done.set()
 
     def _note(self, header: v1.Open) -> EvaluationRequest:
-        """Return the request, and note it for the log line and metrics, even if it is refused."""
+        """Return the request, and note it for log and metrics.
+
+        It is noted even if it is refused.
+        """
         request = codec.read_request(header)
         self._call.note_request(request, received=0)
         self._call.facts["resume_from"] = header.resume_from
@@ -196,7 +199,10 @@ class EvaluationStream(ServedStream):
             await asyncio.wait({self._writer})
 
     async def _pass_on(self, position: int, total: int) -> None:
-        """Pass the input's bytes from a position on to the writer as they arrive."""
+        """Pass input bytes on to the writer as they arrive.
+
+        They begin at `position`.
+        """
         while (message := await self._next()) is not None:
             chunk = self._check_chunk(message, position, total)
             self._call.received_bytes += len(chunk.data)
@@ -303,7 +309,7 @@ def _future() -> asyncio.Future[Any]:
 
 
 def _read_chunk(message: v1.EvaluateStreamRequest) -> codec.Chunk:
-    """Return the chunk of a message whose encoding differs from the usual one."""
+    """Return the chunk of a message with an unusual encoding."""
     codec.refuse_unknown_fields(message, "")
     came = message.WhichOneof("message") or "an empty message"
     if came != "chunk":

@@ -1,4 +1,4 @@
-"""What the streaming RPCs share: tasks that read and write, the watch, and the error at the end.
+"""Common parts of the streaming RPCs: tasks, watch and final error.
 
 The tasks that read and write run as long as the call: cancelling a read or a write would leave it
 pending in grpc. After the stream has failed they discard their input.
@@ -23,14 +23,16 @@ from gradwire_server.scheduling.admission import AdmittedStream
 
 # Time to write the error that ends a stream to a caller that does not read.
 _LAST_WORD_S = 5.0
-# Time to keep reading from a caller that may not have read yet that the server stops.
+# Time to keep reading from a caller that may not have received the server's last error yet.
 _LISTEN_ON_S = 0.2
 
 
 async def write_last(
     context: Context, message: Message, *, after: asyncio.Task[None] | None = None
 ) -> bool:
-    """Write the error that ends a stream; return False if the caller does not read it.
+    """Write the error that ends a stream.
+
+    Returns False if the caller does not read it.
 
     after  task with the last other write, which must not be cancelled: no other could follow it
     """
@@ -99,7 +101,7 @@ class ServedStream(ABC):
 
     @abstractmethod
     def _stop(self) -> None:
-        """Let the tasks that read and write see that the stream has failed."""
+        """Tell reading and writing tasks that the stream has failed."""
 
     async def _run(self) -> None:
         """Serve the stream, and end it if it stalls."""
@@ -113,7 +115,10 @@ class ServedStream(ABC):
         self._refusal.set()
 
     async def _send_error(self, failed: ErrorStatus) -> None:
-        """Send an error as the last message, unless the caller does not read."""
+        """Send an error as the last message.
+
+        It is not sent if the caller does not read.
+        """
         self._failed = True
         self._stop()
         message = self.RESPONSE(error=failed.in_band())

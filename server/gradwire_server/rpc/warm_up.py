@@ -53,7 +53,9 @@ _is_warm_up = ContextVar("_is_warm_up", default=False)
 
 
 def check_backend(backend: Backend) -> float:
-    """Evaluate every data type and compare with NumPy; return the multiplications per second.
+    """Evaluate every data type, compare with NumPy, and return the speed.
+
+    The speed is in multiplications per second.
 
     Raises RuntimeError if the backend's bits differ.
     """
@@ -108,14 +110,17 @@ async def warm_up_calls(handlers: grpc.GenericRpcHandler) -> None:
             finally:
                 # With a grace period: otherwise grpc's client, which is closing, logs the end.
                 await server.stop(_GRACE_S)
-    except Exception as error:  # noqa: BLE001 - whatever it is, a server that is slow at first is fine
+    except Exception as error:  # noqa: BLE001 - a server that is slow at first is fine
         told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
         _log.warning("warm-up calls failed", extra={"facts": {"error": told}})
 
 
 @contextmanager
 def _unheard() -> Generator[None]:
-    """Keep the calls of a server that is started in this context out of the log."""
+    """Keep calls out of the log.
+
+    The calls are those of a server that is started in this context.
+    """
     token = _is_warm_up.set(True)  # handlers run in the context in which their server started
     _log.addFilter(_is_of_callers)
     try:
@@ -143,7 +148,10 @@ async def _call(channel: grpc.aio.Channel) -> None:
 
 
 def _request(number: int) -> v1.EvaluateRequest:
-    """Return a request whose size depends on number, so that each one builds tables."""
+    """Return a request whose size depends on number.
+
+    Each one builds tables.
+    """
     header = _header(_LINEAR, _FLOAT32, (*_SMALL[:3], _SMALL[3] + 2 * number))
     return v1.EvaluateRequest(
         request_id=str(number),

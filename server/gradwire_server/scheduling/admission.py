@@ -74,11 +74,14 @@ class AdmittedStream:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the server has waited for the first byte of the stream's data."""
+        """Seconds that the server has waited for data.
+
+        They end with the first byte of the stream's data.
+        """
         return 0.0 if self._waits_since is None else self._clock() - self._waits_since
 
     def note_wait(self, *, for_caller: bool) -> None:
-        """Note whether the stream now waits for its caller or for the server."""
+        """Note whether the stream waits for its caller or the server."""
         if not self._has_data:
             self._waits_since = self._clock() if for_caller else None
 
@@ -107,7 +110,10 @@ class AdmittedStreams:
         return len(self._all)
 
     def full_for(self, caller: Hashable) -> str:
-        """Return why a caller cannot open one more stream; an empty string if it can."""
+        """Return the reason for refusing a caller's next stream.
+
+        An empty string if the caller can open one.
+        """
         own = self._by_caller[caller]
         if len(self) >= self.most:
             return f"{len(self)} streams are open"
@@ -116,7 +122,9 @@ class AdmittedStreams:
         return ""
 
     def least(self, caller: Hashable) -> AdmittedStream | None:
-        """Return the stream that gives way to a new one of a caller, or None.
+        """Return the stream that gives way to a caller's new one.
+
+        None if there is no such stream.
 
         If the caller already has its share of streams, it is one of its own.
         """
@@ -153,7 +161,9 @@ _WAIT_SHARE = 0.25
 
 
 class Admission:
-    """Memory, slots and streams of all evaluations in flight. Used from one event loop only.
+    """Memory, slots and streams of all evaluations in flight.
+
+    Used from one event loop only.
 
     entered           evaluations admitted so far
     max_memory_bytes  limit for all evaluations in flight
@@ -191,7 +201,7 @@ class Admission:
         self._numbers = count()
         self.entered = 0
         self.memory_bytes = 0
-        # The part of them that no end of a request frees.
+        # The part of memory_bytes that stays taken when requests end.
         self.lasting_bytes = 0
 
     def forget_times(self) -> None:
@@ -249,7 +259,10 @@ class Admission:
         self.entered += 1
 
     def take_memory(self, needed: int) -> None:
-        """Count a call and take `needed` bytes of the budget, or raise ServerFullError."""
+        """Count a call and take `needed` bytes of the budget.
+
+        Raises ServerFullError if they are not available.
+        """
         self.enter(needed)
         self._memory_drain.enter(self._clock())
         self.memory_bytes += needed
@@ -263,7 +276,10 @@ class Admission:
             self._memory_drain.stop()
 
     def full_of_memory(self, came: str, *, missing: int, amount: int) -> ServerFullError:
-        """Return the error for a request of `amount` bytes, of which `missing` are unavailable."""
+        """Return the error for a request without memory.
+
+        The request needs `amount` bytes, of which `missing` are unavailable.
+        """
         drain, now = self._memory_drain, self._clock()
         wait_s, spacing_s = drain.seconds_for(missing, now=now), drain.seconds_for(amount)
         return self._full(came, "max_memory_bytes", self.max_memory_bytes, wait_s, spacing_s)
@@ -327,7 +343,10 @@ class Admission:
         return bool(self._slots) or self._slots.taken >= self._slots.count
 
     def _check_wait(self, turns: Turns) -> None:
-        """Raise ServerFullError if a newcomer would wait too long, or has no place in the queue."""
+        """Raise ServerFullError if a newcomer cannot wait.
+
+        It would wait too long, or has no place in the queue.
+        """
         claim, seconds, now = turns.claim, turns.left_s, self._clock()
         ahead_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=turns.large)
         wait_s, left_s = ahead_s / self._threads, claim.deadline - now
@@ -373,9 +392,11 @@ _SHARE = 1 / 16
 
 
 class StreamMemory:
-    """Memory that requests of one stream hold. Used from one event loop only.
+    """Memory that requests of one stream hold.
 
-    few       number of requests that may hold memory, whatever they need
+    Used from one event loop only.
+
+    few       number of requests that may hold memory of any amount
     requests  number of requests that hold memory, nbytes in all
     """
 
@@ -387,14 +408,20 @@ class StreamMemory:
         self.nbytes = 0
 
     def must_wait(self, needed: int) -> bool:
-        """Whether a request has to wait for other requests of this stream to free memory."""
+        """Return whether a request must wait for others of this stream.
+
+        Those free memory when they are done.
+        """
         if not self.requests:
             return False
         due = self.requests < self._few or self.nbytes + needed <= self._share_bytes
         return not (due and self._admission.has_room(needed))
 
     def take(self, needed: int) -> None:
-        """Take bytes of the budget for a request; raise ServerFullError as Admission does."""
+        """Take bytes of the budget for a request.
+
+        Raises ServerFullError as Admission does.
+        """
         self._admission.take_memory(needed)
         self.requests += 1
         self.nbytes += needed
@@ -420,12 +447,14 @@ _CARRIED_S = 100e-6
 
 
 class InlineWork:
-    """Admits short evaluations to the event loop, for a millisecond per loop iteration ("turn").
+    """Admission of short evaluations to the event loop.
+
+    They take at most a millisecond per loop iteration ("turn").
 
     rate       multiplications per second of the backend, used until an evaluation has been
                measured; 0 admits nothing
     most_s     longest evaluation admitted, in seconds
-    most_work  multiplications above which a backend may wait for more than a processor
+    most_work  multiplications above which a backend may wait for a device
     next_turn  calls a function in the next loop iteration; None for the running event loop
     """
 
@@ -448,14 +477,20 @@ class InlineWork:
         self._most_work = most_work
 
     def estimate_s(self, prepared: Prepared) -> float:
-        """Return the estimated seconds of one evaluation; by its work until it was measured."""
+        """Return the estimated seconds of one evaluation.
+
+        Until it was measured, its work gives the estimate.
+        """
         measured = prepared.measured
         if measured.seconds is None:
             measured.seconds = prepared.inline_work / self.rate
         return measured.seconds
 
     def is_short(self, prepared: Prepared) -> bool:
-        """Whether such an evaluation is computed on the event loop, in this or a later turn."""
+        """Return whether an evaluation is computed on the event loop.
+
+        It may be in this or a later turn.
+        """
         if not self.rate or prepared.inline_work > self._most_work:
             return False
         return self.estimate_s(prepared) <= self._most_s
@@ -467,7 +502,10 @@ class InlineWork:
         return self._spent_s + self.estimate_s(prepared) <= _MOST_OF_A_TURN_S
 
     def most(self, prepared: Prepared) -> int:
-        """Return how many such evaluations are computed in this turn; 0 for none."""
+        """Return the number of evaluations to compute in this turn.
+
+        0 for none.
+        """
         if not self.is_short(prepared):
             return 0
         return int((_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9))

@@ -21,7 +21,9 @@ _PARTS = 4
 
 
 class DeviceWatch:
-    """Detects that this process has lost its device. Belongs to one event loop.
+    """Detector of the loss of this process's device.
+
+    Belongs to one event loop.
 
     lost            set once the device is lost for good
     error           the error of every call from then on

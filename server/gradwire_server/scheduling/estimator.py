@@ -11,9 +11,10 @@ _LONGEST_S = 10.0
 
 
 class WorkPace:
-    """Seconds that work takes, from measurements. One mean for each power of two of work.
+    """Seconds that work takes, from measurements.
 
-    Before the first measurement all estimates are 0.
+    There is one mean for each power of two of work. Before the first measurement all estimates are
+    0.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,10 @@ class WorkPace:
         self._seconds_each[size] = each if known is None else known + _WEIGHT * (each - known)
 
     def estimate_s(self, work: int) -> float:
-        """Return the estimated seconds for an amount of work, from the nearest measured size."""
+        """Return the estimated seconds for an amount of work.
+
+        They come from the nearest measured size.
+        """
         size = work.bit_length()
         each = self._seconds_each.get(size)
         if each is None:
@@ -43,7 +47,10 @@ class WorkPace:
 
 
 class Drain:
-    """Drain time of a resource, measured only while there is something to drain."""
+    """Drain time of a resource.
+
+    It is measured only while there is something to drain.
+    """
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -73,7 +80,9 @@ class Drain:
         self._seconds = self._amount = 0.0
 
     def seconds_for(self, amount: float = 1.0, *, now: float = -math.inf) -> float | None:
-        """Return the seconds that an amount takes to drain; None before the first measurement.
+        """Return the seconds that an amount takes to drain.
+
+        None before the first measurement.
 
         At least the time since something last drained.
         """
@@ -84,9 +93,10 @@ class Drain:
 
 
 class Appointments:
-    """Retry delays of refused calls: one after the other, at the drain rate.
+    """Retry delays of refused calls.
 
-    With equal delays all would return at once. The time of a call that does not return is lost.
+    Calls return one after the other, at the drain rate. With equal delays all would return at once.
+    The time of a call that does not return is lost.
     """
 
     def __init__(self) -> None:
@@ -104,16 +114,16 @@ class Appointments:
         return math.ceil((self._last - now) * 1e3 - 1e-3) / 1e3
 
 
-# Longest wait in a standing queue. Measured: a fifth of it changes nothing that can be told apart.
+# Longest wait in a standing queue. Measured: a fifth of it makes no visible difference.
 STANDING_QUEUE_S = 0.005
 
 
 class QueueLimit:
-    """Longest wait allowed to newcomers: long in a burst, short for a standing queue.
+    """Longest wait allowed to newcomers.
 
-    During a burst, calls are admitted if they are done max_queue_s after the burst began. A queue
-    that lasts longer only delays every call: from then on it is kept short, until it is empty and
-    no call has been refused for max_queue_s.
+    It is long in a burst, short for a standing queue. During a burst, calls are admitted if they
+    are done max_queue_s after the burst began. A queue that lasts longer only delays every call:
+    from then on it is kept short, until it is empty and no call has been refused for max_queue_s.
 
     standing_s  longest wait allowed in a standing queue
     """
@@ -130,7 +140,10 @@ class QueueLimit:
             self._began = None
 
     def allowed_s(self, now: float) -> float:
-        """Return the longest wait, in seconds, for a call that arrives now and has to wait."""
+        """Return the longest wait, in seconds, for a new call.
+
+        The call arrives now and has to wait.
+        """
         if self._began is None:
             self._began = now
         return max(self._standing_s, self._began + self._max_queue_s - now)
@@ -140,5 +153,8 @@ class QueueLimit:
         return self.allowed_s(now) > self._standing_s
 
     def note_refusal(self, now: float) -> None:
-        """Note that a call was refused because it would have waited too long."""
+        """Note that a call was refused.
+
+        It would have waited too long.
+        """
         self._refused = now

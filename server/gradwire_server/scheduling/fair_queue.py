@@ -26,7 +26,9 @@ _MOST_REMEMBERED = 128
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class QueueEntry(Generic[T]):
-    """An entry of the queue; entries of one flow are ordered by the first two fields.
+    """An entry of the queue.
+
+    Entries of one flow are ordered by the first two fields.
 
     due       preferred time of completion
     number    of the call, by arrival: a call that has begun goes before later ones
@@ -52,7 +54,7 @@ class QueueEntry(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Fair queue of waiting entries, without a limit or a clock of its own."""
+    """Fair queue of waiting entries, without a limit or clock."""
 
     def __init__(self) -> None:
         self._peers: dict[Hashable, _Peer[T]] = {}
@@ -64,13 +66,19 @@ class FairQueue(Generic[T]):
         return self._length
 
     def push(self, place: QueueEntry[T]) -> None:
-        """Add an entry; entries of one call have one number, and no two wait at once."""
+        """Add an entry.
+
+        Entries of one call have one number, and no two wait at once.
+        """
         self._peers.setdefault(place.peer, _Peer()).push(place)
         self._first_late = min(self._first_late, place.late)
         self._length += 1
 
     def pop(self) -> QueueEntry[T]:
-        """Remove and return the next entry; raise IndexError if the queue is empty."""
+        """Remove and return the next entry.
+
+        Raises IndexError if the queue is empty.
+        """
         if not self._length:
             raise IndexError("the queue is empty")
         peer = self._shares.earliest(self._peers)
@@ -80,7 +88,10 @@ class FairQueue(Generic[T]):
         return place
 
     def remove(self, place: QueueEntry[T]) -> bool:
-        """Remove an entry at no cost to its flow; return whether it was still there."""
+        """Remove an entry at no cost to its flow.
+
+        Returns whether it was still there.
+        """
         peer = self._peers.get(place.peer)
         if peer is None or not peer.remove(place):
             return False

@@ -44,10 +44,10 @@ def keep_freed_memory() -> None:
 async def trim_when_idle(
     calls: Callable[[], int], off_loop: Callable[[Callable[[], object]], Awaitable[object]]
 ) -> None:
-    """Return freed memory to the system whenever no call has arrived for a while.
+    """Return freed memory to the system after a time without calls.
 
-    The C library keeps blocks that were freed in small pieces, and those that threads freed: after
-    large streams twice what an idle process needs.
+    The C library keeps blocks that were freed in small pieces or by other threads: after large
+    streams, twice as much as an idle process needs.
 
     calls     returns the number of calls so far
     off_loop  runs a function in a thread

@@ -86,7 +86,10 @@ class Slots:
 
 
 class Slot:
-    """A held slot. It outlives its holder while a thread still works in it."""
+    """A held slot.
+
+    It outlives its holder while a thread still works in it.
+    """
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
@@ -109,7 +112,10 @@ class Slot:
         self._work.add_done_callback(tell)
 
     def until(self, work: Future[Any]) -> None:
-        """Hold the slot until the work is done, even after its caller stopped waiting."""
+        """Hold the slot until the work is done.
+
+        It is held even after its caller stopped waiting.
+        """
         self._work = work
 
 
@@ -177,7 +183,10 @@ class Backlog:
         return sum(self._peers.get(peer, ()))
 
     def ahead_s(self, peer: Hashable, *, seconds: float, large: bool) -> float:
-        """Return the seconds of work done before a newcomer's, if no work has a deadline."""
+        """Return the seconds of work done before a newcomer's.
+
+        Deadlines are not considered.
+        """
         shares = self._peers.get(peer, (0.0, 0.0))
         before = shares[large] + min(shares[not large], shares[large] + seconds)
         others = (self.of(name) for name in self._peers if name != peer)
@@ -186,7 +195,9 @@ class Backlog:
 
 
 class Turns:
-    """The turns of one evaluation, one after the other; a context that counts in the backlog.
+    """Turns of one evaluation, one after the other.
+
+    They are a context that counts in the backlog.
 
     seconds  spent so far
     left_s   estimated seconds that still wait for slots
@@ -254,10 +265,10 @@ T = TypeVar("T")
 
 
 class TurnedWork(Generic[T]):
-    """Work done one turn at a time, in its own thread that waits between turns.
+    """Work done turn by turn, in its own thread.
 
-    The caller of turn() waits meanwhile, so that no more threads run than call it. As a context
-    manager it ends unfinished work.
+    The thread waits between turns. The caller of turn() waits meanwhile, so that no more threads
+    run than call it. As a context manager it ends unfinished work.
 
     work    takes a check to be called repeatedly: it waits at the end of a turn, and raises
             AbandonedError if no other turn follows
@@ -281,7 +292,7 @@ class TurnedWork(Generic[T]):
         self._begins.release()
 
     def turn(self) -> bool:
-        """Run the work for one turn; return whether there is more to do."""
+        """Run the work for one turn; return whether there is more."""
         self._until = time.perf_counter() + self._turn_s
         if self._thread is None:
             self._thread = Thread(target=self._run, name="gradwire-tables", daemon=True)

@@ -10,7 +10,9 @@ from typing import Any
 async def together(
     *parts: Coroutine[None, None, None], beside: Iterable[asyncio.Task[None]] = ()
 ) -> None:
-    """Run parts at once; when one fails, end the others and raise its error.
+    """Run parts at once.
+
+    When one fails, the others are ended and its error is raised.
 
     beside  tasks whose errors count as those of parts; they need not end, and are not ended
     """
@@ -37,7 +39,10 @@ async def together(
 
 
 async def first(*awaited: asyncio.Event | asyncio.Future[Any]) -> None:
-    """Wait for the first of several events and futures; the others go on."""
+    """Wait for the first of several events and futures.
+
+    The others go on.
+    """
     waiting = {one for one in awaited if isinstance(one, asyncio.Future)}
     waits = [asyncio.ensure_future(one.wait()) for one in awaited if isinstance(one, asyncio.Event)]
     try:

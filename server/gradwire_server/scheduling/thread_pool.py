@@ -18,9 +18,10 @@ NICENESS = 10
 
 
 def compute_pool(threads: int) -> ThreadPoolExecutor:
-    """Return a pool of threads with a lower priority than the event loop, on Linux.
+    """Return a pool of threads of low priority.
 
-    The event loop takes little time, and every call waits for it; threads take all time there is.
+    On Linux, their priority is lower than the event loop's. The event loop takes little time, and
+    every call waits for it; threads take all time there is.
     """
     pool = ThreadPoolExecutor(
         threads, thread_name_prefix="gradwire-compute", initializer=_stand_back
@@ -39,9 +40,10 @@ def _stand_back() -> None:
 
 
 def submit(pool: ThreadPoolExecutor, work: Callable[[], T]) -> tuple[Future[T], asyncio.Future[T]]:
-    """Run work in a thread; return its future, and one for the event loop.
+    """Run work in a thread; return two futures.
 
-    Cancelling either one cancels work that has not begun.
+    The first one is the pool's, the second one the event loop's. Cancelling either one cancels work
+    that has not begun.
     """
     done = pool.submit(work)
     return done, asyncio.wrap_future(done)

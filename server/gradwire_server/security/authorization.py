@@ -1,10 +1,8 @@
 """Authorization of calls, for every protocol and port.
 
-Health is for everybody. Where there is a tokens file, all else takes a token with the scope it
-needs, from wherever the call comes and whatever certificate it shows. Where there is none, callers
-of this machine and those whose certificate TLS has checked may do everything; others may do what
-`anonymous_scopes` says.
-
+Health is for everybody. With a tokens file, every other call needs a token with its scope,
+independent of the call's origin and certificate. Without a tokens file, callers of this machine and
+callers whose certificate TLS has checked may do everything; `anonymous_scopes` limits all others.
 The module is independent of protocols: its caller passes the header and the peer's address.
 """
 
@@ -36,8 +34,8 @@ class Refusal:
     """Reason for refusing a call.
 
     authenticated  False where a token is missing or not taken (UNAUTHENTICATED, 401); True where
-                   what is missing is a scope (PERMISSION_DENIED, 403)
-    message        for the caller: what would do; tells nothing that the caller does not know
+                   a scope is missing (PERMISSION_DENIED, 403)
+    message        advice to the caller; tells nothing that the caller does not know
     """
 
     authenticated: bool
@@ -67,7 +65,10 @@ class Authorizer:
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether there is a tokens file; without one, the origin of a call decides."""
+        """Whether a tokens file exists.
+
+        Without one, the origin of a call decides.
+        """
         return self._tokens is not None
 
     def is_open(self, scope: Scope) -> bool:
@@ -82,10 +83,10 @@ class Authorizer:
         peer: str,
         certified: bool = False,
     ) -> Refusal | None:
-        """Return why a call is refused; None where it is let in.
+        """Return the reason for refusing a call; None if it is admitted.
 
         authorization  value of the header of that name, "Bearer TOKEN"; None where there is none
-        peer           where the call comes from, as grpc has it: "ipv4:127.0.0.1:5", "unix:..."
+        peer           address of the caller, in grpc's form: "ipv4:127.0.0.1:5", "unix:..."
         certified      whether TLS has checked a certificate of the caller
         """
         if self._tokens is not None:
@@ -136,7 +137,10 @@ class Authorizer:
 
 
 def _find(tokens: tuple[Token, ...], digest: bytes) -> Token | None:
-    """Return the token of a digest; compares with every token, in constant time."""
+    """Return the token of a digest.
+
+    Compares with every token, in constant time.
+    """
     found = None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):
@@ -150,7 +154,10 @@ def _unknown(message: str) -> Refusal:
 
 @lru_cache(maxsize=1 << 10)
 def is_local(peer: str) -> bool:
-    """Return whether a peer, in grpc's form, is on this machine: loopback or unix socket."""
+    """Return whether a peer is on this machine.
+
+    The peer has grpc's form; loopback and unix sockets are on this machine.
+    """
     family, _, rest = peer.partition(":")
     if family in {"unix", "unix-abstract"}:
         return True

@@ -91,7 +91,10 @@ class Certificates:
         return LoadedCertificates(key, chain, authorities, context, _expires_s(chain, context))
 
     def _context(self, authorities: bytes | None) -> ssl.SSLContext:
-        """Check the files with OpenSSL, since gRPC does not report errors in them."""
+        """Check the files with OpenSSL.
+
+        gRPC does not report errors in them.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -122,9 +125,10 @@ class Certificates:
 
 
 def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
-    """Return the certificate's expiry, from an in-memory handshake with a client that trusts it.
+    """Return the certificate's expiry.
 
-    Python's ssl decodes the dates of verified certificates only.
+    It comes from an in-memory handshake with a client that trusts the certificate. Python's ssl
+    decodes the dates of verified certificates only.
     """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False

@@ -49,7 +49,7 @@ class _CreatesByDefault(click.Group):
     """A group in which options without a command are those of `create`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; what is no option is a command."""
+        """Read the arguments; insert `create` before options."""
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
             args = ["create", *args]
         return super().parse_args(ctx, args)
@@ -84,7 +84,7 @@ _file = click.option(
     subcommand_metavar="[create|list|revoke] ...",
 )
 def token() -> None:
-    """Make the tokens of those who may call, list them, and take them back.
+    """Make, list and revoke the tokens of callers.
 
     Without a command, options are those of `create`. Servers with this file follow it within a
     second, without a restart.
@@ -108,9 +108,10 @@ def token() -> None:
 )
 @_file
 def create(*, name: str | None, scopes: frozenset[Scope], expires: date | None, path: Path) -> None:
-    """Make a token and print it: 32 random bytes, of which the file keeps the SHA-256.
+    """Make a token and print it.
 
-    It is printed this once, and servers take it at once. The file is made where there is none.
+    The token has 32 random bytes, of which the file keeps the SHA-256. It is printed only once, and
+    servers accept it at once. A missing file is created.
     """
     with _named(path):
         name = f"token-{secrets.token_hex(4)}" if name is None else name
@@ -123,9 +124,10 @@ def create(*, name: str | None, scopes: frozenset[Scope], expires: date | None, 
 @token.command(name="list", short_help="List the tokens in the file.")
 @_file
 def list_(*, path: Path) -> None:
-    """List the tokens in the file: a name, what it opens, and its last day, if it has one.
+    """List the tokens in the file.
 
-    The tokens themselves are nowhere.
+    Each has a name, its scopes and its last day, if it has one. The tokens themselves are stored
+    nowhere.
     """
     with _named(path):
         tokens = read_tokens(read_small(path))
@@ -141,7 +143,10 @@ def list_(*, path: Path) -> None:
 @click.argument("name")
 @_file
 def revoke(*, name: str, path: Path) -> None:
-    """Take the token called NAME out of the file; servers take it no more within a second."""
+    """Remove the token called NAME from the file.
+
+    Servers refuse it within a second.
+    """
     with _named(path):
         revoke_token(path, name)
     click.echo(f"{name} is revoked in {path}", err=True)

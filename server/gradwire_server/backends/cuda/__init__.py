@@ -1,4 +1,4 @@
-"""CUDA kernels with the bits of `numpy_cpu`, and the backend `cuda` that launches them.
+"""CUDA kernels with the bits of `numpy_cpu`, and their backend `cuda`.
 
 From a plan to launches (pure functions, without a GPU or a driver):
 

@@ -51,7 +51,7 @@ _WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _DeviceCall:
-    """Arrays x[outer, ...] and y[outer, ...], and the program for their outer slices.
+    """Arrays x[outer, ...] and y[outer, ...] with the program for outer slices.
 
     program  returns the program for a number of slices
     recurs   whether other calls use the same program
@@ -70,7 +70,10 @@ class _DeviceCall:
         return self.x.nbytes // len(self.x), self.y.nbytes // len(self.y)
 
     def slices(self, part_bytes: int) -> int:
-        """Return the slices of a part: equal parts of at most part_bytes, or of one slice."""
+        """Return the slices of a part of at most part_bytes.
+
+        Parts are equal, and have one slice at least.
+        """
         most = max(1, part_bytes // max(self.slice_bytes))
         parts = -(-len(self.x) // most)
         return -(-len(self.x) // parts)
@@ -142,13 +145,16 @@ class Cuda:
         return self._device.memory_taken
 
     def on_device(self) -> Cuda:
-        """Return a backend on the same device and streams that leaves no passes to the CPU."""
+        """Return a backend of the same device without the CPU.
+
+        It uses the same streams, and leaves no passes to the CPU.
+        """
         made = copy(self)
         made.cpu_work = 0
         return made
 
     def load(self) -> None:
-        """Load all kernels, compiling those that are not cached."""
+        """Load all kernels, and compile the missing ones."""
         with self._lock:
             self._load()
 
@@ -168,7 +174,7 @@ class Cuda:
             return
         try:
             self._cpu.warm_up()
-        except Exception as error:  # noqa: BLE001 - whatever another version of numba raises
+        except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
             self._cpu, _ = instead_of_compiled("auto", error)
         with self._noting_loss():
             self._device.load(every_kernel())
@@ -186,7 +192,7 @@ class Cuda:
             self._cpu.apply(plan, x, y)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output on x to y, as `Backend` specifies."""
+        """Add every output's taps on x to y, as `Backend` specifies."""
         self._check()
         if not y.size:
             return
@@ -239,7 +245,10 @@ class Cuda:
             _run(staged, call, self._hold(call, 1))
 
     def _hold(self, call: _DeviceCall, slices: int) -> _Held:
-        """Allocate all memory of a call, with smaller parts if there is not enough."""
+        """Allocate all memory of a call.
+
+        Parts are smaller if there is not enough.
+        """
         is_short = False
         while True:
             self._check()
@@ -304,7 +313,7 @@ class Cuda:
 
 
 def _run(staged: StagedStream, call: _DeviceCall, held: _Held) -> None:
-    """Compute a call part by part; the device is done with it afterwards."""
+    """Compute a call part by part, and wait for the device."""
     program, at = held.program, held.addresses
     try:
         if held.uploads:

@@ -1,7 +1,7 @@
-"""Compilation of the kernels by NVRTC, without a device, and a cache of cubins.
+"""Compilation of the kernels by NVRTC, and a cache of cubins.
 
 CuPy's own compilation flushes denormal numbers to zero and needs a device. So this module calls
-NVRTC through `cupy.cuda.nvrtc`.
+NVRTC through `cupy.cuda.nvrtc`, which needs no device.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Compiled:
 
 
 def check() -> None:
-    """Raise ImportError, with advice, if CuPy or headers are missing, or CuPy is installed twice.
+    """Raise ImportError, with advice, if CuPy cannot compile kernels.
 
-    Raises RuntimeError, with the searched folders, if NVRTC is missing.
+    ImportError: CuPy or headers are missing, or CuPy is installed twice. RuntimeError, with the
+    searched folders: NVRTC is missing.
     """
     present = [name for name in _PACKAGES if any(metadata.distributions(name=name))]
     if len(present) > 1:
@@ -62,7 +63,9 @@ def check() -> None:
 
 
 def cubin(source: str, expressions: Iterable[str], architecture: int, folder: Path) -> Compiled:
-    """Compile kernels of one file for one architecture, or read them from the cache.
+    """Return compiled kernels of one file for one architecture.
+
+    They are read from the cache, or compiled and stored there.
 
     source        name of the file
     expressions   name expressions of its kernels
@@ -89,7 +92,10 @@ def cubin(source: str, expressions: Iterable[str], architecture: int, folder: Pa
 
 
 def compiled(source: str, names: Iterable[str], target: str) -> Compiled:
-    """Compile kernels of one file to a cubin for sm_90, or to PTX for compute_90, and the like."""
+    """Compile kernels of one file to a cubin or to PTX.
+
+    The target is sm_90 for a cubin, compute_90 for PTX, and the like.
+    """
     nvrtc = _nvrtc()
     text = (_FOLDER / source).read_text(encoding="utf-8")
     header = (_FOLDER / _HEADER).read_text(encoding="utf-8")
@@ -112,7 +118,10 @@ def compiled(source: str, names: Iterable[str], target: str) -> Compiled:
 
 
 def version() -> str:
-    """Return the cache folder's name: a hash of sources, options and compiler version."""
+    """Return the name of the cache folder.
+
+    It is a hash of sources, options and compiler version.
+    """
     texts = [one.read_text(encoding="utf-8") for one in sorted(_FOLDER.glob("*.cu*"))]
     # Not the headers' folder: the version identifies them.
     return _hash([*texts, *_OPTIONS, repr(_nvrtc().getVersion())])[:16]

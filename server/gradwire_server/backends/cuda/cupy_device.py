@@ -68,7 +68,10 @@ def check() -> int:
 
 
 def cubins(cache_dir: str) -> Path:
-    """Return the folder of compiled kernels; cache_dir is empty for the user's cache folder."""
+    """Return the folder of compiled kernels.
+
+    cache_dir is empty for the user's cache folder.
+    """
     if cache_dir:
         return Path(cache_dir) / "cuda"
     # os.devnull is not writable as a folder: without a home each process compiles.
@@ -76,7 +79,10 @@ def cubins(cache_dir: str) -> Path:
 
 
 def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> dict[Kernel, Any]:
-    """Compile kernels, or find them in the cache, and load them onto the current device."""
+    """Load kernels onto the current device.
+
+    Kernels that the cache lacks are compiled.
+    """
     found = dict[Kernel, Any]()
     for source, expressions in build.by_source(kernels).items():
         cubin = build.cubin(source, expressions, architecture, cache)

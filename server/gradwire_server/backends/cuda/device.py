@@ -19,7 +19,10 @@ class DeviceError(RuntimeError):
 
 
 class DeviceBlock(Protocol):
-    """A block of device memory, returned to the pool when nothing refers to it."""
+    """Block of device memory.
+
+    It returns to the pool when nothing refers to it.
+    """
 
     @property
     def ptr(self) -> int:
@@ -28,14 +31,17 @@ class DeviceBlock(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of work that the device does in order, for one thread at a time.
+    """Queue of work that the device does in order.
 
-    Each method raises DeviceLostError if the device has failed, also at earlier work, and
-    DeviceError if it refuses this call.
+    One thread at a time may use it. Each method raises DeviceLostError if the device has failed,
+    also at earlier work, and DeviceError if it refuses this call.
     """
 
     def up(self, address: int, source: Bytes) -> None:
-        """Copy pinned memory to the device. It must not change before the copy has completed."""
+        """Copy pinned memory to the device.
+
+        The memory must not change before the copy has completed.
+        """
         ...
 
     def down(self, target: Bytes, address: int) -> None:
@@ -80,7 +86,9 @@ class Device(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> DeviceBlock:
-        """Return a block of the pool; raise MemoryError at the limit or if the device is full.
+        """Return a block of the pool.
+
+        Raises MemoryError at the limit or if the device is full.
 
         The pool may reuse a block as soon as nothing refers to it, even while the device works on
         it: the caller must keep a reference until the device is done.

@@ -36,7 +36,10 @@ _SCRATCH_BYTES = 24 << 20
 
 
 def outer_axes(plan: Plan) -> int:
-    """Return the number of axes before that of the first pass: their slices are independent."""
+    """Return the number of axes before that of the first pass.
+
+    Their slices are independent.
+    """
     return min(one.axis for one in plan.passes)
 
 
@@ -80,7 +83,7 @@ def accumulation(
     carried: int,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> Program:
-    """Return the program of a backend's accumulate(): adds the taps of every output on x to y.
+    """Return the program of a backend's accumulate().
 
     shape    of x, in the compute type; y is bands.outputs long on the axis, otherwise as x, and
              not empty
@@ -93,7 +96,10 @@ def accumulation(
 
 
 def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Launch | None:
-    """Return one launch for all passes if each output is one number of the input, unchanged."""
+    """Return one launch for all passes that only select inputs.
+
+    It needs every output to be one number of the input, unchanged.
+    """
     axes = [one.axis for one in passes]
     span = range(axes[0], axes[-1] + 1)
     maps = {one.axis: one.map for one in passes}
@@ -117,7 +123,10 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
 def _sliced(
     whole: Stage, passes: Sequence[Pass], shape: Sequence[int], out_shape: Sequence[int]
 ) -> Program:
-    """Apply passes to [outer, *out_shape] in groups of slices that keep scratch memory small."""
+    """Apply passes to [outer, *out_shape] in groups of slices.
+
+    Groups keep scratch memory small.
+    """
     outer, *inner = shape
     made, scratch = _chain(whole, passes, shape)
     slices = _SCRATCH_BYTES * outer // max(1, sum(scratch))
@@ -141,7 +150,10 @@ def _sliced(
 def _chain(
     whole: Stage, passes: Sequence[Pass], shape: Sequence[int]
 ) -> tuple[list[Launch], list[int]]:
-    """Apply passes in pairs or one by one, alternating between two scratch buffers."""
+    """Apply passes in pairs or one by one.
+
+    Results alternate between two scratch buffers.
+    """
     made, scratch, early = list[Launch](), [0, 0], list[Pass]()
     rest, current, source = list(passes), list(shape), X
     while rest:

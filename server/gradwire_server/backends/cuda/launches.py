@@ -68,7 +68,9 @@ _SHORT_STRIP = 8
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Input and output of one launch, and the tables of its program; equal tables are shared.
+    """Input and output of one launch, and its program's tables.
+
+    Equal tables are shared.
 
     multiprocessors  of the device
     formats          types of source and result
@@ -92,7 +94,10 @@ class Stage:
         return Program(tuple(made), tuple(self.tables.values()), tuple(scratch))
 
     def table(self, key: tuple[object, ...], make: Callable[[], Array]) -> Buffer:
-        """Return the buffer of the array with this key, which is made at most once."""
+        """Return the buffer of the array with this key.
+
+        The array is made at most once.
+        """
         if key not in self.tables:
             self.tables[key] = make()
         return Buffer("table", list(self.tables).index(key))
@@ -119,12 +124,15 @@ class Stage:
         return one
 
     def vector(self, inner: int) -> int:
-        """Return a thread's neighboring elements: a source vector, if rows are whole vectors."""
+        """Return the number of neighboring elements per thread.
+
+        It is that of a source vector if rows are whole vectors, otherwise 1.
+        """
         lanes = programs.lanes(self.formats[0])
         return lanes if inner % lanes == 0 else 1
 
     def strips(self, outputs: int, *, threads: int, most: int = LONGEST_STRIP) -> tuple[int, int]:
-        """Return the outputs along an axis per thread, and the resulting number of jobs.
+        """Return the outputs per thread along an axis, and the jobs.
 
         threads  number of threads that would compute one output each
 
@@ -203,7 +211,10 @@ def _contiguous_pass(stage: Stage, bands: BandedMap, *, outer: int, carried: int
 
 
 def select(stage: Stage, axes: Sequence[Axis], *, outer: int, inner: int) -> Launch:
-    """Copy one number, or the fill, to each output of [outer, three axes, inner]."""
+    """Copy one number, or the fill, to each output.
+
+    The outputs have the form [outer, three axes, inner].
+    """
     vector = stage.vector(inner)
     outputs = [length if bands is None else bands.outputs for bands, length in axes]
     threads = outer * outputs[0] * outputs[2] * (inner // vector)
@@ -240,7 +251,10 @@ def fill_bands(stage: Stage, bands: BandedMap, *, outer: int, inner: int) -> Lau
 
 
 def march(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
-    """Apply two maps, of rows and of columns, in one launch; None if no kernel can."""
+    """Apply maps of rows and columns in one launch.
+
+    Returns None if no kernel can.
+    """
     if channels > MOST:
         return None
     kinds: list[Callable[..., Launch | None]]
@@ -257,7 +271,10 @@ def march(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | No
 
 
 def _march_steps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
-    """March over bands with the same even step on both axes, in rows of whole vectors."""
+    """March over bands of equal even steps, in rows of whole vectors.
+
+    The step must be the same on both axes.
+    """
     rows, columns = maps
     found = (one for one in programs.STEPS if all(has_steps(m, *one) for m in maps))
     step, halo = next(found, (0, 0))
@@ -284,9 +301,10 @@ def _march_steps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Laun
 def _march_rows(
     stage: Stage, maps: tuple[BandedMap | None, BandedMap], *, outer: int, channels: int
 ) -> Launch | None:
-    """March over bands of any kind, if all channels of one band fit a tile.
+    """March over bands of any kind.
 
-    Without a map of rows, all rows are those of one image.
+    All channels of one band must fit a tile. Without a map of rows, all rows are those of one
+    image.
     """
     rows, columns = maps
     images, lines = (1, outer) if rows is None else (outer, rows.outputs)
@@ -352,7 +370,10 @@ def _march_channels(stage: Stage, maps: Maps, *, outer: int, channels: int) -> L
 
 
 def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
-    """Gather the few taps of each output, if there are at least as many outputs as inputs."""
+    """Gather the few taps of each output.
+
+    It needs at least as many outputs as inputs.
+    """
     rows, columns = maps
     in_row, out_row = columns.inputs * channels, columns.outputs * channels
     most = max(int(one.counts.max(initial=0)) for one in maps)
@@ -374,7 +395,9 @@ def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Laun
 
 
 def blocks(jobs: int, *, per_block: int) -> Dim3:
-    """Return the grid for a number of jobs, each of a thread, a warp or a block.
+    """Return the grid for a number of jobs.
+
+    A job is that of a thread, a warp or a block.
 
     Raises ValueError if one launch cannot index them.
     """
@@ -385,7 +408,9 @@ def blocks(jobs: int, *, per_block: int) -> Dim3:
 
 
 def step_tiles(vectors: int, *, overlap: bool) -> tuple[int, int, int]:
-    """Return how march_steps splits a row of vectors into the fewest warps: lanes, margin, tiles.
+    """Split a row of vectors into the fewest warps of march_steps.
+
+    Returns lanes, margin and tiles.
 
     lanes is the width of a tile. If tiles overlap, neighbors compute the margin on both sides.
     """
@@ -416,7 +441,7 @@ def tile_starts(bands: BandedMap, *, most_inputs: int, most_outputs: int) -> Arr
 
 
 def _check_indices(bands: BandedMap) -> None:
-    """Raise ValueError if an index of a map takes more than 32 bits."""
+    """Raise ValueError if indices of a map take more than 32 bits."""
     if max(bands.inputs, bands.outputs, bands.nnz) >= MOST:
         raise ValueError(
             f"a map has {bands.inputs} inputs, {bands.outputs} outputs and {bands.nnz} weights; "
@@ -425,7 +450,9 @@ def _check_indices(bands: BandedMap) -> None:
 
 
 def _records(by_input: BandedMap, compute: np.dtype[Any], most: int) -> Array:
-    """Return the outputs and weights of each input of an ascending map: a record for each input.
+    """Return a record of outputs and weights for each input.
+
+    The map must be ascending.
 
     by_input  the map's adjoint, with at most `most` taps
 
@@ -457,10 +484,10 @@ def selects(bands: BandedMap, compute: np.dtype[Any]) -> bool:
 
 
 def has_steps(bands: BandedMap, step: int, halo: int) -> bool:
-    """Return whether bands advance by equal steps and are cut off at the ends of the axis only.
+    """Return whether bands advance by equal steps.
 
-    Output i reads the inputs step*i - halo .. step*(i+1) + halo - 1 that exist, and
-    step * outputs == inputs.
+    They may be cut off at the ends of the axis only. Output i reads the inputs step*i - halo ..
+    step*(i+1) + halo - 1 that exist, and step * outputs == inputs.
     """
     if step * bands.outputs != bands.inputs:
         return False
@@ -470,9 +497,10 @@ def has_steps(bands: BandedMap, step: int, halo: int) -> bool:
 
 
 def _padded_weights(bands: BandedMap, compute: np.dtype[Any], step: int, halo: int) -> Array:
-    """Return [outputs, step + 2 * halo] weights of a map with such steps, -0 beyond the axis.
+    """Return the padded weights of a map with equal steps.
 
-    A tap of weight -0 on a +0 gives -0, which changes no sum.
+    The array is [outputs, step + 2 * halo]. Weights beyond the axis are -0. A tap of weight -0 on a
+    +0 gives -0, which changes no sum.
     """
     _check_indices(bands)
     made = np.full((bands.outputs, step + 2 * halo), -0.0, compute)
@@ -491,6 +519,6 @@ def _weights_by_tap(bands: BandedMap, compute: np.dtype[Any]) -> Array:
 
 
 def _owners(bands: BandedMap) -> tuple[Array, Array]:
-    """Return the output of each weight, and its number among the output's taps."""
+    """Return each weight's output, and its number among the output's taps."""
     owner = np.arange(bands.outputs).repeat(bands.counts)
     return owner, np.arange(bands.nnz) - bands.offset[owner]

@@ -56,7 +56,9 @@ class Kernel(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A pointer argument: the tensor x or y, or a numbered table or scratch buffer.
+    """Pointer argument: x, y, a table or a scratch buffer.
+
+    x and y are tensors; tables and scratch buffers are numbered.
 
     offset  bytes from its beginning, a multiple of ALIGNMENT
     """
@@ -77,7 +79,9 @@ Argument = Buffer | np.generic
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch of a kernel. Launches of a program run in order, on one stream.
+    """Launch of a kernel.
+
+    Launches of a program run in order, on one stream.
 
     arguments  in the kernel's order; numbers have the width of its parameters
     """
@@ -110,7 +114,9 @@ class Launch:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """Launches that compute all of y from x. Its arrays must not be modified.
+    """Launches that compute all of y from x.
+
+    The arrays of a program must not be modified.
 
     tables   constant arrays on the device; Buffer("table", i) is the i-th
     scratch  bytes of each buffer for results between launches, uninitialized
@@ -122,7 +128,10 @@ class Program:
 
 
 def packed(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return byte offsets of buffers of these sizes in one allocation, and its size."""
+    """Return the offsets and the size of one allocation for buffers.
+
+    Offsets and size are in bytes.
+    """
     offsets, end = list[int](), 0
     for size in sizes:
         offsets.append(end)
@@ -141,13 +150,19 @@ def bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def kernel(name: str, types: Iterable[np.dtype[Any]], *parameters: int) -> Kernel:
-    """Return the kernel of a file of this name, with these template arguments."""
+    """Return the kernel with this name and these template arguments.
+
+    The file has the name of the kernel.
+    """
     arguments = (*(_TYPES[one.name] for one in types), *parameters)
     return Kernel(f"{name}.cu", f"{name}<{', '.join(map(str, arguments))}>")
 
 
 def formats(storage: np.dtype[Any]) -> tuple[Format, ...]:
-    """Return the (source, result) types of kernels for a storage type and its compute type."""
+    """Return the source and result types of kernels for a storage type.
+
+    The pairs are of the storage type and its compute type.
+    """
     compute = compute_dtype(storage)
     if storage == compute:
         return ((storage, storage),)

@@ -42,10 +42,11 @@ class _PinnedBuffer:
 
 
 class StagedStream:
-    """A stream, and copies between host arrays and the device through a ring of pinned buffers.
+    """Stream with copies between host and device through pinned buffers.
 
-    While the device copies from one buffer, or to it, the thread fills or empties another.
-    The buffers are equal, and each is used again only after its last copy has completed.
+    The buffers form a ring. While the device copies from one buffer, or to it, the thread fills or
+    empties another. The buffers are equal, and each is used again only after its last copy has
+    completed.
     """
 
     def __init__(self, device: Device, *, buffer_bytes: int) -> None:
@@ -86,7 +87,10 @@ class StagedStream:
         self._strided.clear()
 
     def abandon(self) -> None:
-        """Wait until the device does nothing more on the stream; results are lost."""
+        """Wait until the device has left the stream.
+
+        Results are lost.
+        """
         self._strided.clear()
         for pinned in self._ring:
             pinned.wait = pinned.target = None
@@ -113,10 +117,11 @@ T = TypeVar("T", bound=Releases)
 
 
 class CallQueue(Generic[S]):
-    """Queue of calls for streams, in order of arrival; a stream serves one call. Thread-safe.
+    """Queue of calls for streams, in order of arrival.
 
-    The first call in the queue takes a stream and all its memory at once, and holds nothing while
-    it waits. So calls that hold memory can complete, and waiting calls cannot deadlock.
+    A stream serves one call. Thread-safe. The first call in the queue takes a stream and all its
+    memory at once, and holds nothing while it waits. So calls that hold memory can complete, and
+    waiting calls cannot deadlock.
     """
 
     def __init__(self, streams: Iterable[S]) -> None:
@@ -132,7 +137,9 @@ class CallQueue(Generic[S]):
 
     @contextmanager
     def turn(self, take: Callable[[], T], *, wait_s: float) -> Generator[tuple[S, T]]:
-        """Lend a stream and the memory that `take` returns, and release it afterwards.
+        """Lend a stream and the memory that `take` returns.
+
+        Both are released afterwards.
 
         take    allocates everything or raises MemoryError; never called concurrently. It is retried
                 after another call ends; its MemoryError is final if no other call computes

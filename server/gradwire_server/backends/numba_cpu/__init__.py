@@ -1,4 +1,4 @@
-"""The compiled CPU backend: the bits of `numpy_cpu`, from kernels compiled by numba.
+"""Compiled CPU backend, with the bits of `numpy_cpu`, by numba.
 
 From a plan to machine code:
 

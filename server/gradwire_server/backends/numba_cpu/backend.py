@@ -1,4 +1,4 @@
-"""The backend: applies plans with the compiled kernels, on as many threads as are free."""
+"""Backend that applies plans with compiled kernels on free threads."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class NumbaCpu:
         return between + (0 if read.flags.c_contiguous else read.nbytes)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output on x to y, as `Backend` specifies."""
+        """Add every output's taps on x to y, as `Backend` specifies."""
         if not y.flags.c_contiguous or not x.size or not y.size:
             NumpyCpu().accumulate(bands, x, y, axis=axis, carried=carried)
             return

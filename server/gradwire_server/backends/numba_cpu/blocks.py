@@ -1,4 +1,4 @@
-"""Fused evaluation of up to three passes, block by block, without intermediate tensors.
+"""Fused evaluation of up to three passes, in blocks, without intermediate tensors.
 
 The tensor has the form [outer, depth, height, width, channels]; depth, height and width may have
 a pass. A block is a few result rows and a tile of their columns. Sums go from stage to stage
@@ -38,7 +38,10 @@ _ACCUMULATE = types.void(types.Array(from_dtype(AXIS), 1, "C"), *[types.int64] *
 
 @part
 def _stage_depth(job, x, plane, bottom, top, low, high, stage):
-    """Sum rows bottom .. top - 1, pixels low .. high - 1, over depth; return the taps."""
+    """Sum some rows over depth; return the number of taps.
+
+    The rows are bottom .. top - 1, the pixels low .. high - 1.
+    """
     depth, size = job.depth, job.input_size
     outer = plane // depth.outputs
     index = plane - outer * depth.outputs
@@ -54,7 +57,10 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
 
 @part
 def _sum_height(job, x, stage, bottom, first, count, left, length, result, result_step):
-    """Sum the inputs of rows first .. first + count - 1 over height, from element left on."""
+    """Sum the inputs of some rows over height.
+
+    The rows are first .. first + count - 1; sums begin at element `left`.
+    """
     height, axis = job.height, job.address + HEIGHT_AT
     while count:
         outer = first // height.outputs
@@ -74,9 +80,10 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
 
 @part
 def _rows(job, x, scratch, bottom, first, count, readable, low, high):
-    """Sum rows over height, pixels low .. high - 1; return the address and step of the sums.
+    """Sum rows over height; return the address and step of sums.
 
-    At that address `readable` rows can be read, and PAD elements beyond the end of each.
+    The pixels are low .. high - 1. At that address `readable` rows can be read, and PAD elements
+    beyond the end of each.
     """
     itemsize, channels = job.itemsize, job.channels
     stage, sums, length = scratch + job.stage_at, scratch + job.sums_at, (high - low) * channels
@@ -100,7 +107,10 @@ def _is_empty(job, row):
 
 @part
 def _sum_width(job, rows, step, count, j0, j1, result, result_step):
-    """Apply the width stage to some rows; rows is the address of input 0."""
+    """Apply the width stage to some rows.
+
+    rows is the address of input 0.
+    """
     if job.method != CHANNELS:
         call(job.width_stage, (job.address, rows, step, count, j0, j1, result, result_step))
         return
@@ -112,7 +122,10 @@ def _sum_width(job, rows, step, count, j0, j1, result, result_step):
 
 @part
 def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
-    """Apply the last two stages to some rows; y is the address of their first result."""
+    """Apply the last two stages to some rows.
+
+    y is the address of their first result.
+    """
     channels, size = job.channels, job.output_size
     length, line = (j1 - j0) * channels, job.width.outputs * channels * size
     held = job.output_narrow or job.stream
@@ -131,7 +144,10 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
 
 @part
 def _put(job, scratch, rows, step, count, length, y, line):
-    """Convert rows of so many elements, or stream them, or both, to their place."""
+    """Write rows to their place, converted or streamed or both.
+
+    Rows have `length` elements.
+    """
     size = job.output_size
     to, to_step = y, line
     if job.output_narrow or not job.stream:
@@ -145,7 +161,10 @@ def _put(job, scratch, rows, step, count, length, y, line):
 
 @part
 def _clear_rows(job, y, scratch, count, j0, j1):
-    """Write +0 to some rows; y is the address of their first result."""
+    """Write +0 to some rows.
+
+    y is the address of their first result.
+    """
     size = job.channels * job.output_size
     line, length = job.width.outputs * size, (j1 - j0) * size
     if job.stream:
@@ -160,7 +179,10 @@ def _clear_rows(job, y, scratch, count, j0, j1):
 
 @part
 def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
-    """Apply the last two stages, several rows at a time; y is the address of the first result."""
+    """Apply the last two stages, several rows at a time.
+
+    y is the address of the first result.
+    """
     line = job.width.outputs * job.channels * job.output_size
     i = 0
     while i < count:
@@ -182,7 +204,10 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
 
 @part
 def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
-    """Apply the last two stages to a transposed block; y is the address of its first result."""
+    """Apply the last two stages to a transposed block.
+
+    y is the address of its first result.
+    """
     axis, length = job.width, (j1 - j0) * job.channels
     columns, results = scratch + job.columns_at, scratch + job.results_at
     low, high = span(axis, job.itemsize, j0, j1)
@@ -205,7 +230,10 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
 
 @part
 def _windows(job, x, y, scratch, first, count, j0, j1):
-    """Apply all passes of nearest.py to some rows; y is the address of their first result."""
+    """Apply all passes of nearest.py to some rows.
+
+    y is the address of their first result.
+    """
     if not job.stream:
         call(job.width_stage, (job.address, x, first, count, j0, j1, y))
         return
@@ -251,7 +279,10 @@ def _block(job, x, y, scratch, unit):
 
 @cfunc(_RUN, cache=True)
 def run(jobs, x, y, scratch, first, stop):
-    """Compute blocks first .. stop - 1 of a job; x, y and scratch are addresses."""
+    """Compute blocks first .. stop - 1 of a job.
+
+    x, y and scratch are addresses.
+    """
     job = carray(jobs, 1)[0]
     for unit in range(first, stop):
         _block(job, x, y, scratch, unit)

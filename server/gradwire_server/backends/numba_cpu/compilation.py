@@ -113,7 +113,10 @@ def _file(folder: str) -> Path | None:
 
 @contextlib.contextmanager
 def _numba_caching_in(code: _MachineCode) -> Generator[None]:
-    """Set up numba for the functions declared in the block; restore its settings afterwards."""
+    """Set up numba for the functions declared in the block.
+
+    Its settings are restored afterwards.
+    """
     # numba caches nothing without a folder that it can write to.
     with tempfile.TemporaryDirectory(prefix="gradwire-kernels-") as folder:
         settings = dict.fromkeys(_PASSES_OFF, 0) | {"CACHE_DIR": folder}
@@ -130,7 +133,10 @@ def _numba_caching_in(code: _MachineCode) -> Generator[None]:
 
 
 def _import_or_recompile(code: _MachineCode) -> Kernels:
-    """Import the kernels; if that fails, forget the stored code and try again."""
+    """Import the kernels; after a failure, recompile them.
+
+    The stored code is forgotten before the second attempt.
+    """
     try:
         return _import()
     except NotStoredError:
@@ -205,7 +211,9 @@ def _version() -> str:
 
 
 class _MachineCode:
-    """The code of all functions, and log lines about its compilation, which count functions.
+    """Code of all functions, and log lines about its compilation.
+
+    Log lines count functions.
 
     entries   by name of the function and text of numba's key: signature, processor and closure
     compiled  names of the functions that were compiled

@@ -65,7 +65,10 @@ def _with_registers(kind, times):
 
 @intrinsic
 def call(_context, address, arguments):
-    """Call the C function at an address with a tuple of int64; it returns void."""
+    """Call a C function with a tuple of int64.
+
+    The function is at `address` and returns void.
+    """
 
     def generate(context, builder, sig, args):
         values = [
@@ -124,7 +127,7 @@ def zeros(_builder, computed):
 
 @instruction(lambda stored, _: VectorType(stored.format.computed))
 def load(builder, stored, address):
-    """A vector of the elements at an address, converted to the compute type."""
+    """Elements at an address as a vector of the compute type."""
     one = replace(stored, registers=1)
     # One load of all registers would read the last one first.
     values = []
@@ -140,7 +143,10 @@ def load(builder, stored, address):
 
 @instruction(lambda stored, *_: VectorType(stored.format.computed))
 def load_first(builder, stored, address, count):
-    """As `load`, the first count lanes only; the others are 0 and their memory is not read."""
+    """Load the first count lanes only, as `load` does.
+
+    The other lanes are 0, and their memory is not read.
+    """
     kind = memory_type(stored)
     place = pointer(builder, address, kind)
     mask = _first(builder, count, kind.count)
@@ -152,7 +158,10 @@ def load_first(builder, stored, address, count):
 
 @instruction(types.void)
 def prefetch(builder, stored, address):
-    """Prefetch as many cache lines as a vector fills registers; they need not be mapped."""
+    """Prefetch as many cache lines as a vector fills registers.
+
+    The lines need not be mapped.
+    """
     for line in range(stored.registers):
         place = builder.add(address, INT64(VECTOR_BYTES * line))
         # For reading, with the highest locality, of data.
@@ -169,7 +178,10 @@ def store(builder, stored, address, vector):
 
 @instruction(types.void)
 def store_first(builder, stored, address, vector, count):
-    """As `store`, the first count lanes only; the memory of the others is not written."""
+    """Store the first count lanes only, as `store` does.
+
+    The memory of the other lanes is not written.
+    """
     value = narrowed(builder, stored, vector)
     place = pointer(builder, address, value.type)
     mask = _first(builder, count, stored.lanes)
@@ -190,7 +202,10 @@ def store_until(stored, address, vector, left):
 
 @instruction(types.void)
 def put_streaming(builder, address, vector):
-    """Write a vector with a non-temporal store; address is a multiple of 64. Needs `fence`."""
+    """Write a vector with a non-temporal store.
+
+    address is a multiple of 64. Needs `fence`.
+    """
     written = builder.store(vector, pointer(builder, address, vector.type))
     written.align = VECTOR_BYTES
     written.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
@@ -198,7 +213,10 @@ def put_streaming(builder, address, vector):
 
 @instruction(types.void)
 def fence(builder):
-    """Order all earlier writes before all later ones, as other threads see them."""
+    """Order all earlier writes before all later ones.
+
+    Other threads see them in this order.
+    """
     builder.fence("seq_cst")
 
 
@@ -287,7 +305,10 @@ def pick(builder, index, onward, vector):
 
 @instruction(lambda _counts, _k, one, _other: one)
 def where_more(builder, counts, k, one, other):
-    """Lanes of one where the integer at address counts is greater than k, else of other."""
+    """Lanes of `one` where count is above k, else of `other`.
+
+    The counts are the integers at address `counts`.
+    """
     words = words_of(one.type)
     least = _splat(builder, k, words)
     more = builder.icmp_signed(">", _loaded(builder, counts, words), least)
@@ -303,7 +324,10 @@ def _splat(builder, number, words):
 
 @instruction(types.void)
 def transpose(builder, computed, source, source_step, target, target_step):
-    """Transpose a square block with the side of a vector; steps are bytes from row to row."""
+    """Transpose a square block with the side of a vector.
+
+    Steps are bytes from row to row.
+    """
 
     def address(base, step, row):
         return builder.add(base, builder.mul(step, INT64(row)))
@@ -315,7 +339,10 @@ def transpose(builder, computed, source, source_step, target, target_step):
 
 
 def _transposed(builder, rows):
-    """Transpose in log2(lanes) rounds: rows a span apart exchange blocks of that span."""
+    """Transpose in log2(lanes) rounds.
+
+    In each round, rows a span apart exchange blocks of that span.
+    """
     count, span = len(rows), 1
     while span < count:
         low = [lane if not lane & span else lane - span + count for lane in range(count)]

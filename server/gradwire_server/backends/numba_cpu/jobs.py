@@ -1,9 +1,9 @@
-"""From a plan to jobs, each of which is one call of the fused kernel.
+"""Conversion of a plan to jobs for the fused kernel.
 
-Adjacent axes without a pass are merged. If the tensor then has the form [outer, depth, height,
-width, channels], with all passes in this order on some of depth, height and width, the plan is one
-job. Any other plan applies its first pass alone, then the rest, through an intermediate tensor of
-the compute type.
+Each job is one call of the kernel. Adjacent axes without a pass are merged. If the tensor then has
+the form [outer, depth, height, width, channels], with all passes in this order on some of depth,
+height and width, the plan is one job. Any other plan applies its first pass alone, then the rest,
+through an intermediate tensor of the compute type.
 
 A job states how the result is cut into blocks (blocks.py), which method the width stage has
 (width.py, nearest.py), and where its buffers are.
@@ -37,7 +37,7 @@ _ROWS: Any = rows
 _VECTOR_BYTES = 64
 # Fewer channels than this do not fill vectors.
 _FEW_CHANNELS = 16
-# Tiles are multiples of so many pixels, so that they begin where vectors of results do.
+# Tiles are multiples of this number of pixels, so that they begin where vectors of results do.
 _TILE_STEP = 64
 # Bytes of a tile's rows; fewer where a whole block of rows is buffered.
 _TILE_BYTES = 16 << 10
@@ -74,7 +74,9 @@ class Form(NamedTuple):
     maps: tuple[BandedMap | None, ...]
 
     def repeats(self, shape: Sequence[int], repeated: Sequence[bool]) -> list[bool]:
-        """Return whether all indices of outer, depth and height each hold the same values.
+        """Return whether indices of outer, depth and height repeat their values.
+
+        One result per axis: whether all its indices hold the same values.
 
         repeated  likewise for each axis of the tensor; none if empty
         """
@@ -94,7 +96,10 @@ class Form(NamedTuple):
         return tuple(slices)
 
     def steps(self, size: int, repeats: Sequence[bool]) -> dict[str, int]:
-        """Return the input's strides and bytes without repetitions; size is that of an element."""
+        """Return the input's strides and bytes without repetitions.
+
+        size is that of an element.
+        """
         values: dict[str, int] = {}
         stride = math.prod(self.lengths[3:]) * size
         for axis, name in ((2, "row_step"), (1, "depth_step"), (0, "outer_step")):
@@ -104,7 +109,10 @@ class Form(NamedTuple):
 
 
 def _form_of(shape: Sequence[int], passes: Sequence[Pass]) -> Form | None:
-    """Return the form of a tensor with these passes; None if it has none."""
+    """Return the form of a tensor with these passes.
+
+    None if it has no such form.
+    """
     at = [one.axis for one in passes]
     if not at or len(at) > 3 or at != sorted(at):
         return None
@@ -167,7 +175,9 @@ def jobs_of(
     streamed_bytes: int,
     repeated: Sequence[bool] = (),
 ) -> list[CompiledPass]:
-    """Return the jobs that apply passes one after the other; none if a format has no kernels.
+    """Return the jobs that apply passes one after the other.
+
+    There are none if a format has no kernels.
 
     formats         types of input and result; between jobs it is the compute type
     streamed_bytes  results of at least so many bytes bypass the caches
@@ -210,7 +220,7 @@ def accumulate(table: Table, x: Array, y: Array, *, axis: int, carried: int) -> 
 
 @dataclass(frozen=True)
 class _Task:
-    """What a job does.
+    """Work of one job.
 
     axes            tables of depth, height and width; None without a pass
     formats         types of input and result
@@ -273,7 +283,7 @@ class _Task:
 
 
 class _Blocks(NamedTuple):
-    """How a task is cut into blocks, and by which method it is computed.
+    """Cut of a task into blocks, and the method of their computation.
 
     values   fields of records.JOB
     units    number of blocks
@@ -286,7 +296,10 @@ class _Blocks(NamedTuple):
 
 
 def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
-    """Return the job of a task; None if its buffers would be too large."""
+    """Return the job of a task.
+
+    None if its buffers would be too large.
+    """
     found = _window_blocks(task) or _blocks(task)
     if found is None:
         return None
@@ -323,7 +336,10 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
 
 
 def _record(values: dict[str, Any]) -> Array:
-    """Make a job's record, which holds its own address; fields that are absent are 0."""
+    """Make a job's record, which holds its own address.
+
+    Absent fields are 0.
+    """
     fields: Any = records.JOB.fields
     numbers = [0] * (records.JOB.itemsize // 8)
     for name, value in values.items():
@@ -360,7 +376,10 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
 
 
 def _blocks(task: _Task) -> _Blocks | None:
-    """Choose a method of width.py, and blocks; None if buffers would be too large."""
+    """Choose a method of width.py, and blocks.
+
+    Returns None if buffers would be too large.
+    """
     depth, height, width = task.axes
     itemsize, channels, lanes = task.compute.itemsize, task.channels, task.lanes
     described = _method(task)
@@ -437,7 +456,10 @@ def _window_blocks(task: _Task) -> _Blocks | None:
 
 
 def _pairs(width: Table) -> Steady | None:
-    """Return all results as steady ones if each is the sum of the next two inputs."""
+    """Return all results as steady if each sums the next two inputs.
+
+    Otherwise there are none.
+    """
     steady = width.halving
     whole = steady and (steady.first, steady.stop) == (0, width.outputs)
     return steady if steady and whole and steady.phases[0].taps == _PAIR else None
@@ -469,7 +491,10 @@ def _steady_method(width: Table) -> dict[str, Any] | None:
 
 
 def _tile(task: _Task, method: int) -> int:
-    """Return the pixels of a tile: all, or a multiple of those of whole vectors."""
+    """Return the pixels of a tile.
+
+    They are all pixels, or a multiple of the pixels of whole vectors.
+    """
     limit = _COLUMNS_BYTES if method == records.COLUMNS else _TILE_BYTES
     # The longer of a row's two sides counts.
     longer = max(task.form.lengths[3], task.pixels)
@@ -480,5 +505,8 @@ def _tile(task: _Task, method: int) -> int:
 
 
 def _odd_vectors(size: int) -> int:
-    """Round up to an odd number of vectors, so that rows do not share cache sets."""
+    """Round up to an odd number of vectors.
+
+    Rows of an even number would share cache sets.
+    """
     return (-(-size // _VECTOR_BYTES) | 1) * _VECTOR_BYTES

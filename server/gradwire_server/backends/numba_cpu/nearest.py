@@ -1,4 +1,4 @@
-"""Kernels for weights that are all 1 (nearest): every pass at once, in registers.
+"""Kernels for weights of 1 (nearest): all passes at once, in registers.
 
 A result is the sum of a window of the input, over depth first, then height, then width. Windows of
 neighbors hardly overlap, so summing their rows again costs less than storing the sums.
@@ -87,7 +87,10 @@ def _sum_of_window(load_one: Any) -> Any:
 def _halved(sum_window: Any) -> Any:
     @part
     def halved(stored, job, at, end, window, first, stop, result):
-        """Compute results first .. stop - 1 of a row, each the sum of two neighbors."""
+        """Compute some results of a row, each the sum of two neighbors.
+
+        The results are first .. stop - 1.
+        """
         wide, size = twice(stored), element_bytes(stored)
         at += (job.even.start + 2 * first) * size
         left = stop - first
@@ -113,7 +116,10 @@ def _of_pixels(sum_window: Any) -> Any:
 
     @part
     def of_pixels(stored, job, at, end, window, first, stop, result):
-        """Compute pixels first .. stop - 1 of a row; a pixel has many channels."""
+        """Compute pixels first .. stop - 1 of a row.
+
+        A pixel has many channels.
+        """
         wide, size = twice(stored), element_bytes(stored)
         pixel = job.channels * size
         for j in range(first, stop):
@@ -140,7 +146,10 @@ def _of_pixels(sum_window: Any) -> Any:
 
 @part
 def _sum_of_lanes(computed, groups, channels, index, vector):
-    """Sum each lane's taps, picked from a vector of two or four registers."""
+    """Sum each lane's taps.
+
+    Taps are picked from a vector of two or four registers.
+    """
     total = pick(index, 0, vector)
     if groups.gaps:
         total = where_more(index + 64, 0, total, zeros(computed))
@@ -153,7 +162,10 @@ def _sum_of_lanes(computed, groups, channels, index, vector):
 def _picked(sum_window: Any) -> Any:
     @part
     def picked(stored, job, at, end, window, first, stop, result):
-        """Compute pixels first .. stop - 1 of a row, vector by vector as in tables.Groups."""
+        """Compute pixels of a row vector by vector, as in tables.Groups.
+
+        The pixels are first .. stop - 1.
+        """
         computed, size, width = computed_of(stored), element_bytes(stored), lanes(stored)
         wide, groups, channels = twice(stored), job.groups, job.channels
         begin = first * channels // width
@@ -180,7 +192,10 @@ def _rows(build: Any) -> Any:
 
     @part
     def rows(stored, job, x, first, count, j0, j1, result):
-        """Compute rows first .. first + count - 1, pixels j0 .. j1 - 1, of the input at x."""
+        """Compute a rectangle of rows and pixels from the input at x.
+
+        The rows are first .. first + count - 1, the pixels j0 .. j1 - 1.
+        """
         depth, height = job.depth, job.height
         pixel = job.channels * element_bytes(stored)
         line, deep_step = job.row_step, job.depth_step

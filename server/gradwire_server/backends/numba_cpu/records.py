@@ -1,4 +1,7 @@
-"""Records that describe work to the compiled functions; every field is an int64."""
+"""Records that describe work to the compiled functions.
+
+Every field is an int64.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,10 @@ def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
 
     @part
     def sum_rows(stored, at, step, weights, taps, length, to):
-        """to[i] = sum over k of weights[k] * at[k * step + i], k ascending, 0 <= i < length."""
+        """Sum weighted rows, with k ascending.
+
+        to[i] = sum over k of weights[k] * at[k * step + i], for 0 <= i < length.
+        """
         # Additions to several registers do not wait for each other.
         wide = twice(twice(stored))
         computed = computed_of(stored)
@@ -102,7 +105,10 @@ def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
 
 
 def _sums(term: Any, *, onto: bool) -> Any:
-    """Build the sums of some bands; onto: whether they are added to the values in place."""
+    """Build the sums of some bands.
+
+    onto: whether they are added to the values in place.
+    """
     sum_rows = _sum_rows(term, onto=onto, again=False)
     sum_again = sum_rows if onto else _sum_rows(term, onto=False, again=True)
 

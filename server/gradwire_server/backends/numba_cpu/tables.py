@@ -78,7 +78,9 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The arrays of a map, with weights rounded to a compute type. Must outlive its addresses.
+    """Arrays of a map, with weights rounded to a compute type.
+
+    A table must outlive its addresses.
 
     bits      the weights' bits, as integers: zeros of both signs differ
     is_plain  whether all weights are 1
@@ -116,7 +118,7 @@ class Table:
 
     @cached_property
     def halving(self) -> Steady | None:
-        """Results whose bands advance by two inputs per result, none of them empty."""
+        """Results with bands that advance by two inputs each, none empty."""
         found = self._steady(period=1, step=2)
         return found if found and found.phases[0].taps else None
 
@@ -126,14 +128,17 @@ class Table:
         return self._steady(period=2, step=1)
 
     def groups(self, channels: int) -> Groups | None:
-        """Return rows of outputs x channels as vectors; None if PERMUTE does not pay."""
+        """Return rows of outputs x channels as vectors.
+
+        None if PERMUTE does not pay.
+        """
         if channels not in self._groups:
             # If two threads do this, the first result stays, since its addresses may be in use.
             self._groups.setdefault(channels, _grouped(self, channels))
         return self._groups[channels]
 
     def widest_span(self, tile: int) -> int:
-        """Return the most inputs that the bands of a tile of results cover."""
+        """Return the most inputs that bands of one tile cover."""
         first = np.arange(0, self.outputs, tile)
         last = np.minimum(first + tile, self.outputs) - 1
         stop = self.start + self.counts
@@ -141,7 +146,10 @@ class Table:
         return int((np.maximum(stop[first], stop[last]) - low).max())
 
     def _steady(self, *, period: int, step: int) -> Steady | None:
-        """Return the longest run around the middle whose starts, counts and weights repeat."""
+        """Return the longest run of repeating bands around the middle.
+
+        Bands repeat if their starts, counts and weights do.
+        """
         compared = self.outputs - period
         if compared < _LEAST_STEADY:
             return None
@@ -167,7 +175,10 @@ class Table:
 
 
 def _run(repeats: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the first index and the end of the true values around the middle."""
+    """Return the first index and the end of the middle run.
+
+    The run is that of true values around the middle.
+    """
     middle = len(repeats) // 2
     breaks = np.flatnonzero(~repeats)
     after = int(breaks.searchsorted(middle))

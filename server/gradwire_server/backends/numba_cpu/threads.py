@@ -100,7 +100,10 @@ def fetch_add(builder, address, value):
 
 @instruction(types.boolean)
 def compare_exchange(builder, address, expected, value):
-    """Replace an int64 if it is the expected one; return whether it was."""
+    """Replace an int64 if it is the expected one.
+
+    Returns whether it was.
+    """
     place = pointer(builder, address, INT64)
     return builder.extract_value(builder.cmpxchg(place, expected, value, _ORDER, _ORDER), 1)
 
@@ -151,7 +154,10 @@ def _work(task, scratch, begin):
 
 @part
 def _sleep(mailbox):
-    """Sleep until a task is posted or the helper is to end; callers of both check ASLEEP after."""
+    """Sleep until a task is posted or the helper is to end.
+
+    Callers of both check ASLEEP after them.
+    """
     exchange(mailbox + ASLEEP, 1)
     if atomic_load(mailbox + STATE) != POSTED and not atomic_load(mailbox + ENDING):
         _sem_wait(mailbox + WAKE)
@@ -160,7 +166,7 @@ def _sleep(mailbox):
 
 @part
 def _take(team, wanted):
-    """Take at least one thread, the caller's, and at most as many as wanted."""
+    """Take at least the caller's thread, and at most `wanted` threads."""
     while True:
         there = atomic_load(team + FREE_THREADS)
         count = max(1, min(wanted, there))
@@ -170,10 +176,11 @@ def _take(team, wanted):
 
 @part
 def _claim(team, most, work, worth, task):
-    """Post a task to at most `most` helpers that are awake, or worth waking up.
+    """Post a task to at most `most` suitable helpers.
 
-    The task is in the first mailbox that is claimed. Returns its address; 0 if no helper is free.
-    Small calls wake a helper only if they follow one another, so that it stays awake.
+    Suitable helpers are awake, or worth waking up. The task is in the first mailbox that is
+    claimed. Returns its address; 0 if no helper is free. Small calls wake a helper only if they
+    follow one another, so that it stays awake.
     """
     first, posted, asleep = 0, 0, False
     unwoken = atomic_load(team + UNWOKEN)
@@ -206,7 +213,10 @@ def _claim(team, most, work, worth, task):
 
 @part
 def _gather(team, task):
-    """Take a task back from all helpers that it is posted to; none reads it afterwards."""
+    """Take a task back from all helpers that it is posted to.
+
+    No helper reads it afterwards.
+    """
     # The mailbox with the task is the first: it is set free last.
     for helper in range(atomic_load(team + HELPERS) - 1, -1, -1):
         mailbox = _mailbox(team, helper)
@@ -267,7 +277,9 @@ def end(team):
 
 @njit(types.void(*[types.int64] * 12), nogil=True, cache=True)
 def share(team, run, job, x, y, scratch, needed, units, least, wanted, work, worth):
-    """Compute all units of a job, on this thread and on helpers that are free.
+    """Compute all units of a job.
+
+    This thread computes, and free helpers do.
 
     run      address of the function that computes some units
     scratch  address of this thread's buffers, of needed bytes
@@ -293,7 +305,10 @@ _serving: set[threading.Thread] = set()
 
 
 class ScratchMemory:
-    """Zeroed memory that begins at a multiple of 64 bytes, a cache line and a vector."""
+    """Zeroed memory, aligned to 64 bytes.
+
+    This is the size of a cache line and of a vector.
+    """
 
     def __init__(self, size: int) -> None:
         held: npt.NDArray[np.uint8] = np.zeros(size + LINE_BYTES, np.uint8)
@@ -322,9 +337,10 @@ class Scratch(threading.local):
 
 
 class Team:
-    """Threads that calls share: each call takes free ones, and always its own.
+    """Threads that calls share.
 
-    A team belongs to the process that made it; its helpers end with it.
+    Each call takes free threads, and always its own. A team belongs to the process that made it;
+    its helpers end with it.
 
     most  most threads that compute at once, callers' own included
     """

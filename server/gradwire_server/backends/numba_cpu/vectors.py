@@ -121,7 +121,10 @@ def _add(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 def words_of(vector: ir.VectorType) -> ir.VectorType:
-    """Return the type of integers of the same width and count as a vector's numbers."""
+    """Return the integer type as wide as a vector's numbers.
+
+    It has as many numbers.
+    """
     return ir.VectorType(INT32 if vector.element == ir.FloatType() else INT64, vector.count)
 
 

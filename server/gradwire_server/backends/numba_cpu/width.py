@@ -50,7 +50,9 @@ _TO_ROWS = types.void(*[types.int64] * 5)
 
 @part
 def _columns(computed, job, rows, step, columns, low, high, first, stop, result):
-    """Compute the part of results first .. stop - 1 that inputs low .. high - 1 give.
+    """Compute the part of results that some inputs contribute.
+
+    The results are first .. stop - 1, the inputs low .. high - 1.
 
     rows     address of input low of as many rows as a vector has lanes
     columns  buffer for them: a vector per channel of each input
@@ -96,7 +98,10 @@ def _to_rows(computed, results, length, rows, step, exact):
 
 @part
 def _one_by_one(computed, axis, row, first, stop, result):
-    """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
+    """Compute results first .. stop - 1.
+
+    row and result are the addresses of elements 0.
+    """
     itemsize = element_bytes(computed)
     for j in range(first, stop):
         start, taps, weight = band(axis, itemsize, j)
@@ -130,7 +135,10 @@ def _halve(computed, job, at, to, left):
 
 @part
 def _sum_of_phase(computed, phase, at):
-    """Sum a band for each lane, one input on from lane to lane."""
+    """Sum a band for each lane.
+
+    From lane to lane, the band moves on by one input.
+    """
     size, weight = element_bytes(computed), phase.weight
     at += phase.start * size
     if not phase.taps:
@@ -150,7 +158,9 @@ def _double(computed, job, at, to, left):
 
 
 def _steady(put: Any, *, period: int, step: int) -> Any:
-    """Build the stage of bands that repeat every `period` results, `step` inputs on.
+    """Build the stage of bands that repeat periodically.
+
+    They repeat every `period` results, `step` inputs on.
 
     put  writes the results of as many periods as a vector has lanes; at is the address of the input
          from which the first of them counts
@@ -158,7 +168,10 @@ def _steady(put: Any, *, period: int, step: int) -> Any:
 
     @part
     def steady(computed, job, row, first, stop, result):
-        """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
+        """Compute results first .. stop - 1.
+
+        row and result are the addresses of elements 0.
+        """
         size, width = element_bytes(computed), lanes(computed)
         begin = max(first, job.steady_first)
         begin = min(begin + (begin - job.steady_first) % period, stop)
@@ -190,7 +203,10 @@ def _pick_far(computed, at, index):
 def _permuted(pick_one: Any) -> Any:
     @part
     def permuted(computed, job, row, first, stop, result):
-        """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
+        """Compute results first .. stop - 1.
+
+        row and result are the addresses of elements 0.
+        """
         width, itemsize, groups = lanes(computed), element_bytes(computed), job.groups
         step, left = job.channels * itemsize, job.width.outputs * job.channels
         for g in range(first * job.channels // width, -(-stop * job.channels // width)):
@@ -220,7 +236,10 @@ else:
 
 @part
 def _along_row(computed, job, row, first, stop, result):
-    """Compute results first .. stop - 1; row and result are the addresses of elements 0."""
+    """Compute results first .. stop - 1.
+
+    row and result are the addresses of elements 0.
+    """
     if job.method == HALVE:
         _halved(computed, job, row, first, stop, result)
     elif job.method == DOUBLE:
