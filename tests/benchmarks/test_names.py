@@ -43,7 +43,7 @@ def test_every_name_has_a_module(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["Makefile", *(f"docs/{one.name}" for one in (ROOT / "docs").glob("*.md"))]
+    "page", ["Makefile", *(str(one.relative_to(ROOT)) for one in (ROOT / "docs").rglob("*.md"))]
 )
 def test_commands_of_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
