@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import zlib
@@ -29,8 +30,12 @@ extensions = [
     "sphinx.ext.intersphinx",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_build", "_inventories"]
+exclude_patterns = ["_inventories"]
 nitpicky = True
+# Types of arguments that have no page: private, or of the server's inside.
+nitpick_ignore_regex = [
+    ("py:class", r"NDArray|gradwire\.(_|v1\.).*|gradwire_server\.(engine|local_client)\..*"),
+]
 default_role = "code"
 suppress_warnings = ["myst.header"]  # conformance.md has headings that skip a level
 
@@ -40,7 +45,9 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 
 # The bridges are documented without their frameworks.
 autodoc_mock_imports = ["jax", "torch"]
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 
@@ -65,8 +72,8 @@ html_sidebars = {"index": []}
 
 def _inventory(name: str) -> str:
     """Compress a vendored list of names to the format of Sphinx, and return its path."""
-    packed = DOCS / "_build" / f"{name}.inv"
-    packed.parent.mkdir(exist_ok=True)
+    packed = ROOT / "build" / "inventories" / f"{name}.inv"
+    packed.parent.mkdir(parents=True, exist_ok=True)
     head = f"# Sphinx inventory version 2\n# Project: {name}\n# Version: 0\n"
     head += "# The remainder of this file is compressed using zlib.\n"
     names = (DOCS / "_inventories" / f"{name}.txt").read_bytes()
@@ -75,20 +82,50 @@ def _inventory(name: str) -> str:
 
 
 intersphinx_mapping = {
+    "grpc": ("https://grpc.github.io/grpc/python/", _inventory("grpc")),
     "python": ("https://docs.python.org/3/", _inventory("python")),
     "numpy": ("https://numpy.org/doc/stable/", _inventory("numpy")),
 }
 
 
-def _prepare(_: Sphinx, __: str, source: list[str]) -> None:
-    """Fill in generated tables; links to folders, which no site has, become their text."""
+_INCLUDED = {
+    ROOT / "CHANGELOG.md": DOCS / "changelog.md",
+    ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
+    ROOT / "README.md": DOCS / "index.md",
+    ROOT / "SECURITY.md": DOCS / "security.md",
+}
+
+
+def _prepare(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Fill in generated tables and included pages, and lead all links to pages of the site."""
+    page = Path(app.env.doc2path(docname))
     text = re.sub(
         r"^<!-- generated: (\w+) -->$",
         lambda found: reference_tables.TABLES[found[1]](),
         source[0],
         flags=re.MULTILINE,
     )
-    source[0] = re.sub(r"\[([^\]]+)\]\((?:\.\./)+[^).#]*\)", r"\1", text)
+    included = next((each for each, own in _INCLUDED.items() if own == page), page)
+    if "<!-- included -->" in text:
+        _, _, body = included.read_text(encoding="utf-8").partition("\n")
+        text = text.replace("<!-- included -->", body)
+    else:
+        included = page
+    source[0] = _LINK.sub(lambda link: _led(link, included.parent, page.parent), text)
+
+
+_LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def _led(link: re.Match[str], source: Path, page: Path) -> str:
+    """Return a link of a file in `source` as it stands on a page in the folder `page`."""
+    target = (source / link[2]).resolve()
+    if not target.exists():
+        return link[0]
+    target = _INCLUDED.get(target, target)
+    if target.is_dir() or (target.suffix == ".md" and not target.is_relative_to(DOCS)):
+        return link[1]  # a folder, or a page that the site does not have
+    return f"[{link[1]}]({os.path.relpath(target, page)}{link[3] or ''})"
 
 
 def setup(app: Sphinx) -> None:
