@@ -37,7 +37,7 @@ ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYT
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports words schema breaking \
 	check generate load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
-	constraints mutants shape clean
+	constraints mutants shape docs clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -172,6 +172,11 @@ conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ON
 full: MARKS =
 full: $(VENV)/.full lint schema test bench load chaos soak  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
+docs: $(VENV)-docs/.installed  ## Build the documentation site from docs/ without a network; warnings are errors
+	rm -rf build/docs
+	$(VENV)-docs/bin/python -m sphinx --nitpicky --fail-on-warning --keep-going --quiet --fresh-env --doctree-dir build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
 image:  ## Build the container image gradwire:cpu (TARGET=cuda12 or cuda13 for GPUs; BASE=... another base)
 	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target $(TARGET) --tag gradwire:$(TARGET) \
 		$(if $(BASE),--build-arg BASE=$(BASE)) \
@@ -184,7 +189,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda1
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
 	build/pin/bin/python $(PIP) install --upgrade pip
-	build/pin/bin/python $(PIP) install --editable '.[cpu,cuda13,otel,plot,ray]' --group test --group lint --group package hatchling
+	build/pin/bin/python $(PIP) install --editable '.[cpu,cuda13,otel,plot,ray]' --group test --group lint --group package --group docs hatchling
 	build/pin/bin/python -m pip freeze --all --exclude-editable --exclude setuptools > $(PINS)
 	rm -rf build/pin
 	$(PYTHON) -m venv build/pin
@@ -193,7 +198,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda1
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
-	rm -rf .venv .venv-generate .venv-conformance .venv-locust .venv-ray build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
+	rm -rf .venv .venv-generate .venv-conformance .venv-docs .venv-locust .venv-ray build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
 
 # Set up again whenever dependencies or pins have changed.
 $(VENV)/.installed: pyproject.toml $(PINS)
@@ -242,6 +247,14 @@ $(VENV)-locust/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-locust
 	$(VENV)-locust/bin/python $(PIP) install --constraint $(PINS) pip
 	$(VENV)-locust/bin/python $(PIP) install --group locust
+	@touch $@
+
+# The pages are made from the packages, which are imported.
+$(VENV)-docs/.installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python $(PIP) install --constraint $(PINS) pip
+	$(VENV)-docs/bin/python $(PIP) install --constraint $(PINS) --build-constraint $(PINS) \
+		--editable '.[server]' --group docs
 	@touch $@
 
 $(CONFORMANCE_VENV)/.installed: pyproject.toml $(PINS)

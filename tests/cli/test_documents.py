@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,31 @@ from gradwire.ops._base import Choice, rule_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted({table.page for table in TABLES.values()})
-DOCUMENTS = ("README.md", "docs/operators.md", *PAGES)
 LINKED = (
+    "CONTRIBUTING.md",
     "README.md",
     "SECURITY.md",
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
 )
+# Pages whose Python runs elsewhere: in tests of their own, or not without a framework, a cluster or
+# a unix socket.
+ELSEWHERE = {
+    "docs/bridges.md",
+    "docs/conformance.md",
+    "docs/inspecting.md",
+    "docs/kubernetes.md",
+    "docs/local.md",
+    "docs/scaling-out.md",
+}
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
 def blocks(document: str, language: str) -> list[str]:
     text = (ROOT / document).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+DOCUMENTS = [page for page in LINKED if page not in ELSEWHERE and blocks(page, "python")]
 
 
 def words(text: str) -> str:
@@ -95,9 +109,22 @@ def test_every_example_prints_what_stands_beside_it(document: str, target: str) 
         with redirect_stdout(printed):
             exec(compile(block.replace(DEFAULT_TARGET, target), document, "exec"), namespace)  # noqa: S102
         assert words(printed.getvalue()) == words(" ".join(promised))
-    client = namespace["client"]
-    assert isinstance(client, Client)
-    client.close()
+    for value in namespace.values():
+        if isinstance(value, Client):
+            value.close()
+
+
+def test_the_readme_is_short_and_every_command_in_it_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert set(PAGES) < set(DOCUMENTS)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= set(targets)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"`(?:pip install )?\"\.\[([a-z0-9,]+)\]\"`|; `(\w+)` for drivers", text)
+    assert {extra for pair in named for one in pair for extra in one.split(",") if extra} == set(extras)
+    for block in blocks("README.md", "sh"):
+        assert "gradwire-server &" in block or set(re.findall(r"^\w+", block, re.MULTILINE)) == {"make"}
 
 
 def test_the_quick_start_runs_line_by_line(tmp_path: Path, free_target: str) -> None:
