@@ -37,7 +37,7 @@ ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYT
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports words schema breaking \
 	check generate load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
-	constraints mutants shape docs clean
+	constraints mutants shape docs release clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -182,6 +182,10 @@ image:  ## Build the container image gradwire:cpu (TARGET=cuda12 or cuda13 for G
 		$(if $(BASE),--build-arg BASE=$(BASE)) \
 		--label org.opencontainers.image.version=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
 		--label org.opencontainers.image.revision=$(shell git describe --always --dirty --abbrev=40 --exclude '*') .
+
+release: $(VENV)/.tools docs  ## Build sdist, wheel and images, and try each; writes build/release/dist
+	.ci/wheel $(BIN)/python $(CURDIR)/build/release
+	.ci/docker $(BIN)/python || [ $$? = 77 ]
 
 install: $(VENV)/.tools  ## Set up $(VENV) and run nothing
 

@@ -7,8 +7,7 @@ import re
 import sys
 import zlib
 from pathlib import Path
-
-from sphinx.application import Sphinx
+from typing import Any
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -67,7 +66,7 @@ html_theme_options = {
     "use_edit_page_button": False,
 }
 # A list of nothing else needs no sidebar.
-html_sidebars = {"index": []}
+html_sidebars: dict[str, list[str]] = {"index": []}
 
 
 def _inventory(name: str) -> str:
@@ -96,7 +95,7 @@ _INCLUDED = {
 }
 
 
-def _prepare(app: Sphinx, docname: str, source: list[str]) -> None:
+def _prepare(app: Any, docname: str, source: list[str]) -> None:
     """Fill in generated tables and included pages, and lead all links to pages of the site."""
     page = Path(app.env.doc2path(docname))
     text = re.sub(
@@ -128,7 +127,7 @@ def _led(link: re.Match[str], source: Path, page: Path) -> str:
     return f"[{link[1]}]({os.path.relpath(target, page)}{link[3] or ''})"
 
 
-def setup(app: Sphinx) -> None:
+def setup(app: Any) -> None:
     """Connect what prepares pages and docstrings."""
     app.connect("source-read", _prepare)
     # Before numpydoc, whose sections it writes.

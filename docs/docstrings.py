@@ -14,9 +14,7 @@ from typing import Any
 _ENTRY = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*)  +(\S.*)$")
 
 
-def to_numpydoc(
-    _: Any, what: str, __: str, ___: object, ____: object, lines: list[str]
-) -> None:
+def to_numpydoc(_: Any, what: str, __: str, ___: object, ____: object, lines: list[str]) -> None:
     """Replace two-column lists by the section Parameters, or Attributes; called by autodoc."""
     title = "Parameters" if what in {"class", "function", "method", "exception"} else "Attributes"
     entries: list[str] = []
