@@ -40,7 +40,6 @@ suppress_warnings = ["myst.header"]  # conformance.md has headings that skip a l
 
 # Headings have the anchors that GitHub gives them.
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "dollarmath"]
 
 # The bridges are documented without their frameworks.
 autodoc_mock_imports = ["jax", "torch"]
