@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import GRADWIRE, run, run_here
+from command_line import run, run_here
 from gradwire.loadtest.result import from_json
 from gradwire.loadtest.scenarios import PROBLEMS
 from gradwire_server import LocalClient
@@ -44,9 +44,6 @@ def test_json_is_all_that_it_prints(target: str, tmp_path: Path) -> None:
     done = run_here("bench", *options, "--json", "--output", tmp_path / "found.json")
     assert from_json(done.stdout) == from_json((tmp_path / "found.json").read_text())
     assert "Wrote" in done.stderr
-    both = run_here("bench", "--json", "--compare", __file__, __file__)
-    assert (both.code, both.stdout) == (2, "")
-    assert "--json and --compare exclude each other" in both.stderr
 
 
 def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
@@ -79,36 +76,23 @@ def test_two_files_are_compared(target: str, tmp_path: Path) -> None:
     assert re.search(r"tiny +tiny +2\.00 +1\.00", done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (bytes(range(256)), "it is no text"),
-        (b"\0\1\2", "it is no JSON"),
-        (b"{}", "its format is None"),
-        (b'{"format": "gradwire-bench/2"}', "has no attribute 'when'"),
-        (b'{"format": "gradwire-bench/0"}', "its format is 'gradwire-bench/0'"),
-        (None, "does not exist"),
-    ],
-    ids=["bytes", "zeros", "empty", "bare", "older", "missing"],
-)
-def test_a_file_that_cannot_be_compared_is_named(
-    content: bytes | None, words: str, tmp_path: Path
+@pytest.fixture
+def tokens(tmp_path: Path) -> Callable[[Scope], Path]:
+    """Return what writes the file of a new token, named as its scope."""
+
+    def add(scope: Scope) -> Path:
+        shown = tmp_path / scope.value
+        shown.write_text(add_token(tmp_path / "tokens", name=scope.value, scopes=[scope]))
+        return shown
+
+    return add
+
+
+def test_every_manner_of_call_shows_the_token(
+    tmp_path: Path, tokens: Callable[[Scope], Path]
 ) -> None:
-    path = tmp_path / "found.json"
-    if content is not None:
-        path.write_bytes(content)
-    done = run_here("bench", "--compare", path, path)
-    assert (done.code, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert str(path) in line
-    assert words in line
-    assert content is None or "give a file that `gradwire bench --output` has written" in line
-
-
-def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
-    tokens, shown = tmp_path / "tokens", tmp_path / "token"
-    shown.write_text(add_token(tokens, name="load", scopes=[Scope.EVALUATE]))
-    with serving(tokens=str(tokens), warm_up=True) as server:
+    shown, looker = tokens(Scope.EVALUATE), tokens(Scope.INSPECT)
+    with serving(tokens=str(tmp_path / "tokens"), warm_up=True, http_port="0") as server:
         arguments = ("bench", "--target", server.address, *SHORT)
         done = run_here(
             *arguments, "--token-file", shown,
@@ -116,30 +100,14 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
         )  # fmt: skip
         assert (done.code, done.stderr) == (0, "")
         assert run_here(*arguments).code == 8
-
-
-def test_a_token_that_opens_no_call_ends_it_before_the_load(tmp_path: Path) -> None:
-    tokens, shown = tmp_path / "tokens", tmp_path / "token"
-    shown.write_text(add_token(tokens, name="looker", scopes=[Scope.INSPECT]))
-    with serving(tokens=str(tokens)) as server:
-        done = run_here("bench", "--target", server.address, *SHORT, "--token-file", shown)
-    assert (done.code, done.stdout) == (8, "")
-    assert "the token looker lacks the scope evaluate" in done.stderr
-
-
-def test_metrics_that_the_token_does_not_open_are_refused_in_the_servers_words(
-    tmp_path: Path,
-) -> None:
-    tokens, shown = tmp_path / "tokens", tmp_path / "token"
-    shown.write_text(add_token(tokens, name="load", scopes=[Scope.EVALUATE]))
-    with serving(tokens=str(tokens), http_port="0") as server:
+        # A token that opens no call, or not the metrics, ends it before the load.
+        done = run_here(*arguments, "--token-file", looker)
+        assert (done.code, done.stdout) == (8, "")
+        assert "the token inspect lacks the scope evaluate" in done.stderr
         url = f"http://{server.server.instruments.address}/metrics"
-        done = run_here(
-            *("bench", "--target", server.address, "--metrics", url, *SHORT),
-            *("--token-file", shown),
-        )
-    assert (done.code, done.stdout) == (8, "")
-    assert f"--metrics {url}: the token load lacks the scope inspect" in done.stderr
+        done = run_here(*arguments, "--metrics", url, "--token-file", shown)
+        assert (done.code, done.stdout) == (8, "")
+        assert f"--metrics {url}: the token evaluate lacks the scope inspect" in done.stderr
 
 
 def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,29 +126,7 @@ def test_metrics_that_are_none_are_found_before_the_load(target: str, free_targe
     assert url in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--rate", "5", "--concurrency", "2"), "exclude each other"),
-        (("--metrics", "http://127.0.0.1:1/metrics"), "--metrics needs --target"),
-        (("--metrics", "file:///etc/hosts", "--target", "127.0.0.1:1"), "is no URL"),
-        (("--scenario", "huge"), "huge"),
-        (("--duration", "0"), "--duration"),
-        (("--report", "missing/report.html"), "is in a folder that does not exist"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_before_any_call(
-    arguments: tuple[str, ...], words: str
-) -> None:
-    done = run_here("bench", *arguments)
-    assert done.code == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_the_help_names_every_scenario() -> None:
-    text = subprocess.run(  # noqa: S603 - our own program
-        [*GRADWIRE, "bench", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    text = run_here("bench", "--help").stdout
     for name in ("tiny", "medium", "large", "mixed", "overload", "slow-readers", "cancellations"):
         assert f"  {name} " in text

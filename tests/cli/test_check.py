@@ -19,9 +19,6 @@ NEAREST = (
 FUNCTIONS = """
 import numpy as np
 
-LAST = []
-
-
 def along(gradient, axis, inputs, *, tie=0.5, last=0):
     outputs = gradient.shape[axis]
     x = np.arange(outputs).astype(np.float32)
@@ -257,26 +254,6 @@ def test_without_torch_one_line_says_so(check: Check) -> None:
     assert "PyTorch is not installed" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("right", *NEAREST), "'right' is no function; give module:function"),
-        (("no_such_module:f", *NEAREST), "no_such_module cannot be imported: ModuleNotFoundError"),
-        (("no_such_file.py:f", *NEAREST), "there is no file no_such_file.py; give the name of one"),
-        (("kernels_of_mine.py:wrong", *NEAREST), "wrong is nothing; a function is needed"),
-        (("kernels_of_mine.py:LAST", *NEAREST), "LAST is list; a function is needed"),
-        (("kernels_of_mine.py:right",), "Missing option '--op'"),
-        (("kernels_of_mine.py:right", *NEAREST, "--values", "odd"), "'odd' is not one of"),
-    ],
-)
-@pytest.mark.usefixtures("check")
-def test_a_wrong_request_is_one_line_with_code_2(arguments: tuple[str, ...], words: str) -> None:
-    done = run_here("check", *arguments)
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert words in done.stderr
-
-
 def test_attributes_that_no_case_fits_are_refused(check: Check) -> None:
     done = check("right", "--attr", "sizes=9,9,9")
     assert done.code == 2
@@ -294,11 +271,3 @@ def test_a_forward_takes_its_sizes_from_the_cases(target: str) -> None:
     done = run_here("check", "kernels_of_mine.py:right", *nearest, "--target", target)
     assert (done.code, done.stderr) == (9, "")
     assert "expected" in done.stdout
-
-
-@pytest.mark.usefixtures("check")
-def test_a_module_that_exits_cannot_be_imported() -> None:
-    Path("exits.py").write_text("raise SystemExit(0)")
-    done = run_here("check", "exits.py:f", *NEAREST)
-    assert (done.code, done.stdout) == (2, "")
-    assert "exits.py cannot be imported: SystemExit: 0" in done.stderr

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from command_line import run, run_here
+from command_line import run_here
 from gradwire.cli.compare import difference, finfo, ulps_between, ulps_off
 
 NEAREST = ("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX")
@@ -30,7 +30,7 @@ def test_equal_bits_end_with_0(target: str) -> None:
 
 
 def test_a_tie_is_explained_by_a_server_of_its_own() -> None:
-    done = run("compare", *NEAREST, *DML_NEAREST, *SHAPES)
+    done = run_here("compare", *NEAREST, *DML_NEAREST, *SHAPES)
     assert (done.code, done.stderr) == (9, "")
     assert "different: 4 of 4 elements of float32 (1, 1, 4)" in done.stdout
     assert "axis 2: input 0 is read by (taps differ)" in done.stdout
@@ -66,25 +66,6 @@ def test_a_result_from_elsewhere_is_compared_by_its_bits(
     assert "first at [0, 0, 1]: A 7, B 7.0" in done.stdout
     assert "or 1 ulps apart" in done.stdout
     assert "axis 2: input 1 is read by\n" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((*NEAREST, *SHAPES), "--op: give it twice, or once with --against"),
-        ((*NEAREST, *NEAREST, *NEAREST, *SHAPES), "--op: give it twice"),
-        ((*NEAREST, *DML_NEAREST), "give one of --input and --input-shape"),
-        (("--attr", "mode=nearest", *NEAREST, *NEAREST, *SHAPES), "stands before any --op"),
-        ((*NEAREST, "--against", __file__, *SHAPES), "give --input too"),
-        ((*NEAREST, *DML_NEAREST, "--input", __file__), "is not a .npy file of numbers"),
-        ((*NEAREST, *NEAREST, *SHAPES, "--dtype", "int8"), "'int8' is not one of"),
-    ],
-)
-def test_a_wrong_request_is_one_line_with_code_2(options: tuple[str, ...], words: str) -> None:
-    done = run_here("compare", *options)
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert words in done.stderr
 
 
 def test_a_file_of_another_shape_is_refused(tmp_path: Path, target: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import run, run_here
+from command_line import run_here
 from gradwire import Client
 from gradwire.cli import demo
 
@@ -27,7 +27,7 @@ def picture() -> demo.Image:
 
 def test_the_loss_falls_and_a_picture_is_written(tmp_path: Path) -> None:
     path = tmp_path / "demo.png"
-    done = run("demo", "--iterations", "8", "--output", path)
+    done = run_here("demo", "--iterations", 8, "--output", path)
     assert (done.code, done.stderr) == (0, "")
     steps = [(int(step), float(loss)) for step, loss, *_ in STEP.findall(done.stdout)]
     losses = [loss for _, loss in steps]
@@ -50,14 +50,6 @@ def test_json_tells_losses_and_decibels(tmp_path: Path, target: str) -> None:
     assert facts["reconstruction_db"] > facts["bilinear_db"]
     assert (facts["output"], path.is_file()) == (str(path), True)
     assert "Photograph" in done.stderr
-
-
-def test_a_picture_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "demo.png"
-    done = run_here("demo", "--output", path)
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert str(path) in done.stderr
 
 
 def test_shrinking_averages_boxes_and_its_transpose_spreads_them(
@@ -90,8 +82,7 @@ def test_without_matplotlib_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for module in ("gradwire.cli.pictures",):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delitem(sys.modules, "gradwire.cli.pictures", raising=False)
     monkeypatch.delattr("gradwire.cli.pictures", raising=False)
     done = run_here("demo")
     assert done.code == 1

@@ -145,27 +145,6 @@ def test_an_error_names_what_the_command_line_has(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("evaluate", __file__, "x.npy", "--op", "dml-resample-grad"),
-        ("explain", "--op", "dml-resample-grad", "--input-shape", "1"),
-        ("compare", "--op", "dml-resample-grad", "--input-shape", "1"),
-        ("check", "math:sqrt", "--op", "dml-resample-grad"),
-    ],
-    ids=["evaluate", "explain", "compare", "check"],
-)
-def test_an_operator_that_is_not_known_has_one_code_in_all_commands(
-    arguments: tuple[str, ...],
-) -> None:
-    done = run_here(*arguments)
-    assert (done.code, done.stdout) == (3, "")
-    assert done.stderr.startswith(
-        "gradwire: error: --op: 'dml-resample-grad' is not an operator; give one of "
-    )
-    assert done.stderr.endswith("; did you mean dml_resample_grad?\n")
-
-
 def test_the_shell_completes_commands_and_options() -> None:
     for words, expected in (("gradwire ben", "bench"), ("gradwire bench --out", "--output")):
         asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
@@ -198,12 +177,6 @@ def test_a_long_transfer_shows_its_rate_and_the_time_left(monkeypatch: pytest.Mo
             time.sleep(1.1)
         moved(6 * 10**8)
     assert re.search(r"60%.* \d\d:\d\d:\d\d.* \d+ MB/s", shown.getvalue())
-
-
-def test_an_unknown_command_is_a_usage_error() -> None:
-    done = run_here("evaluat")
-    assert done.code == 2
-    assert done.stderr.startswith("gradwire: error: No such command 'evaluat'")
 
 
 def test_a_reader_who_leaves_is_met_with_silence() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import run, run_here
+from command_line import run_here
 from dialect_oracles import lowered
 from dialect_tables import EXAMPLES
 from gradwire import ops
@@ -87,7 +87,7 @@ def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -
 
 
 def test_coordinates_taps_and_weights_are_printed_by_output_and_by_input() -> None:
-    done = run(*DOUBLED)
+    done = run_here(*DOUBLED)
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.endswith(
         """
@@ -188,39 +188,13 @@ def test_axes_that_are_alike_are_told_once() -> None:
     assert "\naxis 2: as axis 1\n" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--axis", "3"), "--axis: 3 is none of the axes 0 to 2"),
-        (("--output", "x.jpg"), "end it in .png or .svg or .pdf"),
-        (("--output", "no/x.png"), "is in a folder that does not exist"),
-        (("--attr", "sizes=5"), "sizes"),
-        (("--output-shape", "1,2,2"), "the channel axis is not resampled"),
-        (("--input-shape", "x"), "'x' is not a shape"),
-    ],
-)
-def test_a_wrong_request_is_one_line_with_code_2(options: tuple[str, ...], words: str) -> None:
-    done = run_here(*DOUBLED, *options)
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.startswith("gradwire: error: ")
-    assert done.stderr.count("\n") == 1
-    assert words in done.stderr
-
-
-def test_a_shape_that_attributes_do_not_tell_is_asked_for() -> None:
-    done = run_here(*DOUBLED[:-2])
-    assert done.code == 2
-    assert "the attributes of interpolate_backward do not determine its sizes" in done.stderr
-
-
 def test_without_matplotlib_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, module, None)
-    for module in ("pictures",):
-        monkeypatch.delitem(sys.modules, f"gradwire.cli.{module}", raising=False)
-        monkeypatch.delattr(f"gradwire.cli.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, "gradwire.cli.pictures", raising=False)
+    monkeypatch.delattr("gradwire.cli.pictures", raising=False)
     done = run_here(*DOUBLED, "--output", tmp_path / "x.png")
     assert done.code == 1
     assert 'pip install "gradwire[plot]"' in done.stderr

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from command_line import run
+from command_line import run, run_here
 from gradwire.loadtest.result import from_json
+from papers import Papers
+from papers import pair as client_pair
 from serving import serving
 
 COMMANDS = [("info",), ("health",)]
@@ -28,40 +30,42 @@ class Mutual:
 
 
 def pair_of(authority: trustme.CA, folder: Path) -> tuple[str, str, str, str]:
+    key, certificate = client_pair(authority)
     folder.mkdir()
-    issued = authority.issue_cert("client.test")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    issued.cert_chain_pems[0].write_to_path(certificate)
-    issued.private_key_pem.write_to_path(key)
-    return "--tls-certificate", str(certificate), "--tls-key", str(key)
+    (folder / "certificate.pem").write_bytes(certificate)
+    (folder / "key.pem").write_bytes(key)
+    return (
+        "--tls-certificate",
+        str(folder / "certificate.pem"),
+        "--tls-key",
+        str(folder / "key.pem"),
+    )
 
 
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
-    folder: Path = tmp_path_factory.mktemp("papers")
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    issued = authority.issue_cert("127.0.0.1")
-    issued.cert_chain_pems[0].write_to_path(folder / "chain.pem")
-    issued.private_key_pem.write_to_path(folder / "key.pem")
-    with serving(
-        tls_certificate=str(folder / "chain.pem"),
-        tls_key=str(folder / "key.pem"),
-        tls_client_ca=str(folder / "ca.pem"),
-        http_port="0",
-    ) as server:
+    folder = tmp_path_factory.mktemp("papers")
+    papers = Papers(folder)
+    with serving(**papers.mutual, http_port="0") as server:
         yield Mutual(
             server.address,
             server.server.instruments.address,
-            ("--tls-ca", str(folder / "ca.pem")),
-            pair_of(authority, folder / "client"),
+            ("--tls-ca", papers.mutual["tls_client_ca"]),
+            pair_of(papers.authority, folder / "client"),
             pair_of(trustme.CA(), folder / "stranger"),
         )
 
 
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Return the certificate of another authority."""
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    return tmp_path / "other.pem"
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_client_with_a_certificate_is_let_in(mutual: Mutual, command: tuple[str, ...]) -> None:
-    done = run(*command, "--target", mutual.target, *mutual.authority, *mutual.pair)
+    done = run_here(*command, "--target", mutual.target, *mutual.authority, *mutual.pair)
     assert (done.code, done.stderr) == (0, "")
 
 
@@ -83,14 +87,14 @@ def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
 
 def test_one_without_or_of_another_authority_is_not(mutual: Mutual) -> None:
     for pair in ((), mutual.of_another):
-        done = run("health", "--target", mutual.target, *mutual.authority, *pair)
+        done = run_here("health", "--target", mutual.target, *mutual.authority, *pair)
         assert (done.code, done.stdout) == (7, "")
         assert done.stderr.startswith("gradwire: error: ")
 
 
 def test_a_file_that_is_not_there_is_named(mutual: Mutual) -> None:
     missing = ("--tls-certificate", "nowhere.pem", *mutual.pair[2:])
-    done = run("info", "--target", mutual.target, *mutual.authority, *missing)
+    done = run_here("info", "--target", mutual.target, *mutual.authority, *missing)
     assert (done.code, done.stdout) == (2, "")
     assert "nowhere.pem" in done.stderr
 
@@ -104,7 +108,7 @@ def test_a_file_that_is_no_pem_is_named_before_anything_is_sent(
     papers = [*mutual.authority, *mutual.pair]
     papers[papers.index(option) + 1] = str(wrong)
     # Nobody listens there.
-    done = run("health", "--target", "127.0.0.1:1", *papers)
+    done = run_here("health", "--target", "127.0.0.1:1", *papers)
     assert (done.code, done.stdout) == (2, "")
     assert f"{option} {wrong}" in done.stderr
     assert "cannot be used" in done.stderr
@@ -112,29 +116,21 @@ def test_a_file_that_is_no_pem_is_named_before_anything_is_sent(
 
 def test_a_certificate_that_does_not_belong_to_its_key_is_named(mutual: Mutual) -> None:
     mixed = (*mutual.pair[:2], *mutual.of_another[2:])
-    done = run("health", "--target", "127.0.0.1:1", *mutual.authority, *mixed)
+    done = run_here("health", "--target", "127.0.0.1:1", *mutual.authority, *mixed)
     assert (done.code, done.stdout) == (2, "")
     assert "--tls-certificate" in done.stderr
     assert "KEY_VALUES_MISMATCH" in done.stderr
 
 
 def test_a_server_that_is_not_trusted_is_told_of_in_one_line(
-    mutual: Mutual, tmp_path: Path
+    mutual: Mutual, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = tmp_path / "other.pem"
-    trustme.CA().cert_pem.write_to_path(other)
     for command in COMMANDS:
         done = run(*command, "--target", mutual.target, "--tls-ca", other)
         assert (done.code, done.stdout) == (7, "")
         assert done.stderr.startswith("gradwire: error: the server's certificate is of no")
         assert done.stderr.count("\n") == 1
-
-
-def test_whoever_asks_for_the_lines_of_grpc_gets_them(
-    mutual: Mutual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / "other.pem"
-    trustme.CA().cert_pem.write_to_path(other)
+    # Unless the lines of gRPC are asked for.
     monkeypatch.setenv("GRPC_VERBOSITY", "INFO")
     done = run("health", "--target", mutual.target, "--tls-ca", other)
     assert "Handshake failed" in done.stderr

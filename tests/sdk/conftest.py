@@ -1,20 +1,51 @@
-"""Fixtures of the SDK's tests: a server of their module's own, and ways to it."""
+"""Fixtures of the SDK's tests: a server that all share, and ways to it."""
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
-from raw_calls import wait_idle
+from gradwire import Client
+from gradwire_server import LocalClient
+from raw_calls import wait_idle, wait_until
 from relay import Relay, relaying
 from serving import ServerThread, serving
+from support.clients import FACES, Face, halved
+from support.fleets import DIFF_DST, Fleet, fleet_serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[ServerThread]:
     with serving() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def plain(server: ServerThread) -> Iterator[Client]:
+    """Yield a client with default options."""
+    with Client(server.address) as client:
+        yield client
+
+
+@pytest.fixture(params=FACES.values(), ids=list(FACES))
+def face(request: pytest.FixtureRequest) -> Face:
+    """Run the test with Client and with AsyncClient."""
+    face: Face = request.param
+    return face
+
+
+@pytest.fixture(scope="session")
+def nobody() -> Iterator[str]:
+    """Name an address that refuses connections."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -25,5 +56,35 @@ def relay(server: ServerThread) -> Iterator[Relay]:
 
 @pytest.fixture
 def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
+    wait_idle(server)
     yield
     wait_idle(server)
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    ours = {"gradwire-receiver", "gradwire-watch"}
+    wait_until(lambda: not ours & {each.name for each in threading.enumerate()})
+
+
+@pytest.fixture
+def nothing_waits_for_the_watch(no_thread_is_left: None) -> Iterator[None]:  # noqa: ARG001
+    # After a minute without progress both sides end a stream by themselves.
+    started = time.monotonic()
+    yield
+    assert time.monotonic() < started + 30
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[Fleet]:
+    with fleet_serving() as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="session")
+def expected() -> NDArray[Any]:
+    """Return what servers that share an evaluation are to give."""
+    with LocalClient() as local:
+        expected: NDArray[Any] = halved(local, DIFF_DST)
+        return expected

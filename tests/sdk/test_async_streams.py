@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,20 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire import AsyncClient, CallCancelledError, DeadlineExceededError, ops
+from gradwire import AsyncClient
 from gradwire._core.options import Options
 from gradwire._transport.aio import AsyncClientChannels
+from gradwire.errors import CallCancelledError, DeadlineExceededError
+from raw_calls import wait_until
 from relay import Relay
 from serving import ServerThread, serving
+from support.clients import ITEM, copied
 
-COPY = ops.DmlResample(interpolation_mode="linear")
 ARRAY = np.ones((300, 300), np.float32)
 # What the documentation of AsyncClient says.
 BOUND = 64
 
 
 def call(client: AsyncClient, **options: Any) -> asyncio.Task[Any]:
-    return asyncio.create_task(client.evaluate(COPY, ARRAY, output_shape=ARRAY.shape, **options))
+    return asyncio.create_task(copied(client, ARRAY, **options))
 
 
 def receivers() -> int:
@@ -35,8 +36,7 @@ def receivers() -> int:
 
 
 def wait_for_receivers() -> None:
-    while receivers() < BOUND:
-        time.sleep(0.01)
+    wait_until(lambda: receivers() >= BOUND)
 
 
 def with_held_streams(relay: Relay, work: Callable[[AsyncClient], Awaitable[None]]) -> None:
@@ -93,7 +93,7 @@ def test_no_stream_and_no_thread_is_started_in_the_event_loop(
 def test_evaluate_many_starts_nothing_there_either(server: ServerThread) -> None:
     async def run() -> None:
         async with AsyncClient(server.address) as client:
-            items = [(COPY, np.ones((2, 2), np.float32), (2, 2))] * 3
+            items = [ITEM] * 3
             # The first time the event loop gets the thread of to_thread(), which it keeps.
             assert len([each async for each in client.evaluate_many(items)]) == len(items)
             with begun_here() as begun:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,20 +14,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from gradwire import (
-    Client,
-    InvalidRequestError,
-    LimitExceededError,
-    RetryPolicy,
-    ops,
-)
+from gradwire import Client, health, ops, v1
+from gradwire.errors import LimitExceededError, UnavailableError
 from relay import relaying
 from serving import ServerThread, serving
+from support.clients import BILINEAR, COPY, LARGE, ONCE, Face, copied, driver_thread, halved
 
-BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-COPY = ops.DmlResample(interpolation_mode="linear")
 RANDOM = np.random.default_rng(0)
 DIFF_DST = RANDOM.normal(size=(2, 3, 64, 48)).astype(np.float32)
 SHAPE = (2, 3, 32, 24)
@@ -41,14 +38,8 @@ def client(request: pytest.FixtureRequest, server: ServerThread) -> Iterator[Cli
 
 
 @pytest.fixture(scope="module")
-def plain(server: ServerThread) -> Iterator[Client]:
-    with Client(server.address) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def expected(plain: Client) -> NDArray[Any]:
-    return plain.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+def expected(plain: Client) -> Any:
+    return halved(plain, DIFF_DST)
 
 
 def test_the_published_example_has_its_published_result(client: Client) -> None:
@@ -61,7 +52,7 @@ def test_the_published_example_has_its_published_result(client: Client) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32, np.float64], ids=str)
 def test_the_result_has_the_type_of_the_input(client: Client, dtype: np.dtype[Any]) -> None:
     array = RANDOM.normal(size=(5, 7)).astype(dtype)
-    result = client.evaluate(COPY, array, output_shape=(5, 7))
+    result = copied(client, array)
     assert result.dtype == dtype
     np.testing.assert_array_equal(result, array)
 
@@ -91,13 +82,13 @@ def test_the_same_elements_give_the_same_bits_wherever_they_lie(
     client: Client, expected: NDArray[Any], view: Any
 ) -> None:
     array = np.asarray(view, np.float32) if isinstance(view, list) else view
-    result = client.evaluate(BILINEAR, array, output_shape=SHAPE)
+    result = halved(client, array)
     np.testing.assert_array_equal(result, expected)
 
 
 def test_a_result_nests_its_axes_as_the_input_does(client: Client) -> None:
     channels_last = np.ascontiguousarray(DIFF_DST.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-    result = client.evaluate(BILINEAR, channels_last, output_shape=SHAPE)
+    result = halved(client, channels_last)
     assert result.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
@@ -107,14 +98,9 @@ def test_a_broadcast_input_travels_as_one_element_of_each_broadcast_axis(
 ) -> None:
     thin = DIFF_DST[tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(4))]
     sent: list[int] = []
-    result = client.evaluate(
-        BILINEAR,
-        np.broadcast_to(thin, DIFF_DST.shape),
-        output_shape=SHAPE,
-        on_progress=lambda sent_bytes, _: sent.append(sent_bytes),
-    )
-    full = np.broadcast_to(thin, DIFF_DST.shape).copy()
-    np.testing.assert_array_equal(result, client.evaluate(BILINEAR, full, output_shape=SHAPE))
+    thick = np.broadcast_to(thin, DIFF_DST.shape)
+    result = halved(client, thick, on_progress=lambda sent_bytes, _: sent.append(sent_bytes))
+    np.testing.assert_array_equal(result, halved(client, thick.copy()))
     assert sent[-1] == thin.nbytes
 
 
@@ -152,44 +138,6 @@ def test_memmaps_are_read_and_written_in_place(
     np.testing.assert_array_equal(stored, expected)
 
 
-@pytest.mark.parametrize(
-    ("out", "named"),
-    [
-        (np.empty((2, 3, 32, 25), np.float32), "shape"),
-        (np.empty(SHAPE, np.float64), "dtype"),
-        (np.broadcast_to(np.float32(0), SHAPE), "read-only"),
-        (DIFF_DST[:, :, ::2, ::2], "memory"),
-    ],
-    ids=["shape", "dtype", "read-only", "overlap"],
-)
-def test_an_out_that_does_not_fit_is_refused(plain: Client, out: NDArray[Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        plain.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, out=out)
-
-
-def test_what_is_no_operator_or_no_out_is_a_type_error(plain: Client) -> None:
-    message: Any = ops.to_message(BILINEAR)
-    with pytest.raises(TypeError, match=r"gradwire\.ops"):
-        plain.evaluate(message, DIFF_DST, output_shape=SHAPE)
-    bytes_like: Any = bytearray(100)
-    with pytest.raises(TypeError, match="out is a bytearray"):
-        plain.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, out=bytes_like)
-
-
-def test_an_output_shape_that_is_none_names_its_axis(plain: Client) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        plain.evaluate(BILINEAR, DIFF_DST, output_shape=(2, 3, -1, 24))
-    assert caught.value.field == "output.sizes[2]"
-    assert str(caught.value) == "output_shape[2]: is -1; give an integer from 0 to 2**63 - 1"
-
-
-def test_a_gradient_without_an_output_shape_is_refused_by_the_server(plain: Client) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        plain.evaluate(BILINEAR, DIFF_DST)
-    assert caught.value.field == "output"
-    assert str(caught.value).startswith("output_shape: ")
-
-
 def test_a_forward_operator_needs_no_output_shape(client: Client) -> None:
     op = ops.Interpolate(mode="nearest", sizes=(128, 96), data_format="NCX")
     result = client.evaluate(op, DIFF_DST)
@@ -209,7 +157,7 @@ def test_what_a_server_does_not_take_in_one_message_is_streamed(
 ) -> None:
     array = np.arange(side * side, dtype=np.float32).reshape(side, side)
     with Client(server.address, stream_threshold_bytes=1 << 40) as client:
-        np.testing.assert_array_equal(client.evaluate(COPY, array, output_shape=array.shape), array)
+        np.testing.assert_array_equal(copied(client, array), array)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +176,7 @@ def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered_on_the_way(
     out = np.empty(source.shape, np.float32)
     with (
         serving(max_request_memory_bytes=600_000, slab_bytes=1 << 14) as tight,
-        Client(tight.address, retry=RetryPolicy(max_attempts=1)) as client,
+        Client(tight.address, retry=ONCE) as client,
     ):
         client.evaluate(COPY, source, out=out)
         np.testing.assert_array_equal(out, source)
@@ -237,11 +185,11 @@ def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered_on_the_way(
 def test_a_limit_that_no_retry_helps_is_named() -> None:
     with serving(max_elements=100) as server, Client(server.address) as client:
         with pytest.raises(LimitExceededError) as caught:
-            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+            halved(client, DIFF_DST)
         assert caught.value.limit == "max_elements"
 
 
-def test_progress_grows_and_ends_with_the_end(server: ServerThread) -> None:
+def test_progress_grows_and_ends_with_the_end(server: ServerThread, face: Face) -> None:
     reports: list[tuple[int, int]] = []
     threads: set[threading.Thread] = set()
 
@@ -250,54 +198,108 @@ def test_progress_grows_and_ends_with_the_end(server: ServerThread) -> None:
         threads.add(threading.current_thread())
         relay.let_go()
 
-    array = np.ones((1024, 1024), np.float32)
-    with (
-        relaying(server.address) as relay,
-        Client(relay.address, chunk_bytes=5000) as client,
-    ):
+    with relaying(server.address) as relay, face(relay.address, chunk_bytes=5000) as client:
         relay.hold(after=1 << 20)
-        client.evaluate(COPY, array, output_shape=array.shape, on_progress=report)
+        copied(client, LARGE, on_progress=report)
     assert len(reports) > 1
-    assert reports[-1] == (array.nbytes, array.nbytes)
-    assert all(
-        before[0] <= after[0] and before[1] <= after[1] for before, after in pairwise(reports)
-    )
-    assert threads == {threading.current_thread()}
+    assert reports[-1] == (LARGE.nbytes, LARGE.nbytes)
+    for before, after in pairwise(reports):
+        assert before[0] <= after[0]
+        assert before[1] <= after[1]
+    assert threads == {threading.current_thread() if face is Client else driver_thread()}
 
 
-def test_a_unary_call_reports_its_end(plain: Client) -> None:
+def test_a_unary_call_reports_its_end(server: ServerThread, face: Face) -> None:
     reports: list[tuple[int, int]] = []
-    plain.evaluate(
-        BILINEAR,
-        DIFF_DST,
-        output_shape=SHAPE,
-        on_progress=lambda sent, received: reports.append((sent, received)),
-    )
+    with face(server.address) as client:
+        halved(client, DIFF_DST, on_progress=lambda up, down: reports.append((up, down)))
     assert reports == [(DIFF_DST.nbytes, DIFF_DST.nbytes // 4)]
 
 
-def test_threads_share_a_client(server: ServerThread, expected: NDArray[Any]) -> None:
+@pytest.mark.parametrize("threshold", [0, 1 << 16, 1 << 40], ids=["stream", "both", "unary"])
+def test_calls_at_once_share_a_client(
+    server: ServerThread, face: Face, expected: NDArray[Any], threshold: int
+) -> None:
     large = RANDOM.normal(size=(512, 512)).astype(np.float32)
-    with Client(server.address) as client, ThreadPoolExecutor(8) as pool:
-        small_calls = [
-            pool.submit(client.evaluate, BILINEAR, DIFF_DST, output_shape=SHAPE) for _ in range(40)
-        ]
-        large_calls = [
-            pool.submit(client.evaluate, COPY, large, output_shape=large.shape) for _ in range(10)
-        ]
+    with (
+        face(server.address, stream_threshold_bytes=threshold) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        small_calls = [pool.submit(halved, client, DIFF_DST) for _ in range(40)]
+        large_calls = [pool.submit(copied, client, large) for _ in range(10)]
         for call in small_calls:
             np.testing.assert_array_equal(call.result(), expected)
         for call in large_calls:
             np.testing.assert_array_equal(call.result(), large)
 
 
-@pytest.mark.parametrize("threshold", [0, 1 << 20], ids=["stream", "unary"])
-def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(
-    server: ServerThread, threshold: int
-) -> None:
-    with Client(server.address, stream_threshold_bytes=threshold) as client:
-        budget = vars(client)["_channels"].get().budget
-        while budget.allows_retry:
-            budget.fail()
-        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
-        assert budget.allows_retry
+def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client) -> None:
+    budget = vars(client)["_channels"].get().budget
+    while budget.allows_retry:
+        budget.fail()
+    halved(client, DIFF_DST)
+    assert budget.allows_retry
+
+
+def test_a_second_call_on_one_client_streams_as_the_first(server: ServerThread) -> None:
+    # The first result row needs no row before the second: later streams send before they are asked.
+    array = RANDOM.normal(size=(1, 1, 1024, 1024)).astype(np.float32)
+    operator = ops.Interpolate(mode="bilinear", sizes=(256, 256), data_format="NCX")
+    with Client(server.address) as client:
+        first, second = (client.evaluate(operator, array) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_server_tells_of_itself(server: ServerThread, plain: Client, face: Face) -> None:
+    with face(server.address) as client:
+        client.wait_ready(30)
+        info, operators = client.server_info(), client.operators()
+    assert (info, operators) == (plain.server_info(), plain.operators())
+    assert [each.name for each in operators] == list(ops.OPERATORS) == list(info.operators)
+    assert info.limits.max_unary_bytes == (4 << 20) - (64 << 10)
+
+
+def test_what_a_server_tells_is_made_of_values_with_the_names_of_the_schema(plain: Client) -> None:
+    info, (operator, *_) = plain.server_info(), plain.operators()
+    values: list[tuple[Any, Any]] = [
+        (info, v1.GetServerInfoResponse),
+        (info.limits, v1.Limits),
+        (operator, v1.OperatorInfo),
+        (operator.attributes[0], v1.AttributeInfo),
+    ]
+    for value, message in values:
+        names = {field.name for field in message.DESCRIPTOR.fields}
+        named = {field.name.replace("timeout_s", "timeout") for field in fields(value)}
+        assert named == names
+        assert not isinstance(value, Message)
+        assert value == pickle.loads(pickle.dumps(value))  # noqa: S301 - dumped here
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, fields(value)[0].name, None)
+    assert info.limits.stall_timeout_s == 60
+    assert operator.data_types == ("float32", "float16", "bfloat16", "float64")
+    assert operator.attributes[0].allowed_values[0] == "DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR"
+
+
+def test_a_server_that_serves_is_healthy(server: ServerThread) -> None:
+    assert health.health(server.address) == "SERVING"
+    assert health.health(server.address, service="gradwire.v1.GradientService") == "SERVING"
+    assert health.health(server.address, service="nobody.Service") == "SERVICE_UNKNOWN"
+
+
+def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face) -> None:
+    with serving() as server:
+        address = server.address
+    later = ServerThread(address=address)
+    with face(address) as client:
+        with pytest.raises(UnavailableError):
+            client.wait_ready(0.05)
+        timer = threading.Timer(0.3, later.start)
+        timer.start()
+        client.wait_ready(30)
+        client.server_info()
+        timer.join()
+    later.stop()
+    with face(nobody) as client, pytest.raises(UnavailableError, match=r"0\.3 s.*refused"):
+        client.wait_ready(0.3)
+    with pytest.raises(UnavailableError, match="refused"):
+        health.health(nobody)

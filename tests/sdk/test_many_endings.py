@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradwire import AsyncClient, CallCancelledError, Client, Item, ops
-from many_clients import either_way
+from gradwire import Client, Item
+from gradwire.errors import CallCancelledError
+from raw_calls import PATIENCE_S, wait_idle, wait_until
 from serving import ServerThread
+from support.clients import AWAITED, COPY, ITEM, Collect, Face, both_clients, either_way
 
-COPY = ops.DmlResample(interpolation_mode="linear")
-ITEM = Item(COPY, np.ones((2, 2), np.float32), (2, 2))
-PATIENCE_S = 30.0
-
-pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server")
+pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server", "no_thread_is_left")
 
 
-def told(results: Iterator[Any], *, at_most: int = 1000) -> list[BaseException | None]:
+def told(results: Iterator[Any]) -> list[BaseException | None]:
     """Return what each next() raises until there is nothing more; None for a result."""
     outcomes: list[BaseException | None] = []
-    for _ in range(at_most):
+    for _ in range(1000):
         try:
             next(results)
         except StopIteration:
@@ -34,24 +34,6 @@ def told(results: Iterator[Any], *, at_most: int = 1000) -> list[BaseException |
             outcomes.append(error)
         else:
             outcomes.append(None)
-    raise AssertionError("it never ends")
-
-
-async def told_in_loop(
-    results: AsyncIterator[Any], *, at_most: int = 1000
-) -> list[BaseException | None]:
-    """Do the same with anext()."""
-    outcomes: list[BaseException | None] = []
-    async with asyncio.timeout(PATIENCE_S):
-        for _ in range(at_most):
-            try:
-                await anext(results)
-            except StopAsyncIteration:
-                return outcomes
-            except BaseException as error:  # noqa: BLE001 - an outcome too
-                outcomes.append(error)
-            else:
-                outcomes.append(None)
     raise AssertionError("it never ends")
 
 
@@ -66,65 +48,48 @@ def check_cancelled(outcomes: list[BaseException | None], *, begin: int) -> None
 
 
 def test_a_closed_client_ends_every_item_it_took_and_then_the_results(
-    server: ServerThread,
+    server: ServerThread, face: Face
 ) -> None:
-    with Client(server.address) as client:
-        results = client.evaluate_many(ITEM for _ in range(500))
+    with face(server.address) as client:
+        results = client.evaluate_many(repeat(ITEM, 500))
         for _ in range(5):
             next(results)
     check_cancelled(told(results), begin=5)
     assert list(results) == []
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.evaluate_many([])
 
 
-def test_a_closed_asynchronous_client_ends_every_item_it_took_and_then_the_results(
-    server: ServerThread,
-) -> None:
-    async def run() -> None:
-        async with AsyncClient(server.address) as client:
-            results = client.evaluate_many(ITEM for _ in range(500))
-            for _ in range(5):
-                await anext(results)
-        check_cancelled(await told_in_loop(results), begin=5)
-        assert [each async for each in results] == []
+def source(*, taken: int) -> tuple[threading.Event, AsyncIterator[Item]]:
+    """Return items after which the source stays silent, and an event for that moment."""
+    silent = threading.Event()
 
-    asyncio.run(run())
+    async def items() -> AsyncIterator[Item]:
+        for _ in range(taken):
+            yield ITEM
+            await asyncio.sleep(0.01)
+        silent.set()
+        await asyncio.Event().wait()
 
-
-async def endlessly_late(taken: int) -> AsyncIterator[Item]:
-    """Yield some items, and leave whoever waits for the next one waiting."""
-    for _ in range(taken):
-        yield ITEM
-    await asyncio.Event().wait()
+    return silent, items()
 
 
-async def one_by_one() -> AsyncIterator[Item]:
-    """Yield items for ever, slowly."""
-    while True:
-        yield ITEM
-        await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    "items",
-    [one_by_one, lambda: endlessly_late(3), lambda: endlessly_late(0)],
-    ids=["slow", "stuck", "stuck at once"],
-)
+@pytest.mark.parametrize("taken", [0, 3, 30])
 def test_closing_a_client_ends_who_waits_for_a_slow_source(
-    server: ServerThread, items: Callable[[], AsyncIterator[Item]]
+    server: ServerThread, taken: int
 ) -> None:
-    async def run() -> None:
-        async with AsyncClient(server.address) as client:
-            waiting = asyncio.create_task(told_in_loop(client.evaluate_many(items())))
-            await asyncio.sleep(0.1)
-        check_cancelled(await waiting, begin=0)
-
-    asyncio.run(run())
+    silent, items = source(taken=taken)
+    with AWAITED(server.address) as client, ThreadPoolExecutor(1) as pool:
+        evaluate_many: Any = client.evaluate_many
+        waiting = pool.submit(told, evaluate_many(items))
+        assert silent.wait(PATIENCE_S)
+        client.close()
+        check_cancelled(waiting.result(PATIENCE_S), begin=0)
 
 
 def failing(error: type[BaseException]) -> Iterator[Item]:
     """Yield 100 items, then raise."""
-    for _ in range(100):
-        yield ITEM
+    yield from repeat(ITEM, 100)
     raise error
 
 
@@ -136,31 +101,21 @@ async def failing_in_loop(error: type[BaseException]) -> AsyncIterator[Item]:
 
 @either_way
 @pytest.mark.parametrize("source", [failing, failing_in_loop])
-def test_a_source_that_is_cancelled_raises_so_once_and_loses_no_result(
-    server: ServerThread, source: Callable[[type[BaseException]], Any], *, ordered: bool
-) -> None:
-    async def run() -> list[BaseException | None]:
-        async with AsyncClient(server.address) as client:
-            evaluate_many: Any = client.evaluate_many
-            items = source(asyncio.CancelledError)
-            return await told_in_loop(evaluate_many(items, ordered=ordered))
-
-    outcomes = asyncio.run(run())
-    assert outcomes.count(None) == 100
-    errors = outcomes[100:] if ordered else [each for each in outcomes if each is not None]
-    assert [type(each) for each in errors] == [asyncio.CancelledError]
-
-
-@pytest.mark.parametrize("source", [failing, failing_in_loop])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
 def test_what_is_no_exception_is_raised_once_by_an_asynchronous_client(
-    server: ServerThread, source: Callable[[type[BaseException]], Any]
+    server: ServerThread,
+    error: type[BaseException],
+    source: Callable[[type[BaseException]], Any],
+    *,
+    ordered: bool,
 ) -> None:
-    async def run() -> list[BaseException | None]:
-        async with AsyncClient(server.address) as client:
-            return await told_in_loop(client.evaluate_many(source(GeneratorExit)))
-
-    errors = [error for error in asyncio.run(run()) if error is not None]
-    assert [type(error) for error in errors] == [GeneratorExit]
+    with AWAITED(server.address) as client:
+        evaluate_many: Any = client.evaluate_many
+        outcomes = told(evaluate_many(source(error), ordered=ordered))
+    errors = outcomes[100:] if ordered else [each for each in outcomes if each is not None]
+    assert [type(each) for each in errors] == [error]
+    # A cancellation loses no result.
+    assert outcomes.count(None) == 100 or error is GeneratorExit
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
@@ -171,19 +126,6 @@ def test_what_is_no_exception_is_raised_once_and_loses_no_result(
         outcomes = told(client.evaluate_many(failing(error)))
     assert outcomes.count(None) == 100
     assert [type(each) for each in outcomes if each is not None] == [error]
-
-
-def test_what_is_no_iterable_is_refused_at_once(server: ServerThread) -> None:
-    number: Any = 5
-    with Client(server.address) as client, pytest.raises(TypeError, match="not iterable"):
-        client.evaluate_many(number)
-
-    async def run() -> None:
-        async with AsyncClient(server.address) as client:
-            with pytest.raises(TypeError, match="not iterable"):
-                client.evaluate_many(number)
-
-    asyncio.run(run())
 
 
 class Interrupting:
@@ -198,13 +140,8 @@ def test_an_interrupt_while_an_item_is_taken_is_raised_once_and_loses_no_result(
 ) -> None:
     items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
     with Client(server.address) as client:
-        outcomes = told(client.evaluate_many(items))
-    assert [type(each) for each in outcomes] == [
-        KeyboardInterrupt,
-        type(None),
-        CallCancelledError,
-        type(None),
-    ]
+        kinds = [type(each) for each in told(client.evaluate_many(items))]
+    assert kinds == [KeyboardInterrupt, type(None), CallCancelledError, type(None)]
 
 
 def test_results_asked_for_by_two_threads_are_refused_to_the_second(server: ServerThread) -> None:
@@ -213,8 +150,7 @@ def test_results_asked_for_by_two_threads_are_refused_to_the_second(server: Serv
     def late() -> Iterator[Item]:
         waiting.set()
         assert going_on.wait(PATIENCE_S)
-        yield ITEM
-        yield ITEM
+        yield from repeat(ITEM, 2)
 
     with Client(server.address) as client, ThreadPoolExecutor(1) as pool:
         results = client.evaluate_many(late())
@@ -236,3 +172,45 @@ def test_items_made_of_results_that_are_not_there_are_refused(server: ServerThre
         results = client.evaluate_many(recursive())
         outcomes = told(results)
     assert [type(each) for each in outcomes] == [type(None), RuntimeError]
+
+
+def test_results_that_are_closed_or_dropped_end_their_stream(
+    server: ServerThread, face: Face
+) -> None:
+    with face(server.address) as client:
+        with client.evaluate_many(repeat(ITEM)) as results:
+            next(results)
+            assert server.server.service.admission.streams == 1
+        wait_idle(server)
+        assert list(results) == []
+        for _ in client.evaluate_many(repeat(ITEM)):
+            break
+        wait_idle(server)
+        client.evaluate_many(repeat(ITEM))
+
+
+def test_results_dropped_behind_the_last_one_leave_nothing(
+    server: ServerThread, face: Face
+) -> None:
+    with face(server.address) as client:
+        results = client.evaluate_many([ITEM])
+        next(results)
+        del results
+        wait_idle(server)
+        wait_until(lambda: "gradwire-receiver" not in {each.name for each in threading.enumerate()})
+
+
+@both_clients
+def test_a_stream_whose_results_are_all_handed_over_ends_with_ok(
+    server: ServerThread, collect: Collect, caplog: pytest.LogCaptureFixture
+) -> None:
+    def calls() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if each.getMessage() == "call"]
+
+    with caplog.at_level(logging.DEBUG, logger="gradwire_server"):
+        collect(server.address, [ITEM] * 10)
+        wait_until(calls)
+    facts = [vars(each)["facts"] for each in calls()]
+    assert [(each["method"], each["status"], each["items"]) for each in facts] == [
+        ("EvaluateMany", "OK", 10)
+    ]

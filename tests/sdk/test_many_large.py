@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from gradwire import Client, ops
-from gradwire._core.retries import RetryPolicy
-from many_clients import Collect, both_clients, either_way
 from serving import ServerThread, serving
+from support.clients import BILINEAR, ONCE, Collect, both_clients, either_way
 
-BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-ONE_TRY = {"retry": RetryPolicy(max_attempts=1)}
+ONE_TRY = {"retry": ONCE}
 LARGE = np.random.default_rng(1).normal(size=(1, 1, 512, 512)).astype(np.float32)
 
 

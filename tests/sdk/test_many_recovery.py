@@ -6,8 +6,9 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -15,41 +16,24 @@ import grpc
 import numpy as np
 import pytest
 
-from gradwire import (
+from gradwire import Client, Item, RetryPolicy, v1
+from gradwire.errors import (
     CallCancelledError,
-    Client,
     DeadlineExceededError,
-    Item,
     OverloadedError,
-    RetryPolicy,
     UnavailableError,
-    ops,
-    v1,
 )
 from gradwire_server.errors import RETRY_AFTER_S
 from many_calls import ManyCall, named
-from many_clients import Collect, Outcome, blocking, both_clients
 from raw_calls import RawClient, float32, identity_request, wait_until
 from relay import Relay, relaying
 from serving import ServerThread, serving, serving_process
+from support.clients import BRISK, COPY, PROMPT, Collect, Face, Outcome, blocking, both_clients
 
-COPY = ops.DmlResample(interpolation_mode="linear")
 # One connection, so that the relay sees every one there is.
-PROMPT: dict[str, Any] = {
-    "connections": 1,
-    "retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40),
-}
-BRISK = {"retry": RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)}
+PATIENT: dict[str, Any] = {"connections": 1, "retry": PROMPT}
 
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    patience = time.monotonic() + 10
-    ours = {"gradwire-receiver", "gradwire-watch"}
-    while ours & (names := {each.name for each in threading.enumerate()}):
-        assert time.monotonic() < patience, names
-        time.sleep(0.01)
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def numbered(count: int, size: int = 16) -> Iterator[Item]:
@@ -75,7 +59,7 @@ def test_a_stream_that_is_cut_anywhere_goes_on_where_it_stopped(
     server: ServerThread, collect: Collect, cuts: tuple[int, ...]
 ) -> None:
     with relaying(server.address, cuts=cuts) as relay:
-        check(collect(relay.address, numbered(400), options=PROMPT), 400)
+        check(collect(relay.address, numbered(400), options=PATIENT), 400)
         assert relay.connections == len(cuts) + 1
 
 
@@ -117,7 +101,7 @@ def test_a_server_that_drains_hands_over_to_another(server: ServerThread, collec
                 stopping.append(threading.Thread(target=hand_over))
                 stopping[0].start()
 
-        check(collect(relay.address, numbered(3000), options=PROMPT, on_outcome=note), 3000)
+        check(collect(relay.address, numbered(3000), options=PATIENT, on_outcome=note), 3000)
         stopping[0].join()
 
 
@@ -172,25 +156,29 @@ def long_work() -> v1.EvaluateRequest:
     return request
 
 
-@both_clients
-def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> None:
+@contextmanager
+def full_server() -> Generator[tuple[ServerThread, ManyCall]]:
+    """Run a server whose memory a call has taken."""
     with serving(max_memory_bytes=1) as server, RawClient(server.address) as raw:
         admission = server.server.service.admission
         with ManyCall(raw) as other:
             other.send(named(long_work(), "long"))
             wait_until(lambda: admission.memory_bytes)
-            threading.Timer(0.3, other.call.cancel).start()
-            check(collect(server.address, numbered(20), options=PROMPT), 20)
+            yield server, other
+
+
+@both_clients
+def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> None:
+    with full_server() as (server, other):
+        threading.Timer(0.3, other.call.cancel).start()
+        check(collect(server.address, numbered(20), options=PATIENT), 20)
 
 
 @both_clients
 def test_an_overload_that_lasts_is_told_with_the_time_to_wait(collect: Collect) -> None:
-    with serving(max_memory_bytes=1) as server, RawClient(server.address) as raw:
-        admission = server.server.service.admission
-        with ManyCall(raw) as other:
-            other.send(named(long_work(), "long"))
-            wait_until(lambda: admission.memory_bytes)
-            outcomes = collect(server.address, numbered(3), options=BRISK)
+    with full_server() as (server, _):
+        outcomes = collect(server.address, numbered(3), options={"retry": BRISK})
+    assert len(outcomes) == 3
     for index, error in outcomes:
         assert isinstance(error, OverloadedError)
         assert error.retry_after_s == RETRY_AFTER_S
@@ -201,21 +189,18 @@ def test_an_overload_that_lasts_is_told_with_the_time_to_wait(collect: Collect) 
 def test_more_callers_than_streams_all_get_their_results(collect: Collect) -> None:
     with serving(max_streams=1) as server, ThreadPoolExecutor(4) as pool:
         calls = [
-            pool.submit(collect, server.address, numbered(50), options=PROMPT) for _ in range(6)
+            pool.submit(collect, server.address, numbered(50), options=PATIENT) for _ in range(6)
         ]
         for call in calls:
             check(call.result(), 50)
 
 
 @both_clients
-def test_a_server_that_is_not_there_fails_every_item(collect: Collect) -> None:
-    with serving() as server:
-        address = server.address
-    outcomes = collect(address, numbered(5), options=BRISK)
+def test_a_server_that_is_not_there_fails_every_item(nobody: str, collect: Collect) -> None:
+    outcomes = collect(nobody, numbered(5), options={"retry": BRISK})
     assert [type(outcome) for _, outcome in outcomes] == [UnavailableError] * 5
-    assert [getattr(outcome, "__notes__", None) for _, outcome in outcomes] == [
-        [f"item {index} of evaluate_many"] for index in range(5)
-    ]
+    for index, (_, outcome) in enumerate(outcomes):
+        assert getattr(outcome, "__notes__", None) == [f"item {index} of evaluate_many"]
 
 
 class OldServer:
@@ -273,8 +258,8 @@ def test_an_interrupt_loses_nothing(relay: Relay) -> None:
     check(list(enumerate(after)), 100)
 
 
-def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay: Relay) -> None:
-    client = Client(relay.address)
+def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay: Relay, face: Face) -> None:
+    client = face(relay.address)
     results = client.evaluate_many(numbered(100))
     next(results)
     relay.hold()

@@ -13,12 +13,9 @@ import grpc
 import numpy as np
 import pytest
 
-from gradwire import AsyncClient, Client, RetryPolicy, ops
+from gradwire import AsyncClient, Client, RetryPolicy
 from serving import ServerThread
-
-COPY = ops.DmlResample(interpolation_mode="linear")
-SMALL = np.ones((4, 4), np.float32)
-LARGE = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+from support.clients import ITEM, LARGE, SMALL, copied
 
 # Runs apart from pytest, whose threads are not at rest when a test wants to fork.
 FORKING = """
@@ -74,7 +71,7 @@ def test_results_stay_with_the_process_that_asked_for_them(
 ) -> None:
     """No process is forked here: gRPC may crash where that happens amid a call."""
     with Client(server.address) as client:
-        results = client.evaluate_many((COPY, SMALL, SMALL.shape) for _ in range(20))
+        results = client.evaluate_many([ITEM] * 20)
         next(results)
         with monkeypatch.context() as patch:
             own = os.getpid()
@@ -104,7 +101,7 @@ def test_a_pickled_client_has_its_arguments_and_a_connection_of_its_own(
         client.server_info()
         copy = pickle.loads(pickle.dumps(client))  # noqa: S301 - our own bytes
     with copy:
-        np.testing.assert_array_equal(copy.evaluate(COPY, LARGE, output_shape=LARGE.shape), LARGE)
+        np.testing.assert_array_equal(copied(copy, LARGE), LARGE)
         assert pickle.dumps(copy) == pickle.dumps(client)
 
 
@@ -131,8 +128,7 @@ def test_a_pickled_async_client_belongs_to_the_loop_it_wakes_up_in(server: Serve
 
     async def load(dumped: bytes) -> None:
         async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
-            result = await client.evaluate(COPY, SMALL, output_shape=SMALL.shape)
-            np.testing.assert_array_equal(result, SMALL)
+            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
 
     asyncio.run(load(asyncio.run(dump())))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -12,39 +12,30 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire import (
-    Client,
-    InvalidRequestError,
-    OverloadedError,
-    RetryPolicy,
-    Timing,
-    UnavailableError,
-    ops,
-)
+from gradwire import Client, RetryPolicy, Timing, ops
+from gradwire.errors import InvalidRequestError, OverloadedError, UnavailableError
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
 from raw_calls import RawClient
 from relay import relaying
 from serving import ServerThread, serving, serving_process
+from support.clients import BRISK, PROMPT, SMALL, Face, copied, halved
 from waiting_streams import WaitingStream
 
-BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-COPY = ops.DmlResample(interpolation_mode="linear")
-PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)
-# A server that is short of time ends streams without a word, and then is gone.
-BRISK = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)
-
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 2, 512, 512)).astype(np.float32)
-SHAPE = (1, 2, 256, 256)
 # Nobody reads this much before the server ends the stream.
 HUGE = np.zeros((1, 1, 4096, 4096), np.float32)
 RESULT_BYTES = DIFF_DST.nbytes // 4
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: ServerThread) -> NDArray[Any]:
-    with Client(server.address) as client:
-        return client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+def undisturbed(plain: Client) -> Any:
+    return halved(plain, DIFF_DST)
+
+
+def noting(event: threading.Event) -> Callable[[int, int], None]:
+    """Return an on_progress that sets an event."""
+    return lambda _sent_bytes, _received_bytes: event.set()
 
 
 @pytest.mark.parametrize(
@@ -53,13 +44,13 @@ def undisturbed(server: ServerThread) -> NDArray[Any]:
     ids=str,
 )
 def test_a_stream_that_is_cut_anywhere_gives_the_same_bits(
-    server: ServerThread, undisturbed: NDArray[Any], cuts: tuple[int, ...]
+    server: ServerThread, face: Face, undisturbed: NDArray[Any], cuts: tuple[int, ...]
 ) -> None:
     with (
         relaying(server.address, cuts=cuts) as relay,
-        Client(relay.address, chunk_bytes=50_001, retry=PROMPT) as client,
+        face(relay.address, chunk_bytes=50_001, retry=PROMPT) as client,
     ):
-        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        result = halved(client, DIFF_DST)
         assert relay.connections > 1
     np.testing.assert_array_equal(result, undisturbed)
 
@@ -73,7 +64,7 @@ def test_tries_are_counted_anew_after_every_new_result_byte(
         relaying(server.address, cuts=cuts) as relay,
         Client(relay.address, chunk_bytes=10_000, retry=policy) as client,
     ):
-        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        result = halved(client, DIFF_DST)
         assert relay.connections == len(cuts) + 1
     np.testing.assert_array_equal(result, undisturbed)
 
@@ -91,19 +82,16 @@ def test_a_server_killed_amid_a_stream_and_started_again_gives_the_same_bits(
             relaying(server.address, cuts=(RESULT_BYTES // 3,), on_cut=restart) as relay,
             Client(relay.address, chunk_bytes=50_000) as client,
         ):
-            result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+            result = halved(client, DIFF_DST)
             assert relay.connections > 1
-    np.testing.assert_array_equal(result, undisturbed)
-
-
-def test_unary_calls_outlive_a_restart() -> None:
-    with serving_process() as server, Client(server.address) as client:
+        np.testing.assert_array_equal(result, undisturbed)
+        # A unary call outlives a restart too.
         part = DIFF_DST[:, :, :64, :64]
-        before = client.evaluate(BILINEAR, part, output_shape=(1, 2, 32, 32))
-        server.kill()
-        threading.Timer(0.2, server.start).start()
-        after = client.evaluate(BILINEAR, part, output_shape=(1, 2, 32, 32))
-    np.testing.assert_array_equal(after, before)
+        with Client(server.address) as client:
+            before = halved(client, part)
+            server.kill()
+            threading.Timer(0.2, server.start).start()
+            np.testing.assert_array_equal(halved(client, part), before)
 
 
 def test_a_stream_that_meets_another_evaluation_starts_again(
@@ -115,57 +103,46 @@ def test_a_stream_that_meets_another_evaluation_starts_again(
         relaying(server.address, cuts=(RESULT_BYTES // 2,), on_cut=upgrade) as relay,
         Client(relay.address, chunk_bytes=50_000, retry=PROMPT) as client,
     ):
-        result = client.evaluate(
-            BILINEAR,
-            DIFF_DST,
-            output_shape=SHAPE,
-            on_progress=lambda sent, received: reports.append((sent, received)),
-        )
+        result = halved(client, DIFF_DST, on_progress=lambda up, down: reports.append((up, down)))
+        assert relay.cut == 1
     np.testing.assert_array_equal(result, undisturbed)
     assert reports == sorted(reports)
 
 
 def test_a_server_that_takes_smaller_chunks_than_the_one_before_is_heeded() -> None:
-    small = ServerThread(max_chunk_bytes=10_000)
-    small.start()
-    with serving() as large, relaying(large.address) as relay, Client(relay.address) as client:
-        client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+    with (
+        serving(max_chunk_bytes=10_000) as small,
+        serving() as large,
+        relaying(large.address) as relay,
+        Client(relay.address) as client,
+    ):
+        copied(client, DIFF_DST)
         relay.lead_to(small.address)
-        result = client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
-    small.stop()
-    np.testing.assert_array_equal(result, DIFF_DST)
+        np.testing.assert_array_equal(copied(client, DIFF_DST), DIFF_DST)
 
 
-def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread) -> None:
+def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread, face: Face) -> None:
     wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
-    with Client(server.address, chunk_bytes=20_000) as client:
-        client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+    with face(server.address, chunk_bytes=20_000) as client:
+        copied(client, DIFF_DST)
         for _ in range(60):
             with pytest.raises(InvalidRequestError) as caught:
-                client.evaluate(wrong, DIFF_DST, output_shape=SHAPE)
+                client.evaluate(wrong, DIFF_DST, output_shape=(1, 2, 256, 256))
             assert caught.value.field == "operator.dml_resample_grad.scales"
             assert caught.value.request_id
 
 
-def test_every_drain_reaches_a_client_that_is_writing() -> None:
-    server = ServerThread(max_memory_bytes=8 << 30)
+def test_every_drain_reaches_a_client_that_is_writing(face: Face) -> None:
+    server = ServerThread(max_memory_bytes=8 << 30, max_streams=80)
     server.start()
     started = [threading.Event() for _ in range(40)]
     with (
         relaying(server.address) as relay,
-        Client(relay.address, chunk_bytes=10_000, retry=BRISK) as client,
+        # A server that is short of time ends streams without a word, and then is gone.
+        face(relay.address, chunk_bytes=10_000, retry=BRISK) as client,
         ThreadPoolExecutor(len(started)) as pool,
     ):
-        calls = [
-            pool.submit(
-                client.evaluate,
-                COPY,
-                HUGE,
-                output_shape=HUGE.shape,
-                on_progress=partial(_note, event),
-            )
-            for event in started
-        ]
+        calls = [pool.submit(copied, client, HUGE, on_progress=noting(event)) for event in started]
         for event in started:
             assert event.wait(30)
         # Every stream is under way, and from here on the network takes no more of it.
@@ -178,26 +155,15 @@ def test_every_drain_reaches_a_client_that_is_writing() -> None:
 def test_callers_that_outnumber_the_streams_of_a_server_all_get_their_result() -> None:
     with (
         serving(max_streams=1) as server,
+        RawClient(server.address) as raw,
         Client(server.address, retry=PROMPT) as client,
         ThreadPoolExecutor(6) as pool,
     ):
-        calls = [
-            pool.submit(client.evaluate, COPY, DIFF_DST, output_shape=DIFF_DST.shape)
-            for _ in range(12)
-        ]
-        for call in calls:
+        for call in [pool.submit(copied, client, DIFF_DST) for _ in range(12)]:
             np.testing.assert_array_equal(call.result(), DIFF_DST)
-
-
-def test_a_stream_without_data_does_not_keep_a_call_from_its_result() -> None:
-    with (
-        serving(max_streams=1) as server,
-        RawClient(server.address) as raw,
-        Client(server.address) as client,
-    ):
+        # A stream without data does not keep a call from its result.
         waiting = WaitingStream(raw)
-        result = client.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
-        np.testing.assert_array_equal(result, DIFF_DST)
+        np.testing.assert_array_equal(copied(client, DIFF_DST), DIFF_DST)
         waiting.send()
 
 
@@ -211,47 +177,32 @@ def test_an_overload_that_does_not_pass_is_told_with_the_time_to_wait() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         relay.hold(after=100_000)
-        call = pool.submit(
-            first.evaluate,
-            COPY,
-            DIFF_DST,
-            output_shape=DIFF_DST.shape,
-            on_progress=partial(_note, underway),
-        )
+        call = pool.submit(copied, first, DIFF_DST, on_progress=noting(underway))
         assert underway.wait(30)
         with pytest.raises(OverloadedError) as caught:
-            second.evaluate(COPY, DIFF_DST, output_shape=DIFF_DST.shape)
+            copied(second, DIFF_DST)
         relay.let_go()
         np.testing.assert_array_equal(call.result(), DIFF_DST)
     assert caught.value.retry_after_s == RETRY_AFTER_S
 
 
-def test_a_server_that_is_not_there_is_unavailable() -> None:
-    policy = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
-    with serving() as server:
-        address = server.address
-    with Client(address, retry=policy) as client:
-        for array in (DIFF_DST, DIFF_DST[:, :, :8, :8]):
+def test_a_server_that_is_not_there_is_unavailable(nobody: str, face: Face) -> None:
+    with face(nobody, retry=BRISK) as client:
+        for array in (DIFF_DST, SMALL):
             with pytest.raises(UnavailableError, match="refused"):
-                client.evaluate(COPY, array, output_shape=array.shape)
+                copied(client, array)
         with pytest.raises(UnavailableError, match="refused"):
             client.server_info()
 
 
-def _note(event: threading.Event, _sent_bytes: int, _received_bytes: int) -> None:
-    event.set()
-
-
-def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread) -> None:
+def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread, nobody: str) -> None:
     timings: list[Timing] = []
-    with socket.socket() as refusing:
-        refusing.bind(("127.0.0.1", 0))
-        targets = [f"127.0.0.1:{refusing.getsockname()[1]}", server.address]
-        with Client(targets, split=True, split_threshold_bytes=0, retry=PROMPT) as client:
-            # A clock that stands still: what is avoided stays so.
-            vars(vars(client)["_channels"].get().shares)["_clock"] = lambda: 1.0
-            for _ in range(3):
-                client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=timings.append)
+    targets = [nobody, server.address]
+    with Client(targets, split=True, split_threshold_bytes=0, retry=PROMPT) as client:
+        # A clock that stands still: what is avoided stays so.
+        vars(vars(client)["_channels"].get().shares)["_clock"] = lambda: 1.0
+        for _ in range(3):
+            halved(client, DIFF_DST, on_timing=timings.append)
     tries = [timing.tries for timing in timings]
     assert tries[0] > 1
     assert tries[1:] == [1, 1]

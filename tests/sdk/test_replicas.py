@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 import threading
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import trustme
 
-from gradwire import (
-    AsyncClient,
-    Client,
-    InvalidRequestError,
-    Item,
-    RetryPolicy,
-    UnavailableError,
-    ops,
-)
-from gradwire._core.options import read_target
+from gradwire import Client, Item
 from gradwire._transport.replicas import FRESH_S, Replicas, resolve
+from gradwire.errors import InvalidRequestError, UnavailableError
 from gradwire.health import health
 from gradwire_ray.listing import Listing
 from gradwire_server.config.settings import Settings
+from papers import Papers, trusting
 from raw_calls import wait_until
 from serving import ServerThread, serving, serving_process
+from support.clients import BILINEAR, ONCE, Face, halved
 
-OP = ops.InterpolateBackward(mode="nearest", data_format="NCX")
 ONES = np.ones((1, 1, 4, 4), np.float32)
 # Above the default threshold of streams.
 LARGE = np.ones((1, 4, 256, 256), np.float32)
-ONCE = RetryPolicy(max_attempts=1)
 
 
 class List:
@@ -73,26 +64,40 @@ def calls_of(server: ServerThread) -> int:
     return server.server.service.admission.entered
 
 
-def test_every_kind_of_call_finds_the_replicas(listed: List) -> None:
-    with Client(listed.target, retry=ONCE) as client:
-        client.wait_ready()
-        expected = client.evaluate(OP, LARGE, output_shape=(1, 4, 128, 128))
-        small = client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
-        many = list(client.evaluate_many([Item(OP, ONES, (1, 1, 2, 2))] * 3))
-        assert client.server_info().operators
+@contextmanager
+def telling(tell: Callable[[], bytes]) -> Generator[str]:
+    """Answer every request over HTTP, and yield a target that asks there."""
+
+    class Tells(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(tell())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"replicas+http://127.0.0.1:{server.server_address[1]}/x"
+        server.shutdown()
+
+
+def test_every_kind_of_call_finds_the_replicas(listed: List, face: Face) -> None:
+    def first(call: Callable[[Any], Any]) -> Any:
+        """Make a call with a client that has heard of no replica yet."""
+        with face(listed.target) as client:
+            return call(client)
+
+    small = first(lambda client: halved(client, ONES))
     np.testing.assert_array_equal(small, np.full((1, 1, 2, 2), 4, np.float32))
-    assert all((one == small).all() for one in many)
+    assert (first(lambda client: halved(client, LARGE)) == 4).any()
+    items = [Item(BILINEAR, ONES, small.shape)] * 3
+    many = first(lambda client: list(client.evaluate_many(items)))
+    assert [each.tolist() for each in many] == [small.tolist()] * 3
+    assert first(lambda client: client.server_info()).operators
+    first(lambda client: client.wait_ready())
     assert health(listed.target) == "SERVING"
-
-    async def call() -> None:
-        for array, shape in ((ONES, (1, 1, 2, 2)), (LARGE, (1, 4, 128, 128))):
-            async with AsyncClient(listed.target, retry=ONCE) as client:
-                result = await client.evaluate(OP, array, output_shape=shape)
-                np.testing.assert_array_equal(result, small if array is ONES else expected)
-        async with AsyncClient(listed.target) as client:
-            assert len([one async for one in client.evaluate_many([(OP, ONES, (1, 1, 2, 2))])]) == 1
-
-    asyncio.run(call())
 
 
 def test_calls_go_to_those_that_come_and_not_to_those_that_went(
@@ -103,7 +108,7 @@ def test_calls_go_to_those_that_come_and_not_to_those_that_went(
     with Client(listed.target) as client:
 
         def call() -> None:
-            client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
+            halved(client, ONES)
 
         call()
         assert (calls_of(first), calls_of(second)) == (1, 0)
@@ -145,21 +150,21 @@ def test_a_replica_that_is_killed_loses_no_call() -> None:
                 if number == 5:
                     doomed.kill()
                     listed.addresses = [other.address]
-                client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
-                client.evaluate(OP, LARGE, output_shape=(1, 4, 128, 128))
+                halved(client, ONES)
+                halved(client, LARGE)
         listed.close()
 
 
 def test_who_knows_no_replica_says_so_and_retries() -> None:
     listed = List()
     with Client(listed.target, retry=ONCE) as client:
-        for shape, array in (((1, 1, 2, 2), ONES), ((1, 4, 128, 128), LARGE)):
+        for array in (ONES, LARGE):
             with pytest.raises(UnavailableError, match="it lists none now"):
-                client.evaluate(OP, array, output_shape=shape)
+                halved(client, array)
     with serving() as server, Client(listed.target) as client:
         late = threading.Timer(0.5, listed.addresses.append, (server.address,))
         late.start()
-        client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
+        halved(client, ONES)
         late.join()
     listed.close()
     with pytest.raises(UnavailableError, match="no replicas are known from"):
@@ -180,20 +185,11 @@ def test_who_knows_no_replica_says_so_and_retries() -> None:
     ids=lambda body: str(body[:30]),
 )
 def test_a_list_that_is_none_is_not_taken(body: bytes) -> None:
-    class Tells(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(UnavailableError, match="no replicas are known"):
-            resolve(f"replicas+http://127.0.0.1:{server.server_address[1]}/x")
-        server.shutdown()
+    with (
+        telling(lambda: body) as target,
+        pytest.raises(UnavailableError, match="no replicas are known"),
+    ):
+        resolve(target)
 
 
 def test_who_speaks_no_http_is_told_so_in_printable_words() -> None:
@@ -202,56 +198,26 @@ def test_who_speaks_no_http_is_told_so_in_printable_words() -> None:
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "replicas+http://a:1/x,b:2",
-        ["replicas+http://a:1/x", "b:2"],
-        "replicas+ftp://a:1/x",
-        "replicas+http://a/x",
-        "replicas+http://a:b/x",
-        "replicas+http://:1/x",
-        "replicas+http://a:1/x?y",
-        "replicas+http://user@a:1/x",
-    ],
-    ids=str,
-)
-def test_a_target_that_is_no_list_is_refused(target: str | list[str]) -> None:
-    with pytest.raises(ValueError, match="a list of replicas stands alone"):
-        read_target(target)
-
-
 def test_the_list_comes_by_tls_from_who_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    for name, pems in (
-        ("key", [certificate.private_key_pem]),
-        ("certificate", certificate.cert_chain_pems),
-        ("ca", [authority.cert_pem]),
-    ):
-        for number, pem in enumerate(pems):
-            pem.write_to_path(str(tmp_path / name), append=number > 0)
-    settings = Settings(
-        tls_certificate=str(tmp_path / "certificate"), tls_key=str(tmp_path / "key")
-    )
-    credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-    with serving(tls_certificate=settings.tls_certificate, tls_key=settings.tls_key) as server:
+    papers = Papers(tmp_path)
+    with serving(**papers.settings) as server:
         listing = Listing(
             "some",
             host="127.0.0.1",
             port=0,
-            settings=settings,
+            settings=Settings(**papers.settings),
             addresses=lambda: [server.address],
         )
         assert listing.url.startswith("replicas+https://")
         with pytest.raises(UnavailableError, match=r"(?i)certificate"):
             resolve(listing.url)
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca"))
-        assert ssl.get_default_verify_paths().cafile == str(tmp_path / "ca")
+        monkeypatch.setenv("SSL_CERT_FILE", papers.mutual["tls_client_ca"])
+        assert ssl.get_default_verify_paths().cafile == papers.mutual["tls_client_ca"]
+        credentials = trusting(papers.roots)
         with Client(listing.url, credentials=credentials, token="shown") as client:  # noqa: S106
-            client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
+            halved(client, ONES)
         listing.close()
 
 
@@ -269,19 +235,11 @@ def test_the_list_is_asked_for_when_it_is_old_and_soon_after_a_failure() -> None
     asked: list[float] = []
     now = 100.0
 
-    class Tells(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(now)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"replicas": ["a:1"]}).encode())
+    def tell() -> bytes:
+        asked.append(now)
+        return json.dumps({"replicas": ["a:1"]}).encode()
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        target = f"replicas+http://127.0.0.1:{server.server_address[1]}/x"
+    with telling(tell) as target:
         replicas = Replicas(target, clock=lambda: now)
         replicas.wait()
         assert asked == [100.0]
@@ -295,4 +253,3 @@ def test_the_list_is_asked_for_when_it_is_old_and_soon_after_a_failure() -> None
             ask()
             wait_until(lambda: not replicas.refreshing)
             assert len(asked) == most
-        server.shutdown()

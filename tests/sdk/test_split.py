@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,30 +17,20 @@ from numpy.typing import NDArray
 
 from dialect_table import Case
 from dialect_tables import TABLES
-from fleets import ALWAYS, BILINEAR, DIFF_DST, SHAPE, Fleet, fleet_serving, same_bits
-from gradwire import (
-    AsyncClient,
-    Client,
-    InvalidRequestError,
-    Timing,
-    ops,
-)
+from gradwire import Client, Timing, ops
 from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
+from gradwire.errors import InvalidRequestError
 from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
 from gradwire_server.config.settings import Settings
 from raw_calls import wait_until
 from relay import relaying
+from support.clients import BILINEAR, Face, halved
+from support.fleets import ALWAYS, DIFF_DST, SHAPE, Fleet, same_bits
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with fleet_serving() as fleet:
-        yield fleet
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +43,6 @@ def spread(fleet: Fleet) -> Iterator[Client]:
 def local() -> Iterator[LocalClient]:
     with LocalClient() as local:
         yield local
-
-
-@pytest.fixture(scope="module")
-def expected(local: LocalClient) -> NDArray[Any]:
-    return local.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +168,11 @@ def test_only_what_is_above_the_threshold_is_shared(fleet: Fleet, expected: NDAr
     for threshold in (DIFF_DST.nbytes, DIFF_DST.nbytes - 1, DIFF_DST.nbytes // 3, 0):
         options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold}
         with Client(fleet.targets, **options) as client:
-            result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=note)
+            result = halved(client, DIFF_DST, on_timing=note)
         same_bits(result, expected)
     alone: dict[str, Any] = {**ALWAYS, "split": False}
     with Client(fleet.targets, **alone) as client:
-        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, on_timing=note)
+        halved(client, DIFF_DST, on_timing=note)
     assert asked == [1, 2, 3, 3, 1]
 
 
@@ -195,7 +180,7 @@ def test_each_server_reads_its_part_and_little_more(fleet: Fleet, expected: NDAr
     with ExitStack() as stack:
         relays = [stack.enter_context(relaying(target)) for target in fleet.targets]
         client = stack.enter_context(Client([relay.address for relay in relays], **ALWAYS))
-        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        result = halved(client, DIFF_DST)
         sent = [relay.carried_bytes for relay in relays]
     same_bits(result, expected)
     share = DIFF_DST.nbytes / len(relays)
@@ -211,13 +196,11 @@ def test_all_replicas_of_a_list_share_and_those_that_come_join_them(
     )
     tries: list[int] = []
 
+    def note(timing: Timing) -> None:
+        tries.append(timing.tries)
+
     def evaluate() -> int:
-        result = client.evaluate(
-            BILINEAR,
-            DIFF_DST,
-            output_shape=SHAPE,
-            on_timing=lambda timing: tries.append(timing.tries),
-        )
+        result = halved(client, DIFF_DST, on_timing=note)
         same_bits(result, expected)
         return tries[-1]
 
@@ -230,23 +213,20 @@ def test_all_replicas_of_a_list_share_and_those_that_come_join_them(
         listing.close()
 
 
-def test_progress_and_tasks_of_asyncio_see_one_call(fleet: Fleet, expected: NDArray[Any]) -> None:
+def test_progress_and_calls_at_once_see_one_call(
+    fleet: Fleet, face: Face, expected: NDArray[Any]
+) -> None:
     reports: list[tuple[int, int]] = []
 
-    async def work() -> list[NDArray[Any]]:
-        async with AsyncClient(fleet.targets, chunk_bytes=20_000, **ALWAYS) as client:
-            calls = [
-                client.evaluate(
-                    BILINEAR,
-                    DIFF_DST,
-                    output_shape=SHAPE,
-                    on_progress=lambda sent, received: reports.append((sent, received)),
-                ),
-                client.evaluate(BILINEAR, DIFF_DST, out=np.empty(SHAPE, np.float32)),
-            ]
-            return await asyncio.gather(*calls)
+    def note(sent_bytes: int, received_bytes: int) -> None:
+        reports.append((sent_bytes, received_bytes))
 
-    for result in asyncio.run(work()):
-        same_bits(result, expected)
+    with face(fleet.targets, chunk_bytes=20_000, **ALWAYS) as client, ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(halved, client, DIFF_DST, on_progress=note),
+            pool.submit(halved, client, DIFF_DST, out=np.empty(SHAPE, np.float32)),
+        ]
+        for call in calls:
+            same_bits(call.result(), expected)
     assert reports == sorted(reports)
     assert reports[-1] == (DIFF_DST.nbytes, expected.nbytes)

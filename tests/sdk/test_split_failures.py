@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,37 +14,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleets import ALWAYS, BILINEAR, DIFF_DST, PROMPT, SHAPE, Fleet, fleet_serving, same_bits
-from gradwire import (
-    AsyncClient,
+from gradwire import AsyncClient, Client, RetryPolicy, ops
+from gradwire.errors import (
     AuthenticationError,
-    Client,
     DeadlineExceededError,
     InvalidRequestError,
-    RetryPolicy,
     UnavailableError,
-    ops,
 )
-from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.errors import UnknownFieldError
 from gradwire_server.rpc import stream
 from papers import Papers, trusting
 from raw_calls import wait_idle
 from relay import Relay, relaying
-from serving import serving, serving_process
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with fleet_serving() as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def expected() -> NDArray[Any]:
-    with LocalClient() as local:
-        return local.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+from serving import ServerThread, serving, serving_process
+from support.clients import BRISK, ONCE, PROMPT, halved
+from support.fleets import ALWAYS, DIFF_DST, SHAPE, Fleet, same_bits
 
 
 @pytest.mark.slow
@@ -60,19 +45,18 @@ def test_a_server_killed_amid_its_part_leaves_it_to_the_others(
         ) as client,
     ):
         out = np.zeros(SHAPE, np.float32)
-        assert client.evaluate(BILINEAR, DIFF_DST, out=out) is out
+        assert halved(client, DIFF_DST, out=out) is out
         assert doomed.process.poll() is not None
         same_bits(out, expected)
-        same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        same_bits(halved(client, DIFF_DST), expected)
 
 
 def test_where_no_server_is_left_the_call_is_unavailable() -> None:
-    retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=3)
     with (
-        Client(["127.0.0.1:1", "127.0.0.1:2"], retry=retry, **ALWAYS) as client,
+        Client(["127.0.0.1:1", "127.0.0.1:2"], retry=BRISK, **ALWAYS) as client,
         pytest.raises(UnavailableError),
     ):
-        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        halved(client, DIFF_DST)
 
 
 @pytest.mark.slow
@@ -85,7 +69,7 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(
     with serving(max_streams=1, slab_bytes=1000) as narrow, relaying(narrow.address) as relay:
         relay.delay_s = 0.12
         with Client(["127.0.0.1:1", relay.address], **options) as client:
-            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+            same_bits(halved(client, DIFF_DST), expected)
         wait_idle(narrow)
 
 
@@ -97,7 +81,7 @@ def test_a_share_may_take_longer_than_an_answer(fleet: Fleet, expected: NDArray[
             relay.delay_s = 0.12
         client = stack.enter_context(Client([one.address for one in relays], **options))
         began = time.monotonic()
-        same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+        same_bits(halved(client, DIFF_DST), expected)
         assert time.monotonic() - began > options["timeout_s"]
 
 
@@ -108,18 +92,16 @@ def test_a_server_that_never_answers_leaves_its_share_to_the_others(
         silent.swallow()
         targets = [silent.address, *fleet.targets]
         with Client(targets, timeout_s=4.0, **ALWAYS) as client:
-            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+            same_bits(halved(client, DIFF_DST), expected)
         nothing_runs(fleet)
 
 
-def test_without_retries_no_share_waits_for_another() -> None:
-    retry = RetryPolicy(max_attempts=1)
+def test_without_retries_no_share_waits_for_another(server: ServerThread) -> None:
     with (
-        serving() as server,
-        Client(["127.0.0.1:1", server.address], retry=retry, **ALWAYS) as client,
+        Client(["127.0.0.1:1", server.address], retry=ONCE, **ALWAYS) as client,
         pytest.raises(UnavailableError),
     ):
-        client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+        halved(client, DIFF_DST)
 
 
 def test_where_a_thread_cannot_start_none_is_left_that_writes(
@@ -135,7 +117,7 @@ def test_where_a_thread_cannot_start_none_is_left_that_writes(
     monkeypatch.setattr(threading.Thread, "start", exhausted)
     with held(fleet) as relay, Client([relay.address, *fleet.targets], **ALWAYS) as client:
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+            halved(client, DIFF_DST)
         assert "gradwire-share" not in {thread.name for thread in threading.enumerate()}
         relay.let_go()
         nothing_runs(fleet)
@@ -153,8 +135,7 @@ def test_servers_that_compute_other_bits_do_not_share(
 
     monkeypatch.setattr(stream, "opened", disagreeing)
     with Client(fleet.targets, **ALWAYS) as client:
-        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
-    same_bits(result, expected)
+        same_bits(halved(client, DIFF_DST), expected)
 
 
 def test_servers_of_a_release_without_parts_do_not_share(
@@ -169,8 +150,7 @@ def test_servers_of_a_release_without_parts_do_not_share(
 
     monkeypatch.setattr(stream, "wanted_bytes", older)
     with Client(fleet.targets, **ALWAYS) as client:
-        result = client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
-    same_bits(result, expected)
+        same_bits(halved(client, DIFF_DST), expected)
 
 
 def test_a_refusal_is_that_of_one_server(fleet: Fleet) -> None:
@@ -191,15 +171,15 @@ def test_each_server_sees_token_and_certificate(expected: NDArray[Any], tmp_path
         ]
         targets = [server.address for server in servers]
         with Client(targets, token=token, **options) as client:
-            same_bits(client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE), expected)
+            same_bits(halved(client, DIFF_DST), expected)
         with Client(targets, **options) as client, pytest.raises(AuthenticationError):
-            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+            halved(client, DIFF_DST)
 
 
 def test_a_deadline_is_that_of_the_call_and_leaves_nothing_behind(fleet: Fleet) -> None:
     with held(fleet) as relay, Client([relay.address, *fleet.targets], **ALWAYS) as client:
         with pytest.raises(DeadlineExceededError, match=r"no result within timeout_s, 0\.5 s"):
-            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE, timeout_s=0.5)
+            halved(client, DIFF_DST, timeout_s=0.5)
         relay.let_go()
         nothing_runs(fleet)
 
@@ -208,7 +188,7 @@ def test_a_part_that_stalls_ends_the_call(fleet: Fleet) -> None:
     options: dict[str, Any] = {**ALWAYS, "timeout_s": 0.5}
     with held(fleet) as relay, Client([relay.address, *fleet.targets], **options) as client:
         with pytest.raises(DeadlineExceededError, match=r"nothing moved for 0\.5 s"):
-            client.evaluate(BILINEAR, DIFF_DST, output_shape=SHAPE)
+            halved(client, DIFF_DST)
         relay.let_go()
         nothing_runs(fleet)
 
@@ -217,14 +197,12 @@ def test_a_cancelled_task_ends_every_part(fleet: Fleet) -> None:
     async def work(target: str) -> None:
         async with AsyncClient([target, *fleet.targets], **ALWAYS) as client:
             under_way = asyncio.Event()
-            task = asyncio.ensure_future(
-                client.evaluate(
-                    BILINEAR,
-                    DIFF_DST,
-                    output_shape=SHAPE,
-                    on_progress=lambda _, received: under_way.set() if received else None,
-                )
-            )
+
+            def note(_sent: int, received: int) -> None:
+                if received:
+                    under_way.set()
+
+            task = asyncio.ensure_future(halved(client, DIFF_DST, on_progress=note))
             await under_way.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

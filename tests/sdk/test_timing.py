@@ -1,24 +1,23 @@
-"""A caller who asks is told where the time of an evaluation went."""
+"""Reports of a call: where its time went, and its progress, at most ten times a second."""
 
 from __future__ import annotations
 
-import asyncio
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gradwire import AsyncClient, Client, InvalidRequestError, RetryPolicy, Timing, ops
+from gradwire import Client, Timing
 from gradwire._core.reports import read_timing
+from gradwire._wire.requests import Progress
+from gradwire.errors import InvalidRequestError
 from raw_calls import RawClient, as_stream, published_request
 from relay import relaying
 from serving import ServerThread
-
-COPY = ops.DmlResample(interpolation_mode="linear")
-HALVE = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-SMALL = np.ones((1, 1, 32, 32), np.float32)
-LARGE = np.ones((1, 1, 1024, 1024), np.float32)
-PROMPT = RetryPolicy(initial_backoff_s=0.01)
+from support.clients import COPY, LARGE, PROMPT, SMALL, Face, copied, either_size, halved
 
 
 def check(timing: Timing, *, streamed: bool) -> None:
@@ -34,51 +33,42 @@ def check(timing: Timing, *, streamed: bool) -> None:
     assert timing.tries == 1
 
 
-@pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])
-def test_a_call_tells_its_timing_once(server: ServerThread, array: NDArray[np.float32]) -> None:
-    shape = (1, 1, array.shape[2] // 2, array.shape[3] // 2)
+@either_size
+def test_a_call_tells_its_timing_once(
+    server: ServerThread, face: Face, array: NDArray[np.float32]
+) -> None:
     timings: list[Timing] = []
-    with Client(server.address) as client:
-        client.evaluate(HALVE, array, output_shape=shape, on_timing=timings.append)
-
-    async def ask() -> None:
-        async with AsyncClient(server.address) as client:
-            await client.evaluate(HALVE, array, output_shape=shape, on_timing=timings.append)
-
-    asyncio.run(ask())
-    assert len(timings) == 2
-    for timing in timings:
-        check(timing, streamed=array is LARGE)
+    with face(server.address) as client:
+        halved(client, array[np.newaxis, np.newaxis], on_timing=timings.append)
+    (timing,) = timings
+    check(timing, streamed=array is LARGE)
 
 
-def test_a_call_that_fails_tells_none(server: ServerThread) -> None:
+def test_a_call_that_fails_tells_none(plain: Client) -> None:
     timings: list[Timing] = []
-    with Client(server.address) as client, pytest.raises(InvalidRequestError):
-        client.evaluate(COPY, SMALL, output_shape=(1, 1, 32, 0), on_timing=timings.append)
+    with pytest.raises(InvalidRequestError):
+        plain.evaluate(COPY, SMALL, output_shape=(4, 0), on_timing=timings.append)
     assert not timings
 
 
-@pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])
+@either_size
 def test_tries_are_counted(server: ServerThread, array: NDArray[np.float32]) -> None:
     timings: list[Timing] = []
     with (
         relaying(server.address, cuts=(100, 100)) as relay,
         Client(relay.address, connections=1, retry=PROMPT) as client,
     ):
-        client.evaluate(COPY, array, output_shape=array.shape, on_timing=timings.append)
+        copied(client, array, on_timing=timings.append)
     (timing,) = timings
     assert timing.tries >= 3
 
 
-def test_an_exception_from_on_timing_reaches_the_caller(server: ServerThread) -> None:
-    class TornError(Exception):
-        pass
-
+def test_an_exception_from_on_timing_reaches_the_caller(server: ServerThread, face: Face) -> None:
     def tear(_timing: Timing) -> None:
-        raise TornError
+        raise ZeroDivisionError
 
-    with Client(server.address) as client, pytest.raises(TornError):
-        client.evaluate(COPY, SMALL, output_shape=SMALL.shape, on_timing=tear)
+    with face(server.address) as client, pytest.raises(ZeroDivisionError):
+        copied(client, SMALL, on_timing=tear)
 
 
 def test_the_trailing_metadata_are_those_that_the_schema_names(server: ServerThread) -> None:
@@ -120,3 +110,44 @@ def test_a_server_that_tells_nothing_is_no_error() -> None:
     assert read_timing([("gradwire-timing", b"x")], total_s=1, tries=1) == Timing(
         total_s=1, tries=1
     )
+
+
+# Times that floating-point numbers add exactly.
+PAUSES = st.sampled_from([0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4])
+STEPS = st.lists(st.tuples(PAUSES, st.integers(0, 100), st.integers(0, 100)))
+
+
+@given(STEPS)
+def test_reports_grow_and_keep_a_tenth_of_a_second_apart(
+    steps: list[tuple[float, int, int]],
+) -> None:
+    now = 0.0
+    reports: list[tuple[float, int, int]] = []
+    progress = Progress(
+        lambda sent, received: reports.append((now, sent, received)), clock=lambda: now
+    )
+    for pause, sent, received in steps:
+        now += pause
+        progress.report(sent, received)
+    progress.finish(100, 100)
+    *early, end = reports
+    assert end[1:] == (100, 100)
+    for before, after in pairwise(early):
+        assert after[0] - before[0] >= 0.1
+        assert before[1:] != after[1:]
+    for before, after in pairwise(reports):
+        assert before[1] <= after[1]
+        assert before[2] <= after[2]
+
+
+@given(STEPS)
+def test_nothing_is_reported_before_anything_has_moved(
+    steps: list[tuple[float, int, int]],
+) -> None:
+    now = 0.0
+    reports: list[tuple[int, int]] = []
+    progress = Progress(lambda sent, received: reports.append((sent, received)), clock=lambda: now)
+    for pause, _, _ in steps:
+        now += pause
+        progress.report(0, 0)
+    assert reports == []

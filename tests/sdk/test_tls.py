@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
 
 import grpc
 import numpy as np
 import pytest
 import trustme
 
-from gradwire import (
-    AsyncClient,
-    Client,
-    InvalidRequestError,
-    Item,
-    RetryPolicy,
-    UnavailableError,
-    ops,
-)
+from gradwire import Client, Item
 from gradwire._wire.statuses import is_lasting, with_hint
-from gradwire.health import health
+from gradwire.errors import UnavailableError
 from papers import Papers, impatient, pair, trusting
-from serving import serving
+from serving import ServerThread, serving
+from support.clients import BILINEAR, PROMPT, Counting, Face, halved
 
-OPERATOR = ops.InterpolateBackward(mode="nearest", data_format="NCX")
 SMALL = np.ones((1, 1, 4, 4), np.float32)
 LARGE = np.ones((1, 8, 512, 512), np.float32)
+ITEM = Item(BILINEAR, SMALL, (1, 1, 2, 2))
 STRANGER = trustme.CA()
-PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05)
 HUNG_UP = "the server hung up, as one does that wants TLS"
-
-
-class Counting(RetryPolicy):
-    """Notes how many tries have failed."""
-
-    failed: ClassVar[list[int]] = []
-
-    def backoff_s(self, failures: int, *, draw: float) -> float:
-        """Note the number, and pause as usual."""
-        self.failed.append(failures)
-        return super().backoff_s(failures, draw=draw)
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +42,14 @@ def mutual(papers: Papers) -> Iterator[str]:
         yield server.address
 
 
-@pytest.fixture(scope="module")
-def plain() -> Iterator[str]:
-    with serving() as server:
-        yield server.address
-
-
 def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, words: str) -> None:
     """Assert that no kind of call is answered, and that each says why."""
     with impatient(address, credentials) as client:
         for x in (SMALL, LARGE):
-            shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
             with pytest.raises(UnavailableError, match=words):
-                client.evaluate(OPERATOR, x, output_shape=shape)
+                halved(client, x)
         with pytest.raises(UnavailableError, match=words):
-            list(client.evaluate_many([Item(OPERATOR, SMALL, (1, 1, 2, 2))]))
+            list(client.evaluate_many([ITEM]))
         for ask in (client.operators, client.server_info, lambda: client.wait_ready(0.1)):
             with pytest.raises(UnavailableError, match=words):
                 ask()
@@ -88,8 +60,8 @@ def test_plain_text_meets_tls(private: str, mutual: str) -> None:
     check_nothing(mutual, None, HUNG_UP)
 
 
-def test_tls_meets_plain_text(plain: str, papers: Papers) -> None:
-    check_nothing(plain, trusting(papers.roots), "the server speaks plain text")
+def test_tls_meets_plain_text(server: ServerThread, papers: Papers) -> None:
+    check_nothing(server.address, trusting(papers.roots), "the server speaks plain text")
 
 
 def test_a_server_of_another_authority_is_not_trusted(private: str) -> None:
@@ -120,19 +92,19 @@ def test_a_server_whose_certificate_has_expired_or_is_anothers_is_not_trusted(
 
 @pytest.mark.parametrize("wrong", ["authority", "plain"])
 def test_what_waiting_does_not_mend_is_tried_twice(
-    private: str, plain: str, papers: Papers, wrong: str
+    private: str, server: ServerThread, papers: Papers, wrong: str
 ) -> None:
     address, roots = {
         "authority": (private, STRANGER.cert_pem.bytes()),
-        "plain": (plain, papers.roots),
+        "plain": (server.address, papers.roots),
     }[wrong]
     counting = Counting(initial_backoff_s=0.01, max_backoff_s=0.05)
     with Client(address, credentials=trusting(roots), retry=counting) as client:
         for ask in (
             client.operators,
-            lambda: client.evaluate(OPERATOR, SMALL, output_shape=(1, 1, 2, 2)),
-            lambda: client.evaluate(OPERATOR, LARGE, output_shape=(1, 8, 256, 256)),
-            lambda: list(client.evaluate_many([Item(OPERATOR, SMALL, (1, 1, 2, 2))])),
+            lambda: halved(client, SMALL),
+            lambda: halved(client, LARGE),
+            lambda: list(client.evaluate_many([ITEM])),
         ):
             counting.failed.clear()
             with pytest.raises(UnavailableError) as refused:
@@ -141,19 +113,17 @@ def test_what_waiting_does_not_mend_is_tried_twice(
             assert counting.failed == [1, 2]
 
 
-async def _wait_in_vain(address: str, credentials: grpc.ChannelCredentials) -> None:
-    async with AsyncClient(address, credentials=credentials) as client:
-        await client.wait_ready(100_000)
-
-
-def test_what_waiting_does_not_mend_is_not_waited_for(private: str, papers: Papers) -> None:
+def test_what_waiting_does_not_mend_is_not_waited_for(
+    private: str, papers: Papers, face: Face
+) -> None:
     strange = trusting(STRANGER.cert_pem.bytes())
-    with Client(private, credentials=strange) as client, pytest.raises(UnavailableError) as refused:
+    with (
+        face(private, credentials=strange) as client,
+        pytest.raises(UnavailableError, match="of no authority trusted here") as refused,
+    ):
         client.wait_ready(100_000)
     assert refused.value.lasting
-    with pytest.raises(UnavailableError, match="of no authority trusted here"):
-        asyncio.run(_wait_in_vain(private, strange))
-    with Client(private, credentials=trusting(papers.roots)) as client:
+    with face(private, credentials=trusting(papers.roots)) as client:
         client.wait_ready()
 
 
@@ -168,8 +138,10 @@ def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
     assert is_lasting(message)
 
 
-def test_another_server_may_still_do(private: str, plain: str, papers: Papers) -> None:
-    with Client([plain, private], credentials=trusting(papers.roots), retry=PROMPT) as client:
+def test_another_server_may_still_do(private: str, server: ServerThread, papers: Papers) -> None:
+    with Client(
+        [server.address, private], credentials=trusting(papers.roots), retry=PROMPT
+    ) as client:
         for _ in range(4):
             assert client.operators()
 
@@ -189,17 +161,3 @@ def test_a_certificate_that_has_expired_is_waited_for(tmp_path: Path) -> None:
         answer = caller.submit(client.operators)
         papers.write()
         assert answer.result()
-
-
-@pytest.mark.parametrize("wrong", [b"-----BEGIN CERTIFICATE-----", "roots.pem", True])
-def test_credentials_that_are_none_are_refused_and_not_shown(wrong: Any) -> None:
-    for make in (
-        lambda: Client("127.0.0.1:1", credentials=wrong),
-        lambda: AsyncClient("127.0.0.1:1", credentials=wrong),
-        lambda: health("127.0.0.1:1", credentials=wrong),
-    ):
-        with pytest.raises(InvalidRequestError, match=r"ssl_channel_credentials\(\)") as refused:
-            make()
-        assert refused.value.field == "credentials"
-        assert type(wrong).__name__ in str(refused.value)
-        assert str(wrong) not in str(refused.value)

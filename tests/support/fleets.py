@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import RetryPolicy, ops
 from serving import ServerThread, serving
 
-BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 SHAPE = (1, 3, 256, 256)
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 512, 512)).astype(np.float32)
-PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)
 # Every tensor is cut, into as many parts as there are targets or elements.
 ALWAYS: dict[str, Any] = {"split": True, "split_threshold_bytes": 0, "stream_threshold_bytes": 0}
 

@@ -1,0 +1,222 @@
+"""Texts of what the clients refuse: calls and values, the field at fault and the exact message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradwire import Client, RetryPolicy, ops
+from gradwire.health import health
+from serving import ServerThread
+from support.clients import COPY, SMALL, Face, copied, halved
+
+IMAGE = np.ones((1, 1, 4, 4), np.float32)
+
+PORT = "give a port from 1 to 65535"
+SUCH_AS = ', such as "127.0.0.1:50051" or "[::1]:50051"'
+HOST_PORT = f"give HOST:PORT{SUCH_AS}"
+NO_SCHEME = "give HOST:PORT without a scheme, or dns:///HOST:PORT"
+LABELS = "give a host whose name has 1 to 63 characters between dots"
+ALONE = (
+    "a list of replicas stands alone, as replicas+http://HOST:PORT/NAME or "
+    "replicas+https://HOST:PORT/NAME"
+)
+SECONDS = "give seconds above 0, at most 31536000"
+TOKENLESS = "token: holds no token: one is a word of printable characters, which is not shown here"
+CREDENTIALS = "give what grpc.ssl_channel_credentials() returns, or None for plain text"
+PLAIN_TEXT = (
+    "a token would go to a:1 in plain text, where others can read it; give credentials for TLS "
+    "(--tls-ca), or no token"
+)
+
+# Targets, by what would do.
+TARGETS: dict[str, tuple[Any, ...]] = {
+    'give a server\'s address, such as "127.0.0.1:50051", or several': (
+        *("", ",", "a:1,", [], ["a:1", ""], ["a:1", 2], 5, b"a:1"),
+    ),
+    PORT: ("127.0.0.1:115587", "127.0.0.1:0", "dns:///host:70000"),
+    HOST_PORT: (
+        *("127.0.0.1", "localhost", "host:", "host:1/", "host:port", "host:-1", "host: 1", ":1"),
+        *("dns:///host", "ipv4:1.2.3.4", "\0:1"),
+    ),
+    NO_SCHEME: ("http://127.0.0.1:1", "https://host:1/", "grpc://host:1"),
+    f"give [::1]:PORT{SUCH_AS}": ("::1", "[::1]"),
+    "give an address of IPv6 in brackets, or a name without": ("[host]:1",),
+    "give addresses of IPv4 there, or a name without scheme": ("ipv4:1.2.3.4:1,host:1",),
+    "give addresses of IPv6 there, or a name without scheme": ("ipv6:1.2.3.4:1",),
+    LABELS: ("a..b:1", ".:1", f"{'x' * 64}.y:1", f"dns:///{'x' * 64}:1"),
+    "give unix:NAME": ("unix:",),
+    ALONE: (
+        *(f"replicas+http://{rest}" for rest in ("host:0/name", "a:1/x,b:2", "a/x", "a:b/x")),
+        *(f"replicas+http://{rest}" for rest in (":1/x", "a:1/x?y", "user@a:1/x")),
+        *("replicas+ftp://a:1/x", ["replicas+http://a:1/x", "b:2"]),
+    ),
+}
+# Arguments of a client, with field and message.
+MADE: list[tuple[dict[str, Any], str | None, str]] = [
+    *(
+        ({"target": target}, "target", f"target is {target!r}; {advice}")
+        for advice, targets in TARGETS.items()
+        for target in targets
+    ),
+    ({"target": "a:1,b"}, "target", f"target is 'b' of 'a:1,b'; {HOST_PORT}"),
+    ({"target": ["a:1", "b:0"]}, "target", f"target is 'b:0' of ['a:1', 'b:0']; {PORT}"),
+    *(({"timeout_s": s}, None, f"timeout_s is {s}; {SECONDS}") for s in (0, math.nan)),
+    *(
+        ({"connect_timeout_s": s}, None, f"connect_timeout_s is {s!r}; {SECONDS}, or None")
+        for s in (0, -1, math.nan, math.inf, "1")
+    ),
+    ({"stream_threshold_bytes": -1}, None, "stream_threshold_bytes is -1; give 0 or more bytes"),
+    *(
+        ({"chunk_bytes": n}, None, f"chunk_bytes is {n}; give 4096 to 33554432 bytes")
+        for n in (0, 4095, 1 << 30)
+    ),
+    *(
+        (
+            {"credentials": wrong},
+            "credentials",
+            f"credentials: is of type {type(wrong).__name__}; {CREDENTIALS}",
+        )
+        for wrong in (True, "roots.pem", b"-----BEGIN CERTIFICATE-----")
+    ),
+    *(({"token": bad}, "token", TOKENLESS) for bad in ("", "two words", "a\nb", "\u00e9", " x")),
+    (
+        {"token": "x", "token_file": "y"},
+        "token",
+        "token: is given, and token_file is too; give one of them",
+    ),
+    ({"token": "x", "target": "a:1"}, "token", f"token: {PLAIN_TEXT}"),
+    ({"token_file": "y", "target": "a:1"}, "token_file", f"token_file: {PLAIN_TEXT}"),
+]
+
+
+def refused(call: Callable[[], object]) -> tuple[str | None, str]:
+    """Return field and message of the ValueError or TypeError that a call raises."""
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    return getattr(caught.value, "field", None), str(caught.value)
+
+
+@pytest.mark.parametrize(("arguments", "field", "message"), MADE, ids=str)
+def test_a_client_cannot_be_made_of_nonsense(
+    face: Face, arguments: dict[str, Any], field: str | None, message: str
+) -> None:
+    made: dict[str, Any] = {"target": "127.0.0.1:1", **arguments}
+    assert refused(lambda: face(**made)) == (field, message)
+
+
+def test_credentials_that_are_none_are_refused_for_health_too() -> None:
+    wrong: Any = "roots.pem"
+    asked = refused(lambda: health("127.0.0.1:1", credentials=wrong))
+    assert asked == ("credentials", f"credentials: is of type str; {CREDENTIALS}")
+
+
+def test_a_target_in_the_environment_is_refused_by_its_name(
+    face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for target, advice in (("127.0.0.1", HOST_PORT), ("a:1,", next(iter(TARGETS)))):
+        monkeypatch.setenv("GRADWIRE_TARGET", target)
+        assert refused(face) == ("target", f"GRADWIRE_TARGET is {target!r}; {advice}")
+
+
+INTEGER = "give an integer from 0 to 2**63 - 1"
+Asked = Callable[[Any], object]
+# Messages, with field and call.
+ASKED: dict[str, tuple[str | None, Asked]] = {
+    "out: has shape (1, 1, 2, 3); the result has (1, 1, 2, 2)": (
+        "out",
+        lambda c: halved(c, IMAGE, out=np.empty((1, 1, 2, 3), np.float32)),
+    ),
+    "out: has dtype float64; the result has float32": (
+        "out",
+        lambda c: halved(c, IMAGE, out=np.empty((1, 1, 2, 2))),
+    ),
+    "out: is read-only; give a writable array": (
+        "out",
+        lambda c: halved(c, IMAGE, out=np.broadcast_to(np.float32(0), (1, 1, 2, 2))),
+    ),
+    "out: shares memory with the input; give another array": (
+        "out",
+        lambda c: halved(c, IMAGE, out=IMAGE[:, :, ::2, ::2]),
+    ),
+    "out is a bytearray; give a numpy.ndarray or numpy.memmap": (
+        None,
+        lambda c: halved(c, IMAGE, out=bytearray(100)),
+    ),
+    "op is a Operator; give an operator of gradwire.ops": (
+        None,
+        lambda c: c.evaluate(ops.to_message(COPY), SMALL, output_shape=(4, 4)),
+    ),
+    "output_shape: absent; the attributes of dml_resample do not determine its sizes: give it": (
+        "output",
+        lambda c: c.evaluate(COPY, SMALL),
+    ),
+}
+SHAPES: list[tuple[Any, str, str]] = [
+    (5, "", "is 5; give a tuple or list of integers"),
+    (COPY, "", f"is {COPY!r}; give a tuple or list of integers"),
+    ("ab", "[0]", f"is 'a'; {INTEGER}"),
+    ((2.5, 3), "[0]", f"is 2.5; {INTEGER}"),
+    ((2, True), "[1]", f"is True; {INTEGER}"),
+    ((2, -1), "[1]", f"is -1; {INTEGER}"),
+]
+
+
+@pytest.mark.parametrize("message", ASKED)
+def test_a_call_that_cannot_be_made_is_refused(
+    server: ServerThread, face: Face, message: str
+) -> None:
+    field, call = ASKED[message]
+    with face(server.address) as client:
+        assert refused(lambda: call(client)) == (field, message)
+
+
+@pytest.mark.parametrize(("shape", "at", "words"), SHAPES, ids=str)
+def test_a_shape_of_anything_but_sizes_is_refused(
+    plain: Client, shape: Any, at: str, words: str
+) -> None:
+    asked = refused(lambda: plain.evaluate(COPY, SMALL, output_shape=shape))
+    assert asked == (f"output.sizes{at}", f"output_shape{at}: {words}")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 1e10, math.nan, math.inf, "5"])
+def test_a_timeout_that_is_no_time_is_refused(plain: Client, timeout_s: Any) -> None:
+    message = f"timeout_s: is {timeout_s!r}; {SECONDS}, or None for the default"
+    assert refused(lambda: copied(plain, SMALL, timeout_s=timeout_s)) == ("timeout_s", message)
+
+
+@pytest.mark.parametrize("most", [0, -1, True, 2.0, "8"])
+def test_max_in_flight_is_a_count(server: ServerThread, face: Face, most: Any) -> None:
+    message = f"max_in_flight: is {most!r}; give an integer, at least 1"
+    with face(server.address) as client:
+        asked = refused(lambda: client.evaluate_many([], max_in_flight=most))
+        assert asked == ("max_in_flight", message)
+        number: Any = 5
+        asked = refused(lambda: client.evaluate_many(number))
+        assert asked == (None, "'int' object is not iterable")
+
+
+BACKOFFS = "; 0 < initial_backoff_s <= max_backoff_s is needed"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_attempts": 0}, "max_attempts is 0; at least 1 is needed"),
+        ({"initial_backoff_s": 0.0}, f"initial_backoff_s is 0.0 and max_backoff_s 5.0{BACKOFFS}"),
+        (
+            {"initial_backoff_s": 2.0, "max_backoff_s": 1.0},
+            f"initial_backoff_s is 2.0 and max_backoff_s 1.0{BACKOFFS}",
+        ),
+        ({"max_backoff_s": math.inf}, f"initial_backoff_s is 0.1 and max_backoff_s inf{BACKOFFS}"),
+        ({"backoff_multiplier": 0.5}, "backoff_multiplier is 0.5; at least 1 is needed"),
+        ({"backoff_multiplier": math.nan}, "backoff_multiplier is nan; at least 1 is needed"),
+    ],
+    ids=str,
+)
+def test_a_policy_out_of_range_is_refused(wrong: dict[str, Any], message: str) -> None:
+    assert refused(lambda: RetryPolicy(**wrong)) == (None, message)

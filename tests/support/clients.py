@@ -1,0 +1,227 @@
+"""One driver for both clients, and the calls, arrays and policies that their tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import cache, partial
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gradwire import AsyncClient, Client, Item, RetryPolicy, ops
+from raw_calls import wait_until
+from relay import Relay
+
+Face = type[Client]
+OnProgress = Callable[[int, int], object]
+Outcome = NDArray[Any] | Exception
+Collect = Callable[..., list[tuple[int, Outcome]]]
+
+COPY = ops.DmlResample(interpolation_mode="linear")
+BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+SMALL = np.ones((4, 4), np.float32)
+# Above the threshold of streams.
+LARGE = np.ones((1024, 1024), np.float32)
+ITEM = Item(COPY, np.ones((2, 2), np.float32), (2, 2))
+
+PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)
+BRISK = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)
+ONCE = RetryPolicy(max_attempts=1)
+
+
+class Counting(RetryPolicy):
+    """Notes how many tries have failed."""
+
+    failed: ClassVar[list[int]] = []
+
+    def backoff_s(self, failures: int, *, draw: float) -> float:
+        """Note the number, and pause as usual."""
+        self.failed.append(failures)
+        return super().backoff_s(failures, draw=draw)
+
+
+def copied(
+    client: Any, array: NDArray[Any], *, on_progress: OnProgress | None = None, **options: Any
+) -> Any:
+    """Evaluate the operator that returns its input."""
+    options["on_progress"] = on_progress
+    return client.evaluate(COPY, array, output_shape=array.shape, **options)
+
+
+def halved(
+    client: Any, array: NDArray[Any], *, on_progress: OnProgress | None = None, **options: Any
+) -> Any:
+    """Evaluate a gradient whose two last axes are half as long as the input's."""
+    options["on_progress"] = on_progress
+    return client.evaluate(BILINEAR, array, output_shape=half(array), **options)
+
+
+def half(array: NDArray[Any]) -> tuple[int, ...]:
+    """Return the shape of the result of `halved`."""
+    return (*array.shape[:-2], array.shape[-2] // 2, array.shape[-1] // 2)
+
+
+@cache
+def driver_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all drivers."""
+    return asyncio.new_event_loop()
+
+
+@cache
+def driver_thread() -> threading.Thread:
+    """Return the thread in which that event loop runs."""
+    thread = threading.Thread(target=driver_loop().run_forever, daemon=True)
+    thread.start()
+    return thread
+
+
+def driven(awaitable: Awaitable[Any]) -> Any:
+    """Await in the event loop of the drivers."""
+
+    async def run() -> Any:
+        return await awaitable
+
+    try:
+        return asyncio.run_coroutine_threadsafe(run(), driver_loop()).result()
+    except concurrent.futures.CancelledError as error:
+        raise asyncio.CancelledError from error
+
+
+class Driver:
+    """An AsyncClient with the blocking methods of Client."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.client = AsyncClient(*arguments, **options)
+        # Here and not at the first call: calls at once would start two.
+        driver_thread()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+        return partial(self._run, method) if inspect.iscoroutinefunction(method) else method
+
+    @staticmethod
+    def _run(method: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+        return driven(method(*arguments, **options))
+
+    def evaluate_many(self, *arguments: Any, **options: Any) -> DrivenResults:
+        """Return results to iterate over."""
+
+        async def start() -> Any:
+            return self.client.evaluate_many(*arguments, **options)
+
+        return DrivenResults(driven(start()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        driven(self.client.close())
+
+
+class DrivenResults:
+    """Asynchronous results as an iterator; `on_outcome` is called in the event loop."""
+
+    def __init__(self, results: Any) -> None:
+        self._results = results
+        self.on_outcome: Callable[[int], object] = id
+
+    @property
+    def index(self) -> int:
+        """Return the place of the last outcome."""
+        index: int = self._results.index
+        return index
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return driven(self._next())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    async def _next(self) -> Any:
+        try:
+            outcome = await anext(self._results)
+        except StopAsyncIteration:
+            raise
+        except Exception:
+            self.on_outcome(self.index)
+            raise
+        self.on_outcome(self.index)
+        return outcome
+
+    def __enter__(self) -> Self:
+        driven(self._results.__aenter__())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        driven(self._results.__aexit__(*error))
+
+
+AWAITED = cast("Face", Driver)
+FACES: dict[str, Face] = {"blocking": Client, "awaited": AWAITED}
+
+
+def outcomes_of(
+    face: Face,
+    address: str,
+    items: Iterable[Any],
+    *,
+    on_outcome: Callable[[int], object] = id,
+    options: dict[str, Any] | None = None,
+    **many: Any,
+) -> list[tuple[int, Outcome]]:
+    """Return place and outcome of every item of evaluate_many, errors too."""
+    outcomes: list[tuple[int, Outcome]] = []
+    with face(address, **(options or {})) as client:
+        evaluate_many: Any = client.evaluate_many
+        results: Any = evaluate_many(items, **many)
+        if face is AWAITED:
+            # The next item is taken in the event loop as soon as a result is handed over.
+            results.on_outcome, on_outcome = on_outcome, id
+        while True:
+            try:
+                outcome: Any = next(results)
+            except StopIteration:
+                return outcomes
+            except Exception as error:  # noqa: BLE001 - an outcome too
+                outcome = error
+            index: int = results.index
+            on_outcome(index)
+            if not many.get("ordered", True) and not isinstance(outcome, Exception):
+                assert outcome[0] == index
+                outcome = outcome[1]
+            outcomes.append((index, outcome))
+
+
+blocking = partial(outcomes_of, Client)
+both_clients = pytest.mark.parametrize(
+    "collect", [blocking, partial(outcomes_of, AWAITED)], ids=FACES
+)
+either_way = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as they come"])
+either_size = pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])
+
+
+def start_lost(relay: Relay, call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+    """Make a call in a thread, over a relay that loses it, and wait until it was sent."""
+    relay.swallow()
+    # More than acknowledgements of calls before take.
+    sent = relay.carried_bytes + 100
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the outcome
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    wait_until(lambda: relay.carried_bytes > sent)
+    return future
