@@ -232,7 +232,10 @@ class PermissionDeniedError(GradwireError):
 
 
 class DataLossError(GradwireError):
-    """A message changed on its way, as its checksum shows; a retry helps."""
+    """The checksum shows that a message changed on its way.
+
+    A retry helps.
+    """
 
     default_reason = "CHECKSUM_MISMATCH"
     status = "DATA_LOSS"

@@ -70,11 +70,11 @@ class UnknownOperatorError(EvaluationError):
 
 
 class UnknownModelError(EvaluationError):
-    """No operator or configuration has the model's name, or its version is another one."""
+    """No operator or configuration has this name and version."""
 
 
 class UnsupportedCallError(EvaluationError):
-    """The call exists in a protocol, and this server does not serve it."""
+    """The server does not serve this call of a protocol."""
 
 
 class MessageTooLargeError(EvaluationError):
@@ -144,7 +144,7 @@ class MissingScopeError(EvaluationError):
 
 
 class ChecksumError(EvaluationError):
-    """A message's checksum is not that of the bytes that came, or is missing."""
+    """A checksum is missing, or does not match the message."""
 
 
 class UnknownSegmentError(EvaluationError):

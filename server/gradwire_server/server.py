@@ -205,7 +205,7 @@ class Server:
                     backend, cache_dir=settings.compile_cache, processes=settings.threads
                 )
                 rate = await asyncio.to_thread(check_backend, backend)
-        except Exception as error:  # noqa: BLE001 - whatever compilers raise, NumPy goes on
+        except Exception as error:  # noqa: BLE001 - NumPy goes on after any error of compilers
             backend, reason = backends.instead_of_compiled(settings.backend, error)
         self.service.use(backend, reason, rate=rate)
         self.instruments.note_backend(self.service)

@@ -54,5 +54,8 @@ def _wanted(options: Options) -> bool:
 
 
 def _leaves(target: Sequence[str]) -> bool:
-    """Whether calls may leave the machine; a list of replicas may tell any address."""
+    """Whether calls may leave the machine.
+
+    A list of replicas may tell any address.
+    """
     return not all(is_local(address) for address in target)

@@ -187,7 +187,10 @@ class Evaluation:
             )
 
     def recover(self, error: GradwireError) -> float:
-        """Return the seconds to wait before the next try; raise the error if there is none."""
+        """Return the seconds to wait before the next try.
+
+        Raise the error if there is none.
+        """
         too_large = not self.streams and _is_too_large(error)
         self.streams |= too_large
         if too_large or self.checking.refused(error):
@@ -215,7 +218,10 @@ class Evaluation:
     def _recover_share(
         self, tries: Tries, error: GradwireError, transfer: Transfer | None
     ) -> float:
-        """Return the seconds to wait before the next try of a transfer, or raise the error."""
+        """Return the pause before the next try of a transfer, in seconds.
+
+        Raise the error if there is no further try.
+        """
         if self.checking.refused(error):
             return 0.0
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":

@@ -1,4 +1,6 @@
-"""Checksums of messages: CRC32C of all bytes but those of the field that holds it.
+"""CRC32C checksums of messages.
+
+A checksum covers all bytes of its message but those of its own field.
 
 The checksums of TCP and Ethernet miss some of the changes that faulty memory in routers and network
 cards makes; TLS finds all of them. The field stands directly before the data, or ends a message
@@ -108,7 +110,9 @@ def seal(message: v1.Open | v1.Opened, *, after: int = 0) -> int:
 
 
 def verify_sealed(message: bytes, checksum: int, *, after: int = 0) -> None:
-    """Check a stream's message that holds nothing but an open or opened with this checksum.
+    """Check the checksum of an open or opened.
+
+    The message of the stream holds nothing else.
 
     Raises DataLossError.
     """
@@ -120,7 +124,9 @@ def verify_sealed(message: bytes, checksum: int, *, after: int = 0) -> None:
 
 
 def read_evaluation(message: bytes, *, after: int = 0) -> tuple[Parts, int] | None:
-    """Return parts and checksum of an evaluation; None if none stands before the data.
+    """Return parts and checksum of an evaluation.
+
+    None if none stands before the data.
 
     Raises DataLossError unless it is the CRC32C of the bytes, which follow those of `after`.
     """
@@ -128,7 +134,7 @@ def read_evaluation(message: bytes, *, after: int = 0) -> tuple[Parts, int] | No
 
 
 def read_many_request(message: bytes) -> tuple[Parts, int] | None:
-    """Return parts and checksum of a request among many, as of an evaluation."""
+    """Return parts and checksum of a request of EvaluateMany."""
     start = _enclosed(message, 0, _ENCLOSED)
     return None if start is None else _read_evaluation(message, start, 0)
 
@@ -173,7 +179,10 @@ def is_chunk(message: bytes) -> bool:
 
 
 def read_chunk(message: bytes, *, after: int) -> tuple[int, memoryview]:
-    """Return offset and bytes of a chunk with a checksum; raise DataLossError for others."""
+    """Return offset and bytes of a chunk with a checksum.
+
+    Raise DataLossError for others.
+    """
     found = _chunk(message)
     if found is None:
         raise DataLossError("a chunk came without its checksum")
@@ -183,7 +192,7 @@ def read_chunk(message: bytes, *, after: int) -> tuple[int, memoryview]:
 
 
 def _chunk(message: bytes) -> tuple[int, int, int] | None:
-    """Return where the chunk starts, its offset, and where the checksum's field stands."""
+    """Return the places of the chunk, its offset and its checksum."""
     start = _enclosed(message, 0, _SECOND)
     if start is None:
         return None
@@ -197,7 +206,7 @@ def _chunk(message: bytes) -> tuple[int, int, int] | None:
 
 
 def _enclosed(message: bytes, at: int, tag: int) -> int | None:
-    """Return where the field with this tag starts that ends with the message."""
+    """Return the start of the last field, which has this tag."""
     try:
         if message[at] != tag:
             return None

@@ -14,9 +14,9 @@ The header is the part between: fields 2 to 5 of a request, or the descriptor of
 2. EvaluateStreamRequest and EvaluateStreamResponse hold their chunk in the same field, so one frame
 serves both ways.
 
-What is written here are the very bytes that protobuf writes. Messages written in another way are
-legal too, and left to protobuf: what is read here protobuf reads alike, provided that it reads the
-header. Messages with checksums are those of `checksums`.
+This module writes the same bytes as protobuf. It leaves legal messages in other encodings to
+protobuf, and reads the others as protobuf does, provided that protobuf reads the header. Messages
+with checksums are those of `checksums`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
 
 
 def skip_name(message: bytes, at: int) -> tuple[bytes, int]:
-    """Return the request_id, empty where there is none, and where the next thing starts."""
+    """Return the request_id, or b"", and the place after it."""
     if message[at] != _REQUEST_ID:
         return b"", at
     length, at = read_varint(message, at + 1, LENGTH_BYTES)
@@ -183,7 +183,10 @@ def skip_name(message: bytes, at: int) -> tuple[bytes, int]:
 
 
 def skip_header(message: bytes, at: int) -> int:
-    """Return where the header ends that starts here; raise IndexError if the message does."""
+    """Return the end of the header that starts here.
+
+    Raise IndexError if the message ends before.
+    """
     left = _MOST_FIELDS
     while message[at] in _HEADER and left:
         length, at = read_varint(message, at + 1, LENGTH_BYTES)

@@ -187,7 +187,7 @@ class ArrayRequest:
         return evaluation_frame(name, template.header, template.data(self.source))
 
     def checked_request(self) -> tuple[bytes, int]:
-        """Encode the request as one message with a checksum, which is returned too."""
+        """Return the request as one message, and its checksum."""
         template = self.template
         name = self.request_id.encode("ascii")
         return checksums.evaluation_frame(name, template.header, template.data(self.source))

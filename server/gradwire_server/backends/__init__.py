@@ -123,7 +123,7 @@ class StoresKernels(Protocol):
     """A backend whose kernels other processes can compile into a cache."""
 
     def load_stored(self, folder: str) -> bool:
-        """Load the kernels from a cache, unless code is missing; return whether they are loaded.
+        """Load the kernels from a cache; return False if code is missing.
 
         folder  the cache; empty for the user's
         """
@@ -199,7 +199,9 @@ def choose(
 
 
 def meanwhile(name: str) -> tuple[Backend, str, str] | None:
-    """Return NumPy, the reason, and the backend that replaces it once its kernels are there.
+    """Return NumPy, the reason, and the backend that replaces it.
+
+    It does so once its kernels are there.
 
     name  as in choose()
 

@@ -35,7 +35,7 @@ _LOOK_AGAIN_S = 0.2
 
 
 async def load_kernels(backend: StoresKernels, *, cache_dir: str, processes: int) -> None:
-    """Load the kernels of a backend, after children have compiled those that the cache lacks.
+    """Load the kernels of a backend; children compile missing ones first.
 
     cache_dir  folder of the cache; empty for the user's
     processes  most children at once
@@ -58,7 +58,10 @@ async def load_kernels(backend: StoresKernels, *, cache_dir: str, processes: int
 
 
 async def _compile(folder: Path, processes: int) -> str:
-    """Compile all kernels into a folder; return what went wrong, empty if nothing did."""
+    """Compile all kernels into a folder.
+
+    Return what went wrong, empty if nothing did.
+    """
     _log.info("compiling kernels, first start only", extra={"facts": {"folder": str(folder)}})
     began, failure = time.monotonic(), ""
     try:
@@ -103,7 +106,7 @@ async def _child(folder: Path, modules: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _writable(cache_dir: str) -> Generator[Path]:
-    """Yield the folder of the cache if it can be written to, otherwise a temporary one."""
+    """Yield the cache folder, or a temporary one if it is read-only."""
     folder = Path(cache_dir) if cache_dir else cache_files.user_folder("kernels")
     with contextlib.ExitStack() as stack:
         try:
@@ -120,7 +123,10 @@ def _writable(cache_dir: str) -> Generator[Path]:
 
 @contextlib.asynccontextmanager
 async def _locked(folder: Path) -> AsyncGenerator[None]:
-    """Hold a lock on a folder, which ends with this process; wait for other holders."""
+    """Hold the lock of a folder; wait for other processes.
+
+    The lock ends with this process.
+    """
     opened = os.open(folder, os.O_RDONLY)
     try:
         while True:

@@ -99,7 +99,9 @@ def _setting(
     secret: bool = False,
     repeatable: bool = False,
 ) -> Any:
-    """Declare a setting with its help text; the unit is in its name.
+    """Declare a setting with its help text.
+
+    The unit is in its name.
 
     repeatable  whether its flag may be given several times; the texts are joined by blanks
     """

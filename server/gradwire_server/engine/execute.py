@@ -59,7 +59,7 @@ class Execution:
         _apply(plan, rows, result, self.backend)
 
     def _add(self, plans: StepPlans, step: Step, rows: Array, result: Array) -> None:
-        """Add rows to the results that read them, write complete results, keep the other sums."""
+        """Add rows to results; write complete ones, keep the other sums."""
         bands, backend, sums = plans.stream, self.backend, self._sums
         reach = touched(bands, step.in_stop)
         window = bands.window(step.out_first, reach, step.in_first, step.in_stop)

@@ -69,7 +69,7 @@ async def find_prepared(header: bytes, service: ServiceContext, context: Caller)
 
 
 def read_item(message: bytes) -> CheckedParts:
-    """Return the request_id, the header and the data of a message, and its checksum.
+    """Return request_id, header, data and checksum of a message.
 
     Raises InvalidDataError or UnknownFieldError if the message holds no request, or a request
     without a valid request_id, to which no result could be matched, ChecksumError if its checksum

@@ -243,7 +243,10 @@ class ActiveCall:
         self.context.set_trailing_metadata((*self._trailers(), details))
 
     def _status(self, error: Exception) -> ErrorStatus:
-        """Return the status of an error; protocols of others may have other codes."""
+        """Return the status of an error.
+
+        Other protocols may have other codes.
+        """
         return failure(error)
 
     def _trailers(self) -> tuple[tuple[str, str], ...]:

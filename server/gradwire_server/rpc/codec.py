@@ -362,7 +362,10 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 def _verify_open(request: v1.EvaluateStreamRequest, message: bytes) -> None:
-    """Check the checksum of open, if it has one; raise ChecksumError for one of another message."""
+    """Check the checksum of open, if it has one.
+
+    Raise ChecksumError if it does not match.
+    """
     if request.WhichOneof("message") == "chunk" and request.chunk.HasField("checksum"):
         raise _misplaced()
     if request.WhichOneof("message") == "open" and request.open.HasField("checksum"):
@@ -374,7 +377,9 @@ def _verify_open(request: v1.EvaluateStreamRequest, message: bytes) -> None:
 
 
 def open_chunk(chunk: Chunk, after: int | None) -> Chunk:
-    """Check the checksum of a chunk of a stream whose open has the checksum `after`.
+    """Check the checksum of a chunk.
+
+    `after` is the checksum of the stream's open.
 
     Raises ChecksumError if it does not match, and if either has one but not the other.
     """
@@ -436,7 +441,7 @@ class RequestReader:
         return len(self._known)
 
     def read(self, message: bytes) -> CheckedParts:
-        """Return the request_id, the header and the data of an EvaluateRequest, and its checksum.
+        """Return request_id, header, data and checksum of an EvaluateRequest.
 
         Raises InvalidDataError if the message is not an EvaluateRequest, ChecksumError if its
         checksum does not match.
@@ -467,7 +472,9 @@ class RequestReader:
 def read_checked(
     read: Callable[[bytes], CheckedParts | None], message: bytes
 ) -> CheckedParts | None:
-    """Read a request that may have a checksum; None if it has none.
+    """Read a request that may have a checksum.
+
+    None if it has none.
 
     Raises ChecksumError if it does not match.
     """
@@ -480,7 +487,9 @@ def read_checked(
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
-    """Split a parsed request into request_id, header and data; it has no checksum.
+    """Split a parsed request into request_id, header and data.
+
+    It has no checksum.
 
     Raises ChecksumError if it has, since it stands in another place than that of a checksum.
     """
@@ -529,7 +538,7 @@ def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
 
 
 def check_data_length(length: int, request: EvaluationRequest, *, field: str = "data") -> None:
-    """Raise InvalidDataError if the data's length is not that of the input's descriptor."""
+    """Raise InvalidDataError unless the length is that of the input."""
     needed = request.input.wire_bytes
     if length != needed:
         raise InvalidDataError(field, f"{length} bytes; input's descriptor takes {needed}")

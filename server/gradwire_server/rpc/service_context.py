@@ -48,7 +48,9 @@ class Do(Protocol):
 
 @dataclass(slots=True)
 class BackendInUse:
-    """The backend that computes. It may be replaced between executions, since bits are equal.
+    """The backend that computes.
+
+    It may be replaced between executions, since bits are equal.
 
     reason   why it was chosen
     to_come  name of the backend that is going to replace it; empty if none is
@@ -80,7 +82,9 @@ class ServiceContext:
         return self.in_use.backend
 
     def use(self, backend: Backend, reason: str, *, rate: float | None = None) -> None:
-        """Compute with another backend from now on, and forget the times that the old one took.
+        """Compute with another backend from now on.
+
+        Times measured with the old one are forgotten.
 
         rate  multiplications per second of the backend; None keeps the old one
         """

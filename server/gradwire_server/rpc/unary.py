@@ -35,7 +35,7 @@ Call = TypeVar("Call", bound=ActiveCall)
 
 
 class UnaryEvaluator(ABC, Generic[Key, Call]):
-    """Evaluates tensors that each fit one message, whatever the messages are.
+    """Evaluates tensors that each fit one message, in any protocol.
 
     Key   equal for requests that differ in id and data only
     Call  the call in flight
@@ -48,7 +48,10 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
 
     @abstractmethod
     def _split(self, message: bytes, call: Call) -> tuple[Key, memoryview]:
-        """Return the key and the data of a request; set the call's request_id."""
+        """Return the key and the data of a request.
+
+        Set the call's request_id.
+        """
 
     @abstractmethod
     def _decode(self, key: Key) -> EvaluationRequest:
@@ -78,7 +81,7 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
             key, data = self._split(codec.well_formed(message), call)
             prepared = self._service.preparer.find(key)
             reply = None if prepared is None else self._evaluate_now(key, prepared, data, call)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+        except Exception as error:  # noqa: BLE001 - the caller gets a status
             return await call.answer(partial(_raise, error))
         if reply is None:
             return await call.answer(partial(self._evaluate, key, data, prepared, call))
@@ -88,7 +91,10 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
     def _evaluate_now(
         self, key: Key, prepared: Prepared, data: memoryview, call: Call
     ) -> bytes | None:
-        """Return the reply of a short evaluation; None if it has to wait, or takes memory."""
+        """Return the reply of a short evaluation.
+
+        None if it has to wait, or takes memory.
+        """
         service, needed = self._service, prepared.message_bytes
         call.note_request(prepared.request, received=len(data))
         self._check_length(key, len(data), prepared.request)
@@ -137,7 +143,10 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
         return reply
 
     async def _has_turn(self, key: Key, prepared: Prepared) -> bool:
-        """Wait for a loop iteration with time for a short evaluation; False for long ones."""
+        """Wait for a loop iteration with time for a short evaluation.
+
+        False for long ones.
+        """
         inline = self._service.inline
         while inline.is_short(prepared):
             if inline.admits(prepared):

@@ -1,4 +1,4 @@
-"""Compiles modules of kernels into a cache, at a low priority: a child of a server that serves.
+"""Child process that compiles kernels into a cache at low priority.
 
 python -m gradwire_server.backends.numba_cpu PARENT FOLDER MODULE...
 """

@@ -60,7 +60,7 @@ class Kernels(NamedTuple):
 
 
 class NotStoredError(Exception):
-    """Raised when code that must not be compiled is missing in the cache."""
+    """The cache lacks code that must not be compiled now."""
 
 
 def check() -> None:
@@ -72,7 +72,9 @@ def check() -> None:
 
 
 def load(folder: str, *, compiles: bool = True) -> Kernels:
-    """Return the kernels of this process, which the first call compiles or loads.
+    """Return the kernels of this process.
+
+    The first call compiles or loads them.
 
     folder    the cache; empty for gradwire/kernels in the user's cache folder. A cache that cannot
               be written to is read; code that it lacks is compiled in every process.
@@ -93,7 +95,9 @@ def load(folder: str, *, compiles: bool = True) -> Kernels:
 
 
 def compile_part(folder: str, modules: Sequence[str]) -> None:
-    """Compile some modules of kernels into the cache; other processes may compile others.
+    """Compile some modules of kernels into the cache.
+
+    Other processes may compile others.
 
     Raises OSError if the cache cannot be written to.
     """
@@ -141,7 +145,7 @@ def _import_or_recompile(code: _MachineCode) -> Kernels:
         return _import()
     except NotStoredError:
         raise
-    except Exception:  # whatever loading code raises
+    except Exception:  # any error of loading code
         if not code.entries:
             raise
         _log.warning("kernels are compiled again", exc_info=True)
@@ -187,7 +191,10 @@ def _store(file: Path | None, code: _MachineCode) -> None:
 
 
 def _add(file: Path, code: _MachineCode) -> None:
-    """Add code to that of the file, where other processors and processes may have theirs."""
+    """Add code to the file.
+
+    It may hold code of other processors and processes.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(file.parent, os.O_RDONLY)
     try:

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol (KServe V2, as Triton speaks it), by the path of Evaluate."""
+"""Open Inference Protocol (KServe V2, Triton) on the path of Evaluate."""

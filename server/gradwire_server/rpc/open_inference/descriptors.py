@@ -26,7 +26,10 @@ def message(name: str) -> Any:
 
 
 class BothPools:
-    """The default pool and this one, as reflection asks them; the default pool comes first."""
+    """The default pool and this one, for reflection.
+
+    The default pool comes first.
+    """
 
     def __getattr__(self, name: str) -> Any:
         def find(*arguments: Any) -> Any:

@@ -33,7 +33,7 @@ _SPENT = ("success", "fail", *_PHASES)
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """Calls of one model, and nanoseconds that they took, by outcome and by phase."""
+    """Counts and nanoseconds of a model's calls, by outcome and phase."""
 
     succeeded: int = 0
     failed: int = 0
@@ -124,7 +124,7 @@ class Models:
         self._all |= {name: Model(each, strict=True) for name, each in named.items()}
 
     def get(self, name: str, version: str) -> Model:
-        """Return a model; raise UnknownModelError if there is none of this name and version."""
+        """Return a model; raise UnknownModelError if there is none."""
         model = self._all.get(name)
         if model is None:
             raise UnknownModelError(
@@ -143,6 +143,9 @@ class Models:
 
 
 def _any(kind: type[ops.Operator]) -> NamedModel:
-    """Return an operator as a model: one rank has to be told, most tensors have four axes."""
+    """Return an operator as a model of four axes.
+
+    The protocol asks for one rank, and most tensors have four axes.
+    """
     rank = min(max(4, kind.min_rank), kind.max_rank)
     return NamedModel(kind.name, kind.name, {}, "FP32", (-1,) * rank, None)

@@ -1,4 +1,6 @@
-"""System shared memory that clients registered by name: read and written, never mapped.
+"""System shared memory that clients registered by name.
+
+It is read and written, never mapped.
 
 The owner of such a file can shrink it at any time, and reading a missing page of a mapping would
 kill the server (SIGBUS). pread and pwrite report it instead. Which files may be named at all is
@@ -85,14 +87,17 @@ class Regions:
         return file
 
     def unregister(self, name: str) -> None:
-        """Forget a region, or all of them for an empty name; unknown names are no error."""
+        """Forget a region, or all of them for an empty name.
+
+        Unknown names are no error.
+        """
         if name:
             self._all.pop(name, None)
         else:
             self._all.clear()
 
     def statuses(self, name: str) -> dict[str, dict[str, Any]]:
-        """Return the fields of RegionStatus of a region, or of all of them for no name."""
+        """Return RegionStatus of a region, or of all for an empty name."""
         return {
             each: {"name": each, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
             for each, r in self._all.items()
@@ -100,7 +105,10 @@ class Regions:
         }
 
     def find(self, field: str, name: str, offset: int, byte_size: int) -> tuple[Region, int]:
-        """Return a region and a place in its file; raise InvalidFieldError if it is too short."""
+        """Return a region and a place in its file.
+
+        Raise InvalidFieldError if the region is too short.
+        """
         region = self._all.get(name)
         if region is None:
             raise InvalidFieldError(field, f"shared memory region {name!r} is not registered")
@@ -114,13 +122,19 @@ class Regions:
 
 
 def read(region: Region, at: int, data: Bytes) -> None:
-    """Fill data from a file; raise InvalidDataError if the file has become shorter."""
+    """Fill data from a file.
+
+    Raise InvalidDataError if the file has become shorter.
+    """
     if os.preadv(region.file, [data.data], at) != len(data):
         raise InvalidDataError("inputs", f"the memory {region.key!r} has become shorter")
 
 
 def write(region: Region, at: int, data: Bytes) -> None:
-    """Write data to a file; raise InvalidDataError if the file has become shorter."""
+    """Write data to a file.
+
+    Raise InvalidDataError if the file has become shorter.
+    """
     try:
         short = os.fstat(region.file).st_size < at + len(data)
         written = 0 if short else os.pwritev(region.file, [data.data], at)

@@ -96,7 +96,10 @@ class InferReader:
         return request.id, found, contents
 
     def _decode(self, request: Any) -> tuple[InferHeader, memoryview, bool]:
-        """Return header and contents, and whether it can be kept: it has no contents."""
+        """Return header and contents, and whether the header can be kept.
+
+        It can if it holds no contents.
+        """
         codec.refuse_unknown_fields(request, "")
         for tensor in (*request.inputs, *request.outputs):
             codec.refuse_unknown_fields(tensor, tensor.name)
@@ -137,7 +140,10 @@ def _header(
 
 
 def _split(data: bytes) -> tuple[bytes, bytes, list[memoryview]] | None:
-    """Return id, header and raw contents of a request; None for an unusual encoding."""
+    """Return id, header and raw contents of a request.
+
+    None for an unusual encoding.
+    """
     at, left, id_at, id_end = 0, _MOST_FIELDS, 0, 0
     request_id = b""
     raw: list[memoryview] = []
@@ -265,7 +271,10 @@ def _no_number(text: str) -> Never:
 def _evaluation(
     model: Model, x: Any, attributes: dict[str, Any], output_shape: Any
 ) -> EvaluationRequest:
-    """Return our own request for a model's; errors name the fields that the protocol has."""
+    """Return our own request for a model's.
+
+    Errors name the protocol's fields.
+    """
     named, kind = model.named, model.kind
     if x.datatype not in DATA_TYPES or (model.strict and x.datatype != named.datatype):
         taken = named.datatype if model.strict else ", ".join(DATA_TYPES)

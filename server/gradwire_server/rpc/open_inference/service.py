@@ -176,7 +176,9 @@ class ModelInfer(UnaryEvaluator[InferHeader, InferCall]):
 
 
 class _ItemContext:
-    """The context of one message of a stream: its status goes into the message.
+    """Context of one message of a stream.
+
+    The status goes into the message.
 
     error  text of the status; empty if the message succeeded
     """
@@ -199,7 +201,10 @@ class _ItemContext:
         """Leave the stream's own."""
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call back at once: the stream writes the reply before it reads the next message."""
+        """Call back at once.
+
+        The stream writes the reply before it reads the next message.
+        """
         callback(self)
 
 
@@ -283,7 +288,10 @@ class InferenceService:
     async def _control(
         self, method: Any, answer: Any, _requests: object, context: Context
     ) -> bytes | None:
-        """Answer a call without tensors; answer takes its request, and returns its fields."""
+        """Answer a call without tensors.
+
+        `answer` returns the response's fields for a request.
+        """
         received = await self._budget.receive(context)
         call = InferCall(method.name, context, self._service.active)
 
@@ -303,7 +311,10 @@ class InferenceService:
         )
 
     def _answers(self) -> dict[str, Callable[[Any, Context], dict[str, Any]]]:
-        """Return what answers each call without tensors: the response's fields for a request."""
+        """Return the functions that answer calls without tensors.
+
+        Each returns the response's fields for a request.
+        """
         models, memory = self._models, self._memory
         extensions = ["model_configuration", "model_repository", "statistics"]
         extensions += ["system_shared_memory"] * bool(self._service.settings.open_inference_memory)
