@@ -13,7 +13,7 @@ import asyncio
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -133,7 +133,7 @@ def _items(arrays: Array) -> Iterator[Item]:
 
 
 @contextmanager
-def _calls(address: str, *, checksums: bool) -> Iterator[list[tuple[Call, tuple[int, ...]]]]:
+def _calls(address: str, *, checksums: bool) -> Generator[list[tuple[Call, tuple[int, ...]]]]:
     """Open both clients; give ways to evaluate an array, each with the array's shape."""
     arguments: dict[str, Any] = {
         "timeout_s": _TIMEOUT_S,

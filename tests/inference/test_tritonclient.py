@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -74,12 +74,17 @@ def test_requested_outputs_deadlines_and_compression(client: Any, result: bytes)
         assert reply.as_numpy("y").tobytes() == result
 
 
+def _put_in(ended: queue.SimpleQueue[Any]) -> Callable[[Any, Any], None]:
+    def callback(result: Any, error: Any) -> None:
+        ended.put((result, error))
+
+    return callback
+
+
 def test_callbacks(client: Any, result: bytes) -> None:
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for _ in range(8):
-        client.async_infer(
-            "up", [tensor(gradient())], callback=lambda result, error: ended.put((result, error))
-        )
+        client.async_infer("up", [tensor(gradient())], callback=_put_in(ended))
     for _ in range(8):
         reply, error = ended.get(timeout=30)
         assert error is None
@@ -88,7 +93,7 @@ def test_callbacks(client: Any, result: bytes) -> None:
 
 def test_streams(client: Any, result: bytes) -> None:
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    client.start_stream(callback=lambda result, error: ended.put((result, error)))
+    client.start_stream(callback=_put_in(ended))
     for number, model in enumerate(("up", "nope", "up")):
         client.async_stream_infer(model, [tensor(gradient())], request_id=str(number))
     replies = [ended.get(timeout=30) for _ in range(3)]

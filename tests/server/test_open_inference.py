@@ -372,7 +372,8 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
 ) -> None:
     x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
     with Client(server.address) as own:
-        kind = ops.OPERATORS[operator](interpolation_mode="linear")
+        attributes: dict[str, Any] = {"interpolation_mode": "linear"}
+        kind = ops.OPERATORS[operator](**attributes)
         result = own.evaluate(kind, x, output_shape=sizes).tobytes()
     with SharedFile(x.tobytes() + bytes(len(result))) as file:
         size = x.nbytes + len(result)

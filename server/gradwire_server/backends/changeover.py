@@ -44,6 +44,7 @@ async def load_kernels(backend: StoresKernels, *, cache_dir: str, processes: int
     """
     if await asyncio.to_thread(backend.load_stored, cache_dir):
         return
+    failure = ""
     with _writable(cache_dir) as folder:
         async with _locked(folder):
             for number in range(_TRIES):
