@@ -34,6 +34,11 @@ class Papers:
         self.write_authorities(self.authority)
 
     @property
+    def flags(self) -> list[str]:
+        """The settings of a server with a certificate, as flags of the command."""
+        return [f"--{name.replace('_', '-')}={path}" for name, path in self.settings.items()]
+
+    @property
     def roots(self) -> bytes:
         """The authority's certificate."""
         return self.authority.cert_pem.bytes()

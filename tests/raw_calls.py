@@ -101,6 +101,11 @@ class Answer:
     opened: v1.Opened | None = None
     chunks: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The status."""
+        return grpc.StatusCode.OK if self.refusal is None else self.refusal.code
+
 
 class StreamCall(Protocol):
     """A running EvaluateStream."""
@@ -173,9 +178,13 @@ class RawClient:
         """Call EvaluateStream and read it to its end."""
         return read_all(self.start(messages, timeout_s=timeout_s))
 
-    def ask(self, request: v1.EvaluateRequest, how: str) -> Answer:
+    def ask(
+        self, request: v1.EvaluateRequest, how: str, *, timeout_s: float = PATIENCE_S
+    ) -> Answer:
         """Call Evaluate or EvaluateStream with the same request."""
-        return self.evaluate(request) if how == "Evaluate" else self.stream(as_stream(request))
+        if how == "Evaluate":
+            return self.evaluate(request, timeout_s=timeout_s)
+        return self.stream(as_stream(request), timeout_s=timeout_s)
 
     def check_alive(self) -> None:
         """Have the published example evaluated both ways."""

@@ -1,4 +1,4 @@
-"""Where a server listens: what it takes, and what it refuses in one line."""
+"""Where a server or several workers listen: what they take, and refuse in one line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from gradwire_server.command import gradwire_server
+from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from processes import Command, run_command, running_command
 from raw_calls import RawClient
 from serving import serving
+from support.served import served
 
 CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 
@@ -57,7 +59,7 @@ def test_insecure_is_the_word() -> None:
 
 def test_a_unix_socket_is_served(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'socket'}"
-    with serving(address=address) as server, RawClient(server.address) as client:
+    with served(address=address) as (server, client):
         assert server.address == address
         client.check_alive()
 
@@ -70,15 +72,12 @@ def test_a_second_server_on_one_port_is_refused_in_one_line(tmp_path: Path) -> N
             client.check_alive()
 
 
-def test_a_port_of_another_program_is_refused_in_one_line() -> None:
+@pytest.mark.parametrize("address", ["unix:/no/such/socket", "no.such.host.invalid:1", "taken"])
+def test_an_address_that_cannot_be_had_is_refused_in_one_line(address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert address in refused_in_one_line("--address", address)
-
-
-@pytest.mark.parametrize("address", ["unix:/no/such/socket", "no.such.host.invalid:1"])
-def test_an_address_that_is_not_there_is_refused_in_one_line(address: str) -> None:
-    assert address in refused_in_one_line("--insecure", "--address", address)
+        if address == "taken":
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refused_in_one_line("--insecure", "--address", address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":1", ""])
@@ -87,17 +86,16 @@ def test_an_address_without_a_host_or_port_is_refused(address: str) -> None:
         Settings(address=address)
 
 
-def test_a_certificate_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing.pem")
-    flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
-    assert missing in refused_in_one_line(*flags)
-
-
-def test_a_certificate_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.pem"
-    wrong.write_text("no certificate")
-    flags = ("--tls-certificate", str(wrong), "--tls-key", str(wrong), "--address", "127.0.0.1:0")
-    refused_in_one_line(*flags)
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_certificate_that_cannot_be_used_is_refused_in_one_line(
+    tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "chain.pem"
+    if content is not None:
+        path.write_text(content)
+    flags = (f"--tls-certificate={path}", f"--tls-key={path}", "--address", "127.0.0.1:0")
+    line = refused_in_one_line(*flags)
+    assert content is not None or str(path) in line
 
 
 def test_the_line_on_stdout_has_the_port_that_was_taken(tmp_path: Path) -> None:
@@ -114,6 +112,73 @@ def test_the_line_on_stdout_has_the_port_that_was_taken(tmp_path: Path) -> None:
 
 def test_a_unix_socket_that_answers_is_not_taken_over(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'socket'}"
-    with serving(address=address) as server, RawClient(server.address) as client:
+    with served(address=address) as (_server, client):
         assert address in refused_in_one_line("--address", address)
         client.check_alive()
+
+
+WORKERS = ("--workers", "2", "--backend", "numpy_cpu")
+
+
+def refused(address: str) -> str:
+    """Run a server with workers on an address that it cannot have; return why."""
+    return refused_in_one_line(*WORKERS, "--insecure", "--address", address)
+
+
+def test_a_port_of_other_workers_is_refused(crew: Command) -> None:
+    assert crew.address in refused(crew.address)
+
+
+@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
+@pytest.mark.parametrize("listening", [False, True], ids=["bound", "listening"])
+def test_a_port_of_another_program_is_refused(*, sharing: bool, listening: bool) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sharing))
+        taken.bind(("127.0.0.1", 0))
+        if listening:
+            taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refused(address)
+
+
+def test_a_port_with_connections_in_time_wait_is_had(tmp_path: Path) -> None:
+    # The side that closes first keeps its end in TIME_WAIT, like a server of one worker that stops.
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        port = earlier.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            earlier.accept()[0].close()
+            assert not client.recv(1)
+    address = f"127.0.0.1:{port}"
+    with running_command(*WORKERS, "--address", address, log=tmp_path / "log") as command:
+        assert command.address == address
+        with RawClient(address) as client:
+            client.check_alive()
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["unused before", "in TIME_WAIT"])
+def test_a_port_that_is_held_for_workers_that_start_is_refused(*, waiting: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        port = earlier.getsockname()[1]
+        if waiting:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                earlier.accept()[0].close()
+                assert not client.recv(1)
+    with addresses.held(f"127.0.0.1:{port}") as address:
+        assert address in refused(address)
+
+
+def test_a_single_server_is_refused_the_port_of_workers(crew: Command) -> None:
+    done = run_command("--address", crew.address)
+    assert done.returncode == 1
+    assert crew.address in done.stderr
+
+
+def test_an_address_that_is_not_there_is_refused() -> None:
+    assert "no.such.host.invalid:1" in refused("no.such.host.invalid:1")
+
+
+def test_a_name_with_several_addresses_is_served_by_workers(tmp_path: Path) -> None:
+    with running_command(*WORKERS, "--address", "localhost:0", log=tmp_path / "log") as command:
+        assert command.address.startswith("localhost:")
+        with RawClient(command.address) as client:
+            client.check_alive()

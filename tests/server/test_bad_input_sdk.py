@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,25 +17,14 @@ from gradwire import (
     LimitExceededError,
     ops,
 )
-from serving import ServerThread, serving
+from serving import ServerThread
 
 GRADIENT = np.array([[4, 5, 6]], "f4")
 GRAD = ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))
 LINEAR = ops.DmlResample(interpolation_mode="linear")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def still_alive(server: ServerThread) -> Iterator[None]:
-    yield
-    with Client(server.address) as client:
-        result = client.evaluate(GRAD, GRADIENT, output_shape=(2, 2))
-    np.testing.assert_array_equal(result, [[9, 6], [0, 0]])
+pytestmark = pytest.mark.usefixtures("still_alive")
 
 
 def backward(**attributes: Any) -> ops.Operator:

@@ -1,11 +1,12 @@
-"""Certificates and authorities are read anew while calls run; what cannot be used is kept out."""
+"""With certificates calls are private and of known clients; they are read anew while calls run."""
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import ssl
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -15,8 +16,11 @@ import trustme
 from gradwire_server.config.settings import Settings
 from gradwire_server.security.certificates import Certificates
 from papers import Pair, Papers, pair, trusting
+from processes import running_command
 from raw_calls import RawClient, published_request, wait_until
+from refusals import Refusal
 from serving import serving
+from support.load import repeated
 
 
 @pytest.fixture
@@ -30,6 +34,75 @@ def is_served(address: str, roots: bytes, shown: Pair | None = None) -> bool:
         refusal = client.evaluate(published_request(), timeout_s=20).refusal
     assert refusal is None or refusal.code is grpc.StatusCode.UNAVAILABLE, refusal
     return refusal is None
+
+
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Papers, dict[bool, str]]]:
+    """Run servers with a certificate, one of which lets in clients of its authority only."""
+    papers = Papers(tmp_path_factory.mktemp("papers"))
+    with serving(**papers.settings) as private, serving(**papers.mutual) as mutual:
+        yield papers, {False: private.address, True: mutual.address}
+
+
+@pytest.mark.parametrize(
+    ("mutual", "trusted", "shown", "served"),
+    [
+        (False, "ours", "none", True),
+        (False, "another", "none", False),
+        (False, "plain text", "none", False),
+        (True, "ours", "ours", True),
+        (True, "ours", "none", False),
+        (True, "ours", "another", False),
+    ],
+)
+def test_calls_are_private_and_of_known_clients(
+    listening: tuple[Papers, dict[bool, str]],
+    trusted: str,
+    shown: str,
+    *,
+    mutual: bool,
+    served: bool,
+) -> None:
+    papers, addresses = listening
+    other = trustme.CA()
+    roots = papers.roots if trusted == "ours" else other.cert_pem.bytes()
+    certificates = {"none": None, "ours": pair(papers.authority), "another": pair(other)}
+    credentials = None if trusted == "plain text" else trusting(roots, certificates[shown])
+    with RawClient(addresses[mutual], credentials) as client:
+        if served:
+            client.check_alive()
+        else:
+            late = client.evaluate(published_request(), timeout_s=5)
+            assert late.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_tls_opens_addresses_beyond_this_machine(papers: Papers, tmp_path: Path) -> None:
+    flags = (*papers.flags, "--address", "0.0.0.0:0")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        port = command.address.rpartition(":")[2]
+        with RawClient(f"127.0.0.1:{port}", trusting(papers.roots)) as client:
+            client.check_alive()
+        assert "tls=True" in command.log
+        assert papers.settings["tls_key"] not in command.log
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(
+    papers: Papers, tmp_path: Path, workers: int
+) -> None:
+    flags = (*papers.flags, "--log-format", "json", "--workers", str(workers))
+    with running_command(*flags, log=tmp_path / "log") as command:
+        host, _, port = command.address.rpartition(":")
+        for _ in range(10):
+            with socket.create_connection((host, int(port))) as junk:
+                junk.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
+                while junk.recv(1 << 10):
+                    pass
+        with RawClient(command.address, trusting(papers.roots)) as client:
+            client.check_alive()
+        lines = command.log.splitlines()
+    assert lines
+    assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
 def test_new_connections_get_the_new_certificate_and_old_ones_go_on(papers: Papers) -> None:
@@ -120,36 +193,18 @@ def test_rotation_under_load_loses_no_call(papers: Papers) -> None:
     """Clients trust both authorities, as one has them do; each call has its own connection."""
     other = trustme.CA()
     roots, shown = papers.roots + other.cert_pem.bytes(), pair(papers.authority)
-    with serving(**papers.mutual) as server:
-        stop, failures, calls = threading.Event(), list[object](), [0]
 
-        def load() -> None:
-            while not stop.is_set():
-                with RawClient(server.address, trusting(roots, shown)) as client:
-                    refusal = client.evaluate(published_request()).refusal
-                calls[0] += 1
-                if refusal is not None:
-                    failures.append(refusal)
+    def ask() -> Refusal | None:
+        with RawClient(server.address, trusting(roots, shown)) as client:
+            return client.evaluate(published_request()).refusal
 
-        threads = [threading.Thread(target=load) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            for authority in (other, papers.authority, other):
-                papers.write(authority)
-                papers.write_authorities(papers.authority, authority)
-                wait_until(
-                    lambda authority=authority: is_served(  # type: ignore[misc]
-                        server.address, authority.cert_pem.bytes(), shown
-                    )
-                )
-                done = calls[0]
-                wait_until(lambda done=done: calls[0] > done + 9)  # type: ignore[misc]
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-    assert not failures
+    with serving(**papers.mutual) as server, repeated(ask) as load:
+        for authority in (other, papers.authority, other):
+            papers.write(authority)
+            papers.write_authorities(papers.authority, authority)
+            own = authority.cert_pem.bytes()
+            wait_until(lambda own=own: is_served(server.address, own, shown))  # type: ignore[misc]
+            load.wait_for_more(10)
 
 
 def shakes_hands(address: str, roots: bytes, version: ssl.TLSVersion) -> bool:

@@ -26,8 +26,8 @@ from raw_calls import (
     read_all,
     wait_until,
 )
-from refusals import check_in_band, check_refusal
-from serving import ServerThread, serving
+from serving import ServerThread
+from support.served import commanded, ended, served
 from waiting_streams import WaitingStream
 
 
@@ -64,23 +64,16 @@ def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> Non
 
 
 def test_a_stream_that_waits_learns_that_the_server_drains() -> None:
-    with serving() as server, RawClient(server.address) as client:
-        done = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(published_request())
-            wait_until(lambda: server.server.service.admission.memory_bytes)
-            server.loop.call_soon_threadsafe(server.server.service.draining.set)
-            done.wait(PATIENCE_S)
-
-        refusal = client.stream(messages()).refusal
-        done.set()
-    check_in_band(check_refusal(refusal, grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+    with served() as (server, client):
+        stream = WaitingStream(client)
+        server.loop.call_soon_threadsafe(server.server.service.draining.set)
+        answer = read_all(stream.call, itertools.chain([stream.opened], stream.call))
+        stream.send()
+    ended(answer, "DRAINING")
 
 
 def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
-    with running_command("--grace-s", "30", log=tmp_path / "log") as command:
-        client = RawClient(command.address)
+    with commanded("--grace-s", "30", log=tmp_path / "log") as (command, client):
         stream = WaitingStream(client)
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
@@ -94,7 +87,6 @@ def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Pa
         assert stream.opened.WhichOneof("message") == "opened"
         stream.finish()
         assert command.wait() == 0
-        client.channel.close()
         assert "draining" in command.log
         assert "stopped" in command.log
         assert "Traceback" not in command.log
@@ -102,8 +94,7 @@ def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Pa
 
 def _refused(address: str) -> bool:
     with RawClient(address) as client:
-        refusal = client.evaluate(published_request(), timeout_s=5).refusal
-    return refusal is not None and refusal.code is grpc.StatusCode.UNAVAILABLE
+        return client.evaluate(published_request(), timeout_s=5).code is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -130,10 +121,7 @@ def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_the_grace_period(tmp_path: Path) -> None:
-    with (
-        running_command("--grace-s", "3600", log=tmp_path / "log") as command,
-        RawClient(command.address) as client,
-    ):
+    with commanded("--grace-s", "3600", log=tmp_path / "log") as (command, client):
         stream = WaitingStream(client)
         command.signal(signal.SIGTERM)
         command.wait_for_log("draining")

@@ -1,17 +1,27 @@
-"""Every error has a status and a reason, fits in a trailer, and tells nothing it should not."""
+"""Every error has a status and a reason, fits in a trailer, and tells nothing of the inside."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
 import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
+from every_method import EVERY, call
 from gradwire import v1
 from gradwire_server import errors
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.plans import Plan
 from gradwire_server.rpc.status_map import STATUS, failure
+from support.served import CODES, refused, served
 
 CLASSES = [
     each
@@ -53,36 +63,11 @@ def test_every_reason_of_the_schema_is_given_to_some_error() -> None:
     assert given == set(v1.ErrorReason.values()) - {v1.ErrorReason.ERROR_REASON_UNSPECIFIED}
 
 
-STATUSES = {
-    "INVALID_FIELD": StatusCode.INVALID_ARGUMENT,
-    "INVALID_DATA": StatusCode.INVALID_ARGUMENT,
-    "UNKNOWN_FIELD": StatusCode.UNIMPLEMENTED,
-    "UNKNOWN_OPERATOR": StatusCode.UNIMPLEMENTED,
-    "USE_STREAM": StatusCode.FAILED_PRECONDITION,
-    "LIMIT_EXCEEDED": StatusCode.FAILED_PRECONDITION,
-    "TABLE_TOO_LARGE": StatusCode.FAILED_PRECONDITION,
-    "LAYOUT_NOT_STREAMABLE": StatusCode.FAILED_PRECONDITION,
-    "OVERLOADED": StatusCode.RESOURCE_EXHAUSTED,
-    "OUT_OF_MEMORY": StatusCode.RESOURCE_EXHAUSTED,
-    "DEADLINE_EXCEEDED": StatusCode.DEADLINE_EXCEEDED,
-    "STALLED": StatusCode.DEADLINE_EXCEEDED,
-    "DRAINING": StatusCode.UNAVAILABLE,
-    "EVALUATION_CHANGED": StatusCode.ABORTED,
-    "STARTING": StatusCode.UNAVAILABLE,
-    "DEVICE_LOST": StatusCode.UNAVAILABLE,
-    "UNAUTHENTICATED": StatusCode.UNAUTHENTICATED,
-    "PERMISSION_DENIED": StatusCode.PERMISSION_DENIED,
-    "UNKNOWN_SEGMENT": StatusCode.UNAVAILABLE,
-    "CHECKSUM_MISMATCH": StatusCode.DATA_LOSS,
-    "INTERNAL": StatusCode.INTERNAL,
-}
-
-
 def test_the_schema_promises_just_these_statuses() -> None:
     """The comment of each reason in error_reason.proto names its status."""
     known = [*SAMPLES, MemoryError(), TimeoutError(), RuntimeError()]
-    assert {failure(each).reason_name: failure(each).code for each in known} == STATUSES
-    assert {StatusCode[code] for code, _ in STATUS.values()} <= set(STATUSES.values())
+    assert {failure(each).reason_name: failure(each).code for each in known} == CODES
+    assert {StatusCode[code] for code, _ in STATUS.values()} <= set(CODES.values())
 
 
 def test_an_unknown_exception_tells_nothing_of_the_inside() -> None:
@@ -146,3 +131,83 @@ def test_details_and_in_band_error_say_the_same(error: errors.EvaluationError) -
 
 def test_a_fact_of_a_message_is_text() -> None:
     assert errors.RequestLimitError("m", allowed=5).facts == {"allowed": "5"}
+
+
+# What makes objects of any kind, or code, of bytes.
+FORBIDDEN_MODULES = {
+    "cloudpickle",
+    "code",
+    "codeop",
+    "dbm",
+    "dill",
+    "joblib",
+    "marshal",
+    "multiprocessing",
+    "pickle",
+    "shelve",
+    "xmlrpc",
+    "yaml",
+}
+# Talks with processes that it starts itself, through pipes of their own.
+WITH_OWN_PROCESSES = {"gradwire/loadtest/runner.py", "gradwire/loadtest/generator.py"}
+FORBIDDEN_CALLS = {"__import__", "compile", "eval", "exec"}
+
+
+def sources(package: str) -> Iterator[tuple[Path, ast.Module]]:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    for path in sorted(Path(spec.submodule_search_locations[0]).rglob("*.py")):
+        yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+
+
+def called(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+
+
+@pytest.mark.parametrize("package", ["gradwire_server", "gradwire"])
+def test_nothing_here_makes_objects_or_code_of_bytes(package: str) -> None:
+    seen = 0
+    for path, tree in sources(package):
+        seen += 1
+        own = "/".join(path.parts[-3:]) in WITH_OWN_PROCESSES
+        forbidden = FORBIDDEN_MODULES - {"multiprocessing"} if own else FORBIDDEN_MODULES
+        assert not forbidden & set(imported(tree)), path
+        assert not FORBIDDEN_CALLS & set(called(tree)), path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert isinstance(node.value, ast.Constant), path
+                assert node.value.value is False, path
+    assert seen > 50
+
+
+class _Faulty(NumpyCpu):
+    """A backend whose faults tell of the machine."""
+
+    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+        """Fail."""
+        raise RuntimeError(f"no room in {__file__}, user root, token s3cret")
+
+
+def test_a_fault_tells_its_request_id_and_nothing_of_the_machine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with served(backend=_Faulty()) as (_server, client):
+        for method in ("Evaluate", "EvaluateStream"):
+            name = f"/gradwire.v1.GradientService/{method}"
+            replies, refusal = call(client.channel, name, EVERY[name])
+            told_of = refused(refusal, "INTERNAL")
+            told = str(told_of).encode() + b"".join(replies)
+            for word in (b"s3cret", b"root", b".py", b"Traceback", b"RuntimeError"):
+                assert word not in told, told
+    assert "s3cret" in caplog.text

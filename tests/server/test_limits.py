@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import grpc
 import pytest
 
@@ -19,11 +17,11 @@ from raw_calls import (
     published_request,
     wait_idle,
 )
-from refusals import check_in_band, check_refusal
+from refusals import check_in_band
 from serving import serving
+from support.served import BOTH_WAYS, copies, ended, refused, served
 
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
-HOWS = ["Evaluate", "EvaluateStream"]
 
 
 def resample(source: tuple[int, ...], result: tuple[int, ...]) -> v1.EvaluateRequest:
@@ -39,12 +37,7 @@ EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
     "rank": ("max_rank", 2, resample((2, 1, 1), (2, 2, 2)), "LIMIT_EXCEEDED"),
     "input elements": ("max_elements", 99, resample((10, 10), (2, 2)), "LIMIT_EXCEEDED"),
     "output elements": ("max_elements", 99, resample((2, 2), (10, 10)), "LIMIT_EXCEEDED"),
-    "intermediate elements": (
-        "max_elements",
-        199,
-        resample((2, 100), (100, 1)),
-        "LIMIT_EXCEEDED",
-    ),
+    "intermediate elements": ("max_elements", 199, resample((2, 100), (100, 1)), "LIMIT_EXCEEDED"),
     "table entries": ("max_table_entries", 50, resample((8,), (100,)), "TABLE_TOO_LARGE"),
     "float32 axis": ("max_float32_axis", 99, resample((10,), (100,)), "LIMIT_EXCEEDED"),
     "work": ("max_work", 999, resample((10, 10), (20, 20)), "LIMIT_EXCEEDED"),
@@ -52,19 +45,15 @@ EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", BOTH_WAYS)
 @pytest.mark.parametrize(
     ("setting", "allowed", "request_", "reason"), EXCEEDED.values(), ids=list(EXCEEDED)
 )
 def test_what_exceeds_a_limit_is_refused_by_its_name(
     setting: str, allowed: int, request_: v1.EvaluateRequest, reason: str, how: str
 ) -> None:
-    with serving(**{setting: allowed}) as server, RawClient(server.address) as client:
-        refusal = check_refusal(
-            client.ask(request_, how).refusal, grpc.StatusCode.FAILED_PRECONDITION, reason
-        )
-        assert refusal.info.metadata["limit"] == setting
-        assert refusal.info.metadata["allowed"] == str(allowed)
+    with served(**{setting: allowed}) as (server, client):
+        refusal = refused(client.ask(request_, how), reason, limit=setting, allowed=allowed)
         assert f"GRADWIRE_{setting.upper()}" in refusal.message
         assert f" {allowed}" in refusal.message
         if how == "EvaluateStream":
@@ -73,22 +62,16 @@ def test_what_exceeds_a_limit_is_refused_by_its_name(
         wait_idle(server)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", BOTH_WAYS)
 @pytest.mark.parametrize(
     ("setting", "request_"),
     [(setting, request) for setting, _, request, _ in EXCEEDED.values()],
     ids=list(EXCEEDED),
 )
 def test_the_default_limits_let_the_same_requests_in(
-    setting: str, request_: v1.EvaluateRequest, how: str, roomy: RawClient
+    setting: str, request_: v1.EvaluateRequest, how: str, client: RawClient
 ) -> None:
-    assert roomy.ask(request_, how).refusal is None, setting
-
-
-@pytest.fixture(scope="module")
-def roomy() -> Iterator[RawClient]:
-    with serving() as server, RawClient(server.address) as client:
-        yield client
+    assert client.ask(request_, how).refusal is None, setting
 
 
 def transposed(rows: int, columns: int) -> v1.EvaluateRequest:
@@ -101,13 +84,11 @@ def transposed(rows: int, columns: int) -> v1.EvaluateRequest:
 def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None:
     with serving(max_request_memory_bytes=32 << 20) as server:
         client = RawClient(server.address)
-        refusal = check_refusal(
-            client.stream([opening(transposed(4096, 4096))]).refusal,
-            grpc.StatusCode.FAILED_PRECONDITION,
+        ended(
+            client.stream([opening(transposed(4096, 4096))]),
             "LAYOUT_NOT_STREAMABLE",
+            limit="max_request_memory_bytes",
         )
-        check_in_band(refusal)
-        assert refusal.info.metadata["limit"] == "max_request_memory_bytes"
         # The same in one axis order streams, however large it is.
         call = client.start([opening(identity_request(4096, 4096))])
         assert next(call).WhichOneof("message") == "opened"
@@ -117,28 +98,21 @@ def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None
 
 
 # 4-byte requests that order results of 4 GiB and more, or work of many hours.
-GREEDY = {
-    "copies": identity_request(1 << 15, 1 << 15, data=bytes(4)),
-    "upsampling": resample((1 << 15, 1), (1 << 15, 1 << 15)),
-}
-GREEDY["copies"].input.strides[:] = [0, 0]
+GREEDY = {"copies": copies(1 << 15), "upsampling": resample((1 << 15, 1), (1 << 15, 1 << 15))}
 
 
 @pytest.mark.parametrize("request_", GREEDY.values(), ids=list(GREEDY))
 def test_a_small_request_that_orders_a_huge_result_is_sent_to_the_stream(
-    request_: v1.EvaluateRequest, roomy: RawClient
+    request_: v1.EvaluateRequest, client: RawClient
 ) -> None:
-    refusal = check_refusal(
-        roomy.evaluate(request_).refusal, grpc.StatusCode.FAILED_PRECONDITION, "USE_STREAM"
-    )
-    assert refusal.info.metadata["limit"] == "max_unary_bytes"
+    refusal = refused(client.evaluate(request_), "USE_STREAM", limit="max_unary_bytes")
     assert str(4 << 30) in refusal.message
-    roomy.check_alive()
+    client.check_alive()
 
 
 @pytest.mark.parametrize("request_", GREEDY.values(), ids=list(GREEDY))
 def test_a_reader_may_leave_a_huge_result_early(request_: v1.EvaluateRequest) -> None:
-    with serving() as server, RawClient(server.address) as client:
+    with served() as (server, client):
         for count in (0, 1, 2, 5):
             call = client.start(as_stream(request_))
             for _ in range(count):
@@ -155,41 +129,33 @@ def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream(name:
     request.input.CopyFrom(float32(*sizes[0]))
     request.output.CopyFrom(float32(*sizes[1]))
     request.data = bytes(4 * sizes[0][0])
-    with serving(max_unary_bytes=400) as server, RawClient(server.address) as client:
-        refusal = check_refusal(
-            client.evaluate(request).refusal, grpc.StatusCode.FAILED_PRECONDITION, "USE_STREAM"
-        )
+    with served(max_unary_bytes=400) as (_server, client):
+        refusal = refused(client.evaluate(request), "USE_STREAM")
         assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
         assert client.stream(as_stream(request)).refusal is None
         assert client.evaluate(identity_request(100, data=bytes(400))).refusal is None
 
 
-def test_use_stream_comes_before_data_is_missed(roomy: RawClient) -> None:
-    check_refusal(
-        roomy.evaluate(identity_request(1 << 20)).refusal,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        "USE_STREAM",
-    )
+def test_use_stream_comes_before_data_is_missed(client: RawClient) -> None:
+    refused(client.evaluate(identity_request(1 << 20)), "USE_STREAM")
 
 
 def test_max_chunk_bytes_binds_both_sides() -> None:
-    with serving(max_chunk_bytes=5) as server, RawClient(server.address) as client:
+    with served(max_chunk_bytes=5) as (_server, client):
         request = published_request()
         answer = client.stream([opening(request), *chunks(request.data, 5)])
         assert answer.opened is not None
         assert answer.opened.max_chunk_bytes == 5
         assert [length for _, length in answer.chunks] == [5, 5, 5, 1]
-        refusal = check_refusal(
-            client.stream([opening(request), *chunks(request.data, 6)]).refusal,
-            grpc.StatusCode.INVALID_ARGUMENT,
+        ended(
+            client.stream([opening(request), *chunks(request.data, 6)]),
             "INVALID_DATA",
             field="chunk.data",
         )
-        check_in_band(refusal)
 
 
 def test_a_message_beyond_max_message_bytes_is_not_read() -> None:
-    with serving(max_message_bytes=5 << 20) as server, RawClient(server.address) as client:
+    with served(max_message_bytes=5 << 20) as (server, client):
         request = identity_request(1 << 20, data=bytes(6 << 20))
         refusal = client.evaluate(request).refusal
         assert refusal is not None
@@ -208,10 +174,7 @@ def test_the_limits_in_force_can_be_asked_for() -> None:
     settings = {name: number for number, name in enumerate(names, 101)}
     del settings["stall_timeout"]
     settings |= {"max_rank": 7, "max_message_bytes": 1 << 20}
-    with (
-        serving(**settings, stall_timeout_s=12.5) as server,
-        RawClient(server.address) as client,
-    ):
+    with served(**settings, stall_timeout_s=12.5) as (_server, client):
         limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
     assert {name: getattr(limits, name) for name in settings} == settings
     assert limits.stall_timeout.ToNanoseconds() == 12_500_000_000

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy.typing as npt
 import pytest
 
 from gradwire import v1
-from many_calls import ManyCall, named
-from processes import Command, running_command
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.plans import Plan
+from many_calls import ManyCall, named, rows
+from processes import Command, run_command, running_command
 from raw_calls import (
     PATIENCE_S,
     REQUEST_ID,
     TRACEPARENT,
     RawClient,
     as_stream,
-    identity_request,
     published_request,
+    wait_idle,
 )
+from support.served import commanded, copies, served, served_many
 from waiting_streams import WaitingStream
 
 
@@ -41,9 +44,7 @@ def good_and_bad_calls(command: Command) -> None:
         client.stub.GetServerInfo(v1.GetServerInfoRequest())
         WaitingStream(client).cancel()
         command.wait_for_log("CANCELLED")
-        stalled = identity_request(1 << 15, 1 << 15, data=bytes(4))
-        stalled.input.strides[:] = [0, 0]
-        call = client.start(as_stream(stalled))
+        call = client.start(as_stream(copies(1 << 15)))
         command.wait_for_log("STALLED")
         call.cancel()
         client.evaluate(published_request())
@@ -65,6 +66,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_every_line_on_stderr_is_json(lines: list[str]) -> None:
+    assert lines
     for line in lines:
         facts = json.loads(line)
         assert isinstance(facts, dict), line
@@ -95,10 +97,7 @@ def test_a_line_of_json_tells_method_status_name_and_trace(lines: list[str]) -> 
 
 
 def test_a_call_cancelled_at_any_moment_is_logged_as_cancelled(tmp_path: Path) -> None:
-    with (
-        running_command(log=tmp_path / "log") as command,
-        RawClient(command.address) as client,
-    ):
+    with commanded(log=tmp_path / "log") as (command, client):
         for _ in range(300):
             WaitingStream(client).cancel()
         command.wait_for_log("status=", times=300)
@@ -108,6 +107,7 @@ def test_a_call_cancelled_at_any_moment_is_logged_as_cancelled(tmp_path: Path) -
 
 def test_a_refused_call_tells_why(lines: list[str]) -> None:
     refused = [each for each in calls(lines) if each["status"] == "INVALID_ARGUMENT"][:2]
+    assert len(refused) == 2
     for each in refused:
         assert each["reason"] == "INVALID_FIELD"
         assert each["error"].startswith("input.sizes[0]: ")
@@ -190,8 +190,7 @@ log.info("call", extra={"facts": {"number": 42}})
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_lines_come_in_order_with_tracebacks(form: str) -> None:
-    command = [sys.executable, "-c", _TELLING, form]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr  # noqa: S603
+    lines = run_command(form, program=("-c", _TELLING)).stderr
     told = [json.loads(line) for line in lines.splitlines()] if form == "json" else []
     numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
     assert numbers == list(range(43))
@@ -202,3 +201,99 @@ def test_lines_come_in_order_with_tracebacks(form: str) -> None:
         assert told[40]["traceback"].startswith("Traceback ")
     else:
         assert re.search(r"error +failed worker=3 number=40\nTraceback ", lines)
+
+
+NAMES = [str(number) for number in range(100)]
+
+
+def test_a_stream_is_one_line_in_the_log_and_tells_of_its_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = published_request()
+    bad.input.sizes[0] = -1
+    with caplog.at_level(logging.DEBUG), served() as (server, client):
+        with ManyCall(client) as call:
+            call.send(*(named(published_request(), name) for name in NAMES), named(bad, "bad"))
+            call.answers()
+        wait_idle(server)
+    facts = [vars(each)["facts"] for each in caplog.records if each.getMessage() == "call"]
+    assert len(facts) == 1
+    told = {key: facts[0][key] for key in ("method", "status", "items", "items_failed")}
+    assert told == {"method": "EvaluateMany", "status": "OK", "items": 101, "items_failed": 1}
+
+
+def test_a_fault_is_told_in_the_log_and_to_its_request_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Faulty(NumpyCpu):
+        def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+            if plan.input_shape[-1] == 10:
+                raise ZeroDivisionError("a secret")
+            super().apply(plan, x, y)
+
+    with served_many(backend=Faulty(), warm_up=False) as (_server, _client, call):
+        call.send(named(rows(5), "bad"), named(rows(4), "good"))
+        answers = call.answers()
+    assert answers["good"].WhichOneof("outcome") == "result"
+    error = answers["bad"].error
+    assert error.reason == v1.ErrorReason.ERROR_REASON_INTERNAL
+    assert "secret" not in error.message
+    logged = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert [vars(each)["facts"]["request_id"] for each in logged] == ["bad"]
+    assert "a secret" in caplog.text
+
+
+def test_cancelled_streams_leave_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with served() as (server, client):
+        for number in range(40):
+            with ManyCall(client) as call:
+                call.send(*(named(rows(1 + number), name) for name in NAMES))
+                for _ in range(number):
+                    call.receive()
+        wait_idle(server)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        "",
+        "nonsense",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        "x" * 4000,
+    ],
+)
+def test_a_malformed_traceparent_starts_a_new_trace(client: RawClient, traceparent: str) -> None:
+    answer = client.evaluate(published_request(), traceparent=traceparent)
+    assert answer.refusal is None
+    version, trace, span, flags = answer.trailers["traceparent"].split("-")
+    assert (version, flags) == ("00", "00")
+    assert int(trace, 16)
+    assert int(span, 16)
+
+
+def test_a_trace_and_a_name_return_in_every_reply(client: RawClient) -> None:
+    for answer in (
+        client.evaluate(published_request()),
+        client.stream(as_stream(published_request())),
+    ):
+        assert answer.trailers["gradwire-request-id"] == published_request().request_id
+        assert answer.trailers["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+
+
+def test_an_unnamed_request_is_given_a_name(client: RawClient) -> None:
+    request = published_request()
+    request.request_id = ""
+    names = {client.evaluate(request).trailers["gradwire-request-id"] for _ in range(3)}
+    assert len(names) == 3
+    assert all(len(name) == 32 for name in names)
+
+
+@pytest.mark.parametrize("name", [" ", " a ", "~" * 128, "%25 \"'\\"])
+def test_any_printable_name_returns_as_it_is(client: RawClient, name: str) -> None:
+    request = published_request()
+    request.request_id = name
+    answer = client.evaluate(request)
+    assert answer.refusal is None
+    assert answer.trailers["gradwire-request-id"] == name

@@ -17,6 +17,7 @@ from gradwire_server.plans.cancellation import AbandonedError, Check
 from gradwire_server.scheduling.scheduler import TurnedWork
 from raw_calls import PATIENCE_S, RawClient, float32, wait_until
 from serving import serving
+from support.served import refused, served
 
 LANCZOS = ops.JaxResize(method="lanczos5")
 # Seconds of work in float64, in thousands of blocks.
@@ -57,10 +58,7 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
     large = partial(TableCache, max_entries=1 << 26)
     monkeypatch.setattr("gradwire_server.server.TableCache", large)
     with serving(compute_threads=1) as server:
-        with (
-            Client(server.address) as client,
-            pytest.raises(DeadlineExceededError),
-        ):
+        with Client(server.address) as client, pytest.raises(DeadlineExceededError):
             client.evaluate(
                 LANCZOS, np.ones(LENGTHS[0]), output_shape=LENGTHS[1:], timeout_s=TIMEOUT_S
             )
@@ -94,33 +92,24 @@ def short_message(length: int) -> v1.EvaluateRequest:
 
 def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
     with (
-        serving(compute_threads=1, max_memory_bytes=1 << 27) as server,
-        RawClient(server.address) as client,
+        served(compute_threads=1, max_memory_bytes=1 << 27) as (server, client),
         ThreadPoolExecutor(1) as pool,
     ):
         admission = server.server.service.admission
         first = pool.submit(client.evaluate, short_message(300_000))
         wait_until(lambda: admission.memory_bytes)
-        refusal = client.evaluate(short_message(300_001)).refusal
-        assert refusal is not None
-        assert refusal.info.reason == "OVERLOADED"
-        assert refusal.info.metadata["limit"] == "max_memory_bytes"
-        assert refusal.retry_after_s is not None
+        refused(client.evaluate(short_message(300_001)), "OVERLOADED", limit="max_memory_bytes")
         assert first.result(timeout=PATIENCE_S).refusal is None
         wait_until(lambda: not admission.memory_bytes)
 
 
 def test_tables_larger_than_the_memory_of_all_are_refused_before_they_are_built() -> None:
-    with (
-        serving(
-            compute_threads=1, max_memory_bytes=1 << 26, max_request_memory_bytes=1 << 26
-        ) as server,
-        RawClient(server.address) as client,
+    with served(compute_threads=1, max_memory_bytes=1 << 26, max_request_memory_bytes=1 << 26) as (
+        server,
+        client,
     ):
-        refusal = client.evaluate(short_message(1_000_000)).refusal
-        assert refusal is not None
-        assert refusal.info.reason == "LIMIT_EXCEEDED"
-        assert refusal.info.metadata["limit"] == "max_memory_bytes"
+        answer = client.evaluate(short_message(1_000_000))
+        refused(answer, "LIMIT_EXCEEDED", limit="max_memory_bytes")
         assert server.server.service.admission.entered == 0
 
 

@@ -12,10 +12,10 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -32,9 +32,8 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
 from processes import Command, is_running, run_command
 from raw_calls import RawClient, float32, opening, read_all, wait_until
-from refusals import check_in_band, check_refusal
 from scraping import get, scrape
-from serving import serving as serving_here
+from support.served import ended, refused, served, silence
 
 pytestmark = needs_simulator
 
@@ -75,6 +74,22 @@ def request(shape: tuple[int, ...] = SENT) -> v1.EvaluateRequest:
     )
 
 
+OPENED = [opening(request(LARGE))]
+
+
+@contextmanager
+def asked(folder: Path, *flags: str) -> Generator[tuple[Command, RawClient]]:
+    """Run a server on one device, and connect to it."""
+    with serving(folder, *flags) as command, RawClient(command.address) as client:
+        yield command, client
+
+
+def check_evaluates(command: Command) -> None:
+    """Evaluate once, over new connections until one is answered."""
+    with Client(command.address, retry=PATIENT) as client:
+        assert evaluated(client) == expected()
+
+
 def worker(command: Command, number: int = 0) -> int:
     return command.workers[number]
 
@@ -85,9 +100,7 @@ def lose(command: Command, folder: Path, number: int = 0) -> None:
     file.touch()
 
     def is_lost() -> bool:
-        # The kernel chooses the worker of each connection.
-        with Client(command.address, retry=PATIENT) as client:
-            assert evaluated(client) == expected()
+        check_evaluates(command)  # the kernel chooses the worker of each connection
         return not file.exists()
 
     wait_until(is_lost)
@@ -99,10 +112,11 @@ def http(command: Command) -> str:
 
 def check_replaced(command: Command, first: int, *, status: int) -> None:
     """Wait for the end of a worker and for the next one; assert that it computes."""
-    command.wait_for_log(f"worker ended worker=0 pid={first} device=0 status={status} restarts=1 ")
+    ended = f"worker ended worker=0 pid={first} device=0 status={status} restarts="
+    command.wait_for_log(ended)
+    assert f"{ended}{command.log.count('worker ended worker=0 ')} " in command.log
     wait_until(lambda: worker(command) != first)
-    with Client(command.address, retry=PATIENT) as client:
-        assert evaluated(client) == expected()
+    check_evaluates(command)
 
 
 class Losing(NumpyCpu):
@@ -118,6 +132,20 @@ class Losing(NumpyCpu):
         if self.lost.is_set():
             raise DeviceLostError("gone")
         super().apply(plan, x, y)
+
+
+class One(NamedTuple):
+    """A server on one device, which each test leaves with a worker that serves."""
+
+    folder: Path
+    command: Command
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[One]:
+    folder = tmp_path_factory.mktemp("device")
+    with serving(folder, *HTTP) as command:
+        yield One(folder, command)
 
 
 @pytest.fixture(scope="module")
@@ -241,27 +269,26 @@ def test_a_rolling_restart_renews_the_workers_without_a_word_to_callers(two: Com
 
 
 @pytest.mark.parametrize(
-    ("file", "why"),
-    [("load-0", simulated_device.AWAY), ("broken-0", simulated_device.ILLEGAL)],
-    ids=["load", "warm-up"],
+    ("file", "flags", "why"),
+    [
+        ("load-0", (), f'error="{simulated_device.AWAY}" status=3\n'),
+        ("broken-0", (), f'error="{simulated_device.ILLEGAL}" status=3\n'),
+        (
+            "hung-0",
+            ("--stall-timeout-s", "1.5"),
+            "not answered for 1.5 s (GRADWIRE_STALL_TIMEOUT_S)",
+        ),
+    ],
+    ids=["load", "warm-up", "hangs at the warm-up"],
 )
 def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
-    tmp_path: Path, file: str, why: str
+    tmp_path: Path, file: str, flags: tuple[str, ...], why: str
 ) -> None:
     (tmp_path / file).touch()
-    with serving(tmp_path) as command:
-        assert f' device lost worker=0 error="{why}" status=3\n' in command.log
+    with serving(tmp_path, *flags) as command:
+        assert why in "".join(re.findall(r" device lost worker=0 .*\n", command.log))
         assert "worker ended worker=0 " in command.log
-        with Client(command.address) as client:
-            assert evaluated(client) == expected()
-
-
-def test_a_device_that_does_not_answer_at_the_warm_up_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "hung-0").touch()
-    with serving(tmp_path, "--stall-timeout-s", "1.5") as command:
-        assert "it has not answered for 1.5 s (GRADWIRE_STALL_TIMEOUT_S)" in command.log
-        with Client(command.address) as client:
-            assert evaluated(client) == expected()
+        check_evaluates(command)
 
 
 def test_a_device_that_does_not_answer_as_it_is_opened_is_lost(tmp_path: Path) -> None:
@@ -277,83 +304,65 @@ def test_a_device_that_does_not_answer_as_it_is_opened_is_lost(tmp_path: Path) -
     with serving(tmp_path, "--stall-timeout-s", "2") as command:
         letting_go.join()
         assert "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)" in command.log
-        with Client(command.address) as client:
-            assert evaluated(client) == expected()
+        check_evaluates(command)
 
 
 def test_a_call_that_loses_the_device_says_so_and_the_next_one_finds_another_worker(
-    tmp_path: Path,
+    one: One,
 ) -> None:
-    with serving(tmp_path, *HTTP) as command, RawClient(command.address) as client:
-        first = worker(command)
-        (tmp_path / "waits-0").touch()
-        (tmp_path / "broken-0").touch()
-        refused = check_refusal(
-            client.evaluate(request()).refusal, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST"
-        )
-        assert refused.message == LOST
-        assert refused.retry_after_s == 0.25
-        assert command.log.count("device lost") == 1
+    folder, command = one
+    with RawClient(command.address) as client:
+        first, losses = worker(command), command.log.count("device lost")
+        (folder / "waits-0").touch()
+        (folder / "broken-0").touch()
+        lost = refused(client.evaluate(request()), "DEVICE_LOST")
+        assert lost.message == LOST
+        assert lost.retry_after_s == 0.25
+        assert command.log.count("device lost") == losses + 1
         wait_until(lambda: not is_running(first))
         assert get(http(command), "/readyz")[0] == 503
-        (tmp_path / "waits-0").unlink()
+        (folder / "waits-0").unlink()
         check_replaced(command, first, status=3)
         wait_until(lambda: get(http(command), "/readyz")[0] == 200)
 
 
 def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
     """Its listener is closed before the first status leaves, and every call ends alike."""
-    backend, held = Losing(), threading.Event()
-
-    def waiting() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(request(LARGE))
-        held.wait()
-
-    with serving_here(backend=backend) as server, RawClient(server.address) as client:
+    backend = Losing()
+    with served(backend=backend) as (server, client), silence(OPENED) as waiting:
         stream = client.start(waiting())
         first = next(stream)
         backend.lost.set()
-        refused = client.evaluate(request()).refusal
+        answer = client.evaluate(request())
         host, _, port = server.address.rpartition(":")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)))
-        check_refusal(refused, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
-        also = read_all(stream, itertools.chain([first], stream)).refusal
-        check_refusal(also, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
-        held.set()
+        refused(answer, "DEVICE_LOST")
+        refused(read_all(stream, itertools.chain([first], stream)), "DEVICE_LOST")
         wait_until(server.server.over.is_set)
 
 
-def test_every_stream_in_flight_ends_with_the_device(tmp_path: Path) -> None:
+def test_every_stream_in_flight_ends_with_the_device(one: One) -> None:
     """Streams that wait for their callers end too, and their last message has the reason."""
-    over = threading.Event()
-
-    def waiting() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(request(LARGE))
-        over.wait()
-
-    with serving(tmp_path) as command, RawClient(command.address) as client:
+    first = worker(one.command)
+    with RawClient(one.command.address) as client, silence(OPENED) as waiting:
         streams = [client.start(waiting()) for _ in range(3)]
         opened = [next(each) for each in streams]
-        (tmp_path / "broken-0").touch()
+        (one.folder / "broken-0").touch()
         assert client.evaluate(request()).refusal is not None
-        for first, each in zip(opened, streams, strict=True):
-            answer = read_all(each, itertools.chain([first], each))
-            refused = check_refusal(answer.refusal, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST")
-            assert refused.message == LOST
-            check_in_band(refused)
-        over.set()
+        for message, each in zip(opened, streams, strict=True):
+            answer = read_all(each, itertools.chain([message], each))
+            assert ended(answer, "DEVICE_LOST").message == LOST
+    check_replaced(one.command, first, status=3)
 
 
-def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(
-    tmp_path: Path,
-) -> None:
+def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(one: One) -> None:
     timings = list[Timing]()
 
     def lose_midway(_sent: int, received: int) -> None:
         if received and not timings and not lost.is_set():
             lost.set()
-            (tmp_path / "broken-0").touch()
+            (one.folder / "broken-0").touch()
 
     lost = threading.Event()
     shape = (4, 64, 320, 320)
@@ -361,58 +370,43 @@ def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(
     array = gradient(shape)
     with LocalClient("numpy_cpu") as local:
         same = local.evaluate(LINEAR, array, output_shape=half)
-    with serving(tmp_path) as command:
-        first = worker(command)
-        with Client(command.address, retry=PATIENT) as client:
-            result = client.evaluate(
-                LINEAR,
-                array,
-                output_shape=half,
-                on_progress=lose_midway,
-                on_timing=timings.append,
-            )
-        assert result.tobytes() == same.tobytes()
-        assert lost.is_set()
-        assert timings[0].tries > 1
-        check_replaced(command, first, status=3)
+    first = worker(one.command)
+    with Client(one.command.address, retry=PATIENT) as client:
+        result = client.evaluate(
+            LINEAR, array, output_shape=half, on_progress=lose_midway, on_timing=timings.append
+        )
+    assert result.tobytes() == same.tobytes()
+    assert lost.is_set()
+    assert timings[0].tries > 1
+    check_replaced(one.command, first, status=3)
 
 
 def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Path) -> None:
-    with (
-        serving(tmp_path, "--stall-timeout-s", "1") as command,
-        RawClient(command.address) as client,
-    ):
+    with asked(tmp_path, "--stall-timeout-s", "1") as (command, client):
         first = worker(command)
         (tmp_path / "hung-0").touch()
-        refused = check_refusal(
-            client.evaluate(request()).refusal, grpc.StatusCode.UNAVAILABLE, "DEVICE_LOST"
-        )
-        assert "it has not answered for 1.0 s (GRADWIRE_STALL_TIMEOUT_S)" in refused.message
+        lost = refused(client.evaluate(request()), "DEVICE_LOST")
+        assert "it has not answered for 1.0 s (GRADWIRE_STALL_TIMEOUT_S)" in lost.message
         check_replaced(command, first, status=3)
 
 
 def test_a_device_that_hangs_is_lost_also_if_no_caller_waits_any_more(tmp_path: Path) -> None:
-    with (
-        serving(tmp_path, "--stall-timeout-s", "1.5") as command,
-        RawClient(command.address) as client,
-    ):
+    with asked(tmp_path, "--stall-timeout-s", "1.5") as (command, client):
         first = worker(command)
         (tmp_path / "hung-0").touch()
-        late = client.evaluate(request(), timeout_s=0.3).refusal
-        assert late is not None
+        late = client.evaluate(request(), timeout_s=0.3)
         assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
         check_replaced(command, first, status=3)
 
 
 @pytest.mark.parametrize("shape", [SENT, LARGE], ids=["unary", "stream"])
 def test_a_worker_that_is_killed_amid_a_call_costs_it_a_retry(
-    tmp_path: Path, shape: tuple[int, ...]
+    one: One, shape: tuple[int, ...]
 ) -> None:
-    with serving(tmp_path) as command, RawClient(command.address) as stock:
-        first = worker(command)
-        hung = tmp_path / "hung-0"
+    command, hung, answers = one.command, one.folder / "hung-0", list[bytes]()
+    first = worker(command)
+    with RawClient(command.address) as stock:
         hung.touch()
-        answers = list[bytes]()
         with Client(command.address, retry=PATIENT) as client:
             calling = threading.Thread(target=lambda: answers.append(evaluated(client, shape)))
             calling.start()
@@ -444,8 +438,7 @@ def test_a_device_that_stays_away_ends_the_server(tmp_path: Path) -> None:
 def test_a_device_that_was_never_there_keeps_no_other_one_from_serving(tmp_path: Path) -> None:
     (tmp_path / "absent-0").touch()
     with serving(tmp_path, *HTTP, devices=2) as command:
-        with Client(command.address, retry=PATIENT) as client:
-            assert evaluated(client) == expected()
+        check_evaluates(command)
         assert get(http(command), "/readyz")[0] == 200
         (tmp_path / "absent-0").unlink()
         command.wait_for_log(" worker serves worker=0 ")

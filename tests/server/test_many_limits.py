@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.batch import find_prepared
+from gradwire_server.scheduling.admission import Admission
 from many_calls import ManyCall, named, rows
 from nobody import Nobody
 from raw_calls import (
@@ -23,13 +25,12 @@ from raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
     as_stream,
-    identity_request,
     published_request,
     wait_idle,
     wait_until,
 )
-from refusals import check_in_band, check_refusal
 from serving import ServerThread, in_threads, serving
+from support.served import copies, ended, refused, served, served_many
 
 STALL_S = 0.4
 NAMES = [str(number) for number in range(100)]
@@ -55,127 +56,118 @@ class Gated(NumpyCpu):
         super().apply(plan, x, y)
 
 
+Gating = Callable[..., Any]
+
+
 @pytest.fixture
-def backend() -> Iterator[Gated]:
+def gated() -> Iterator[Gating]:
+    """Make servers of one thread that computes behind a gate, with a stream of requests."""
     backend = Gated()
-    yield backend
+
+    @contextmanager
+    def made(**settings: Any) -> Generator[tuple[Gated, Admission, RawClient, ManyCall]]:
+        settings = {"backend": backend, "compute_threads": 1, **settings}
+        with served_many(**settings) as (server, client, call):
+            in_threads(server)
+            yield backend, server.server.service.admission, client, call
+            backend.gate.set()
+
+    yield made
     backend.gate.set()
 
 
-def needed(server: ServerThread, request: v1.EvaluateRequest) -> int:
-    """Return the memory that a request takes of a server's budget."""
-    backend = server.server.service.backend
-    assert isinstance(backend, Gated)
-    in_threads(server)
-    with RawClient(server.address) as client:
-        call = client.stub.Evaluate.future(request, timeout=PATIENCE_S)
+@pytest.fixture
+def each(gated: Gating) -> int:
+    """Return the memory that one of the requests takes of a server's budget."""
+    with gated() as (backend, admission, _, call):
+        call.send(named(rows(4), "one"))
         assert backend.at_work.wait(PATIENCE_S)
-        memory = server.server.service.admission.memory_bytes
+        memory: int = admission.memory_bytes
         backend.gate.set()
-        call.result()
+        call.receive()
     backend.gate.clear()
     backend.at_work.clear()
     backend.tensors.clear()
-    wait_idle(server)
     return memory
 
 
-def test_what_waits_for_a_thread_and_is_alike_is_computed_together(backend: Gated) -> None:
-    with serving(backend=backend, warm_up=False, compute_threads=1) as server:
-        in_threads(server)
-        each = needed(server, rows(4))
-        admission = server.server.service.admission
-        with RawClient(server.address) as client, ManyCall(client) as call:
-            call.send(named(rows(4), "first"))
-            assert backend.at_work.wait(PATIENCE_S)
-            call.send(*(named(rows(4), name) for name in NAMES[:10]), named(rows(5), "other"))
-            wait_until(lambda: admission.memory_bytes > 11 * each)
-            backend.gate.set()
-            answers = call.answers()
-        assert list(answers) == ["first", *NAMES[:10], "other"]
-        # Ten are filled up to sixteen.
-        assert backend.tensors == [1, 16, 1]
+ALL = [named(rows(4), name) for name in NAMES]
 
 
-def test_no_more_requests_are_read_than_may_be_in_flight(backend: Gated) -> None:
-    with serving(backend=backend, warm_up=False, compute_threads=1, max_in_flight=3) as server:
-        in_threads(server)
-        each = needed(server, rows(4))
-        most = 0
-        admission = server.server.service.admission
-        with RawClient(server.address) as client, ManyCall(client) as call:
-            call.send(*(named(rows(4), name) for name in NAMES))
-            wait_until(lambda: admission.memory_bytes == 3 * each)
-            backend.gate.set()
-            call.half_close()
-            names: list[str] = []
-            for answer in call:
-                most = max(most, admission.memory_bytes)
-                names.append(answer.request_id)
-        assert most <= 3 * each
-        assert sorted(names) == sorted(NAMES)
+def check_results(answers: dict[str, v1.EvaluateManyResponse]) -> None:
+    assert sorted(answers) == sorted(NAMES)
+    assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
 
 
-def test_requests_of_one_stream_wait_for_the_memory_of_one_another(backend: Gated) -> None:
-    with serving(backend=backend, warm_up=False) as probe:
-        each = needed(probe, rows(4))
-    settings = {"compute_threads": 1, "max_memory_bytes": 2 * each}
-    with (
-        serving(backend=backend, warm_up=False, **settings) as server,
-        RawClient(server.address) as client,
-        ManyCall(client) as call,
-    ):
-        in_threads(server)
-        call.send(*(named(rows(4), name) for name in NAMES))
+def test_what_waits_for_a_thread_and_is_alike_is_computed_together(
+    gated: Gating, each: int
+) -> None:
+    with gated() as (backend, admission, _, call):
+        call.send(named(rows(4), "first"))
         assert backend.at_work.wait(PATIENCE_S)
-        wait_until(lambda: server.server.service.admission.memory_bytes == 2 * each)
+        call.send(*ALL[:10], named(rows(5), "other"))
+        wait_until(lambda: admission.memory_bytes > 11 * each)
+        backend.gate.set()
+        assert list(call.answers()) == ["first", *NAMES[:10], "other"]
+    # Ten are filled up to sixteen.
+    assert backend.tensors == [1, 16, 1]
+
+
+def test_no_more_requests_are_read_than_may_be_in_flight(gated: Gating, each: int) -> None:
+    most, answers = 0, dict[str, v1.EvaluateManyResponse]()
+    with gated(max_in_flight=3) as (backend, admission, _, call):
+        call.send(*ALL)
+        wait_until(lambda: admission.memory_bytes == 3 * each)
+        backend.gate.set()
+        call.half_close()
+        for answer in call:
+            most = max(most, admission.memory_bytes)
+            answers[answer.request_id] = answer
+    assert most <= 3 * each
+    check_results(answers)
+
+
+def test_requests_of_one_stream_wait_for_the_memory_of_one_another(
+    gated: Gating, each: int
+) -> None:
+    with gated(max_memory_bytes=2 * each) as (backend, admission, client, call):
+        call.send(*ALL)
+        assert backend.at_work.wait(PATIENCE_S)
+        wait_until(lambda: admission.memory_bytes == 2 * each)
         with ManyCall(client) as other:
             other.send(named(rows(4), "one too many"))
-            refused = other.receive().error
-        assert refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-        assert refused.reason == v1.ErrorReason.ERROR_REASON_OVERLOADED
-        assert refused.HasField("retry_after")
+            error = other.receive().error
+        assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert error.reason == v1.ErrorReason.ERROR_REASON_OVERLOADED
+        assert error.HasField("retry_after")
         # Of the other stream: who waits was not refused.
-        assert server.server.service.admission.refusals == {"max_memory_bytes": 1}
+        assert admission.refusals == {"max_memory_bytes": 1}
         backend.gate.set()
-        answers = call.answers()
-        assert len(answers) == len(NAMES)
-        assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
+        check_results(call.answers())
 
 
-def test_a_stream_leaves_memory_to_others(backend: Gated) -> None:
-    with serving(backend=backend, warm_up=False) as probe:
-        each = needed(probe, rows(4))
-    settings = {"compute_threads": 1, "max_memory_bytes": 64 * each}
+def test_a_stream_leaves_memory_to_others(gated: Gating, each: int) -> None:
     with (
-        serving(backend=backend, warm_up=False, **settings) as server,
-        RawClient(server.address) as client,
-        ManyCall(client) as call,
+        gated(max_memory_bytes=64 * each) as (backend, admission, client, call),
         ManyCall(client) as other,
     ):
-        in_threads(server)
-        admission = server.server.service.admission
-        call.send(*(named(rows(4), name) for name in NAMES))
+        call.send(*ALL)
         wait_until(lambda: admission.memory_bytes == 4 * each)
         other.send(named(rows(4), "other"))
         wait_until(lambda: admission.memory_bytes == 5 * each)
         backend.gate.set()
         assert other.receive().WhichOneof("outcome") == "result"
-        answers = call.answers()
-    assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
-    assert not admission.refusals
+        check_results(call.answers())
+        assert not admission.refusals
 
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
-    with serving(max_streams=1) as server, RawClient(server.address) as client:
+    with served(max_streams=1) as (server, client):
         with ManyCall(client) as first:
             first.send(named(published_request(), "a"))
             first.receive()
             with ManyCall(client) as second:
-                refusal = check_refusal(
-                    second.refusal(), grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"
-                )
-            check_in_band(refusal)
+                ended(second.refusal(), "OVERLOADED")
         wait_idle(server)
         with ManyCall(client) as third:
             third.send(named(published_request(), "a"))
@@ -183,15 +175,10 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
 
 
 def test_a_stream_without_a_request_gives_way() -> None:
-    with (
-        serving(max_streams=1) as server,
-        RawClient(server.address) as client,
-        ManyCall(client) as first,
-    ):
+    with served_many(max_streams=1) as (server, client, first):
         wait_until(lambda: server.server.streams == 1)
         wait_until(lambda: client.stream(as_stream(published_request())).refusal is None)
-        refusal = check_refusal(first.refusal(), grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-        check_in_band(refusal)
+        refusal = ended(first.refusal(), "OVERLOADED")
         assert "no data of this one has come" in refusal.message
 
 
@@ -208,39 +195,28 @@ def test_a_caller_who_falls_silent_is_ended(brisk: ServerThread, answered: int) 
         for name in NAMES[:answered]:
             call.send(named(published_request(), name))
             call.receive()
-        refusal = check_refusal(call.refusal(), grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
+        refusal = ended(call.refusal(), "STALLED")
     assert refusal.info.metadata["timeout_s"] == str(STALL_S)
-    check_in_band(refusal)
-
-
-def copies(size: int) -> v1.EvaluateRequest:
-    """Order copies of one number, with 4 bytes."""
-    request = identity_request(size, size, data=bytes(4))
-    request.input.strides[:] = [0, 0]
-    return request
 
 
 def test_a_caller_who_does_not_read_is_held_back_and_ended(brisk: ServerThread) -> None:
     admission = brisk.server.service.admission
+    before = admission.entered
     names = iter(range(1 << 20))
     with RawClient(brisk.address) as client, ManyCall(client) as call:
         # Answers of 1 MiB: far more of them than any buffers on the way could hold.
         call.send(*(named(copies(512), str(next(names))) for _ in range(2000)))
-        wait_until(lambda: admission.memory_bytes)
+        # It may have been ended before anybody looks.
+        wait_until(lambda: admission.entered > before)
         wait_idle(brisk)
         # What was on its way still arrives, then the truth.
-        refusal = check_refusal(call.refusal(), grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
+        refusal = refused(call.refusal(), "STALLED")
         assert call.answered < 100
     assert refusal.info.metadata["timeout_s"] == str(STALL_S)
 
 
-def test_work_longer_than_the_stall_timeout_is_no_stall(backend: Gated) -> None:
-    with (
-        serving(backend=backend, warm_up=False, stall_timeout_s=0.05) as server,
-        RawClient(server.address) as client,
-        ManyCall(client) as call,
-    ):
-        in_threads(server)
+def test_work_longer_than_the_stall_timeout_is_no_stall(gated: Gating) -> None:
+    with gated(stall_timeout_s=0.05) as (backend, _, _, call):
         call.send(named(rows(4), "a"))
         assert backend.at_work.wait(PATIENCE_S)
         assert not threading.Event().wait(0.3)
@@ -250,14 +226,13 @@ def test_work_longer_than_the_stall_timeout_is_no_stall(backend: Gated) -> None:
 
 @pytest.mark.parametrize("flow", ["idle", "full"])
 def test_a_stream_learns_that_the_server_drains(flow: str) -> None:
-    with serving() as server, RawClient(server.address) as client, ManyCall(client) as call:
+    with served_many() as (server, _client, call):
         call.send(named(published_request(), "a"))
         call.receive()
         if flow == "full":
             call.send(*(named(rows(1 << 10), str(number)) for number in range(4000)))
         server.loop.call_soon_threadsafe(server.server.service.draining.set)
-        refusal = check_refusal(call.refusal(), grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    check_in_band(refusal)
+        ended(call.refusal(), "DRAINING")
 
 
 def test_a_server_that_is_not_ready_says_so() -> None:
@@ -267,9 +242,8 @@ def test_a_server_that_is_not_ready_says_so() -> None:
     server.loop.call_soon_threadsafe(server.server.service.ready.clear)
     with RawClient(server.address) as client, ManyCall(client) as call:
         call.send(named(published_request(), "a"))
-        refusal = check_refusal(call.refusal(), grpc.StatusCode.UNAVAILABLE, "STARTING")
+        refusal = ended(call.refusal(), "STARTING")
         assert refusal.retry_after_s == RETRY_AFTER_S
-        check_in_band(refusal)
     server.stop()
 
 

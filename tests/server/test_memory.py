@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +14,8 @@ import pytest
 
 from gradwire import v1
 from many_calls import ManyCall, named
-from processes import EAGER, Command, memory_kib, running_command
+from processes import EAGER, Command, memory_kib, run_command, running_command
 from raw_calls import (
-    PATIENCE_S,
     RawClient,
     as_stream,
     chunk,
@@ -27,8 +26,7 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from refusals import check_in_band, check_refusal
-from serving import serving
+from support.served import commanded, copies, ended, served, silence
 
 MIB = 1 << 20
 ROWS = 1024
@@ -52,24 +50,15 @@ def complete(client: RawClient) -> None:
 
 def fail(client: RawClient) -> None:
     messages = [opening(doubling()), *chunks(DATA[: 3 * MIB], MIB), chunk(3, b"\0")]
-    refusal = client.stream(messages).refusal
-    assert refusal is not None
-    assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert client.stream(messages).code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def cancel(client: RawClient) -> None:
-    done = threading.Event()
-
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(doubling())
-        yield from chunks(DATA[: 3 * MIB], MIB)
-        done.wait(PATIENCE_S)
-
-    call = client.start(messages())
-    for _ in range(2):
-        next(call)
-    call.cancel()
-    done.set()
+    with silence([opening(doubling()), *chunks(DATA[: 3 * MIB], MIB)]) as silent:
+        call = client.start(silent())
+        for _ in range(2):
+            next(call)
+        call.cancel()
 
 
 def burst(client: RawClient, ends: list[Callable[[RawClient], None]]) -> None:
@@ -80,7 +69,7 @@ def burst(client: RawClient, ends: list[Callable[[RawClient], None]]) -> None:
 
 
 def test_all_memory_and_places_are_given_back_however_streams_end() -> None:
-    with serving() as server, RawClient(server.address) as client:
+    with served() as (server, client):
         burst(client, [complete, fail, cancel])
         wait_idle(server)
         client.check_alive()
@@ -100,7 +89,7 @@ def complete_many(client: RawClient) -> None:
 
 
 def test_no_task_is_left_however_streams_end() -> None:
-    with serving() as server, RawClient(server.address) as client:
+    with served() as (server, client):
         client.check_alive()
 
         def tasks() -> int:
@@ -138,13 +127,9 @@ def test_memory_returns_to_its_level_however_streams_end(
 
 @pytest.mark.slow
 def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
-    request = identity_request(1 << 15, 1 << 15, data=bytes(4))
-    request.input.strides[:] = [0, 0]
+    request = copies(1 << 15)
     flags = ("--stall-timeout-s", "0.2", "--max-streams", "11")
-    with (
-        running_command(*_BACKEND, *flags, log=tmp_path / "log", env=EAGER) as command,
-        RawClient(command.address) as client,
-    ):
+    with commanded(*_BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
         client.check_alive()
         idle = memory_kib(command.pid, "RssAnon")
         for number in range(1, 4):
@@ -159,11 +144,7 @@ def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) ->
 
 def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path: Path) -> None:
     request = identity_request(896, 1024, data=bytes(896 * 4096))
-    with (
-        running_command(log=tmp_path / "log") as command,
-        RawClient(command.address) as client,
-        ThreadPoolExecutor(8) as pool,
-    ):
+    with commanded(log=tmp_path / "log") as (command, client), ThreadPoolExecutor(8) as pool:
         client.check_alive()
         client.check_alive()
         idle = memory_kib(command.pid, "RssAnon")
@@ -185,22 +166,15 @@ def test_nothing_is_allocated_before_bytes_arrive(
     request = identity_request(1)
     request.input.CopyFrom(source)
     request.output.CopyFrom(result)
-    with RawClient(command.address) as client:
+    with RawClient(command.address) as client, silence([opening(request)]) as silent:
         burst(client, [complete])
         resident = memory_kib(command.pid, "RssAnon")
         mapped = memory_kib(command.pid, "VmSize")
-        done = threading.Event()
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(request)
-            done.wait(PATIENCE_S)
-
-        calls = [client.start(messages()) for _ in range(3)]
+        calls = [client.start(silent()) for _ in range(3)]
         for call in calls:
             assert next(call).WhichOneof("message") == "opened"
         assert memory_kib(command.pid, "RssAnon") < resident + 8 * 1024
         assert memory_kib(command.pid, "VmSize") < mapped + 32 * 1024
-        done.set()
         for call in calls:
             call.cancel()
         client.check_alive()
@@ -211,8 +185,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
     rows = 1 << 14
     with (
         # One of its own: another stream's high water would hide this one's.
-        running_command(*_BACKEND, log=tmp_path / "log", env=EAGER) as command,
-        RawClient(command.address) as client,
+        commanded(*_BACKEND, log=tmp_path / "log", env=EAGER) as (command, client)
     ):
         burst(client, [complete])
         level = memory_kib(command.pid, "VmHWM")
@@ -230,10 +203,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
 @pytest.mark.slow
 def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
     flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
-    with (
-        running_command(*_BACKEND, *flags, log=tmp_path / "log", env=EAGER) as command,
-        RawClient(command.address) as client,
-    ):
+    with commanded(*_BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
         burst(client, [complete])
         mapped = memory_kib(command.pid, "VmSize") * 1024
         _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
@@ -241,11 +211,42 @@ def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
         # Held whole: 4 GiB are needed as soon as the first byte is there.
         request = identity_request(1 << 15, 1 << 15)
         request.output.strides[:] = [1, 1 << 15]
-        refusal = check_refusal(
-            client.stream([opening(request), chunk(0, bytes(MIB))]).refusal,
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "OUT_OF_MEMORY",
-        )
-        check_in_band(refusal)
+        ended(client.stream([opening(request), chunk(0, bytes(MIB))]), "OUT_OF_MEMORY")
         client.check_alive()
         assert "Traceback" not in command.log
+
+
+# A block of memory is taken, written and freed again; page faults of the last time are told.
+_FREED_BLOCKS = """
+import ctypes, resource
+from gradwire_server.scheduling import malloc
+
+malloc.keep_freed_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+size = 8 << 20
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = ctypes.c_void_p(library.malloc(ctypes.c_size_t(size)))
+    ctypes.memset(block, 1, size)
+    library.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+_PAGES = (8 << 20) // 4096
+
+on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
+
+
+def faults(**environment: str) -> int:
+    """Return how often a page had to be had from the system."""
+    return int(run_command(program=("-c", _FREED_BLOCKS), env=environment).stdout)
+
+
+@on_glibc
+def test_memory_that_is_kept_is_not_had_from_the_system_again() -> None:
+    assert faults() < _PAGES / 100
+
+
+@on_glibc
+def test_variables_of_malloc_are_left_in_force() -> None:
+    assert faults(MALLOC_MMAP_THRESHOLD_="65536") > _PAGES / 2

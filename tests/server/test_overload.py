@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Self
 
-import grpc
 import pytest
 
 from gradwire import v1
@@ -16,6 +15,7 @@ from gradwire_server.errors import RETRY_AFTER_S
 from raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
+    Answer,
     RawClient,
     StreamCall,
     as_stream,
@@ -34,11 +34,10 @@ from raw_frames import (
     frame,
     message,
 )
-from refusals import Refusal, check_in_band, check_refusal
+from refusals import Refusal, check_in_band
 from serving import serving
+from support.served import BOTH_WAYS, ended, refused, served
 from waiting_streams import WaitingStream
-
-HOWS = ["Evaluate", "EvaluateStream"]
 
 
 class Held:
@@ -77,36 +76,32 @@ class Held:
         assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
 
 
-def check_overload(refusal: Refusal | None, setting: str, retry_after_s: float) -> None:
-    checked = check_refusal(refusal, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    assert checked.info.metadata["limit"] == setting
-    assert checked.retry_after_s == retry_after_s
-    assert f"GRADWIRE_{setting.upper()}" in checked.message
+def check_overload(answer: Answer, setting: str, retry_after_s: float) -> Refusal:
+    refusal = refused(answer, "OVERLOADED", limit=setting)
+    assert refusal.retry_after_s == retry_after_s
+    assert f"GRADWIRE_{setting.upper()}" in refusal.message
+    return refusal
 
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
-    with serving(max_streams=3) as server, RawClient(server.address) as client:
+    with served(max_streams=3) as (server, client):
         with Held(client, published_request()) as held:
             for _ in range(3):
                 held.hold()
-            refusal = client.stream(as_stream(published_request())).refusal
-            check_overload(refusal, "max_streams", RETRY_AFTER_S)
-            assert refusal is not None
-            check_in_band(refusal)
+            answer = client.stream(as_stream(published_request()))
+            check_in_band(check_overload(answer, "max_streams", RETRY_AFTER_S))
             # Unary calls take no place.
             assert client.evaluate(published_request()).refusal is None
         wait_idle(server)
         client.check_alive()
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", BOTH_WAYS)
 def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str) -> None:
-    with serving(max_memory_bytes=1) as server, RawClient(server.address) as client:
+    with served(max_memory_bytes=1) as (server, client):
         with Held(client, published_request()) as held:
             held.hold()
-            refusal = client.ask(published_request(), how).refusal
-            check_overload(refusal, "max_memory_bytes", 0.25)
-            assert refusal is not None
+            refusal = check_overload(client.ask(published_request(), how), "max_memory_bytes", 0.25)
             if how == "EvaluateStream":
                 check_in_band(refusal)
         wait_idle(server)
@@ -115,7 +110,7 @@ def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str) -> No
 
 
 def test_refused_streams_leave_their_place_to_others() -> None:
-    with serving(max_streams=1) as server, RawClient(server.address) as client:
+    with served(max_streams=1) as (server, client):
         bad = published_request()
         bad.output.sizes[0] = 0
         for _ in range(20):
@@ -126,13 +121,9 @@ def test_refused_streams_leave_their_place_to_others() -> None:
 
 
 def test_a_stream_is_refused_before_its_open_is_read() -> None:
-    with (
-        serving(max_streams=1) as server,
-        RawClient(server.address) as client,
-        Held(client, published_request()) as held,
-    ):
+    with served(max_streams=1) as (_server, client), Held(client, published_request()) as held:
         held.hold()
-        check_overload(client.stream([]).refusal, "max_streams", 0.25)
+        check_overload(client.stream([]), "max_streams", 0.25)
 
 
 def open_streams(
@@ -151,8 +142,7 @@ def open_streams(
 def test_streams_without_data_give_way_to_others(window: int | None) -> None:
     request = published_request()
     with (
-        serving(max_streams=8) as server,
-        RawClient(server.address) as client,
+        served(max_streams=8) as (server, client),
         Held(client, request) as held,
         RawConnection(server.address, source="127.0.0.2", window=window) as connection,
     ):
@@ -167,28 +157,21 @@ def test_streams_without_data_give_way_to_others(window: int | None) -> None:
 
 
 def test_a_stream_that_gives_way_is_asked_to_come_back() -> None:
-    with serving(max_streams=1) as server, RawClient(server.address) as client:
+    with served(max_streams=1) as (server, client):
         waiting = WaitingStream(client)
         wait_until(lambda: client.stream(as_stream(published_request())).refusal is None)
-        refusal = read_all(waiting.call, chain([waiting.opened], waiting.call)).refusal
+        answer = read_all(waiting.call, chain([waiting.opened], waiting.call))
         waiting.send()
-        checked = check_refusal(refusal, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-        assert checked.info.metadata["limit"] == "max_streams"
-        assert checked.retry_after_s
-        assert "no data of this one has come" in checked.message
-        assert refusal is not None
-        check_in_band(refusal)
+        refusal = ended(answer, "OVERLOADED", limit="max_streams")
+        assert refusal.retry_after_s
+        assert "no data of this one has come" in refusal.message
         wait_idle(server)
         client.check_alive()
 
 
 def test_a_stream_with_data_does_not_give_way() -> None:
     request = published_request()
-    with (
-        serving(max_streams=2) as server,
-        RawClient(server.address) as client,
-        Held(client, request) as held,
-    ):
+    with served(max_streams=2) as (_server, client), Held(client, request) as held:
         older = held.hold()
         younger = WaitingStream(client)
         wait_until(lambda: client.stream(as_stream(request)).refusal is None)

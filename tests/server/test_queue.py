@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -18,7 +19,6 @@ from gradwire import AsyncClient, Client, RetryPolicy, ops, v1
 from many_calls import ManyCall, named
 from raw_calls import (
     PATIENCE_S,
-    Answer,
     RawClient,
     as_stream,
     chunks,
@@ -29,60 +29,58 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from refusals import check_refusal
-from serving import serving
+from serving import ServerThread, serving
+from support.served import copies, refused, served, silence
 
 # One that computes and one that is next.
 SLOTS = 2
 PATIENT: dict[str, Any] = {"compute_threads": 1, "max_queue_s": 60.0}
 
 
-def ask(client: RawClient, pool: ThreadPoolExecutor, count: int) -> list[Answer]:
-    return list(pool.map(client.evaluate, [laborious()] * count))
+def check_served(client: RawClient, count: int) -> None:
+    """Have as much work done, several at once."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(client.evaluate, [laborious()] * count)
+        assert [answer.refusal for answer in answers] == [None] * count
+
+
+@contextmanager
+def busy(
+    count: int, **settings: Any
+) -> Generator[tuple[ServerThread, threading.Event, RawClient, list[Any]]]:
+    """Give a server that computes and so many calls, of which all but two wait behind its gate.
+
+    In the end all that were not cancelled are served, and the server is idle and goes on.
+    """
+    with gated(**settings) as (server, gate), RawClient(server.address) as client:
+        calls = [client.stub.Evaluate.future(laborious()) for _ in range(count)]
+        wait_for(server, computing=SLOTS, waiting=count - SLOTS)
+        yield server, gate, client, calls
+        gate.set()
+        results = {call.result().data for call in calls if not call.cancelled()}
+        assert len(results) == 1
+        wait_for(server, computing=0, waiting=0)
+        wait_idle(server)
+        client.check_alive()
 
 
 def test_evaluations_wait_for_a_thread_and_are_all_served() -> None:
-    with gated() as (server, gate), RawClient(server.address) as client:
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(6)]
-        wait_for(server, computing=SLOTS, waiting=4)
+    with busy(6) as (server, _, client, _):
         # What is small is not in their way, nor they in its.
         assert client.evaluate(published_request()).refusal is None
-        gate.set()
-        assert {call.result().data for call in calls} == {calls[0].result().data}
-        wait_for(server, computing=0, waiting=0)
-        wait_idle(server)
-        assert not server.server.service.admission.refusals
+    assert not server.server.service.admission.refusals
 
 
 def test_beyond_max_queue_evaluations_are_refused_at_once() -> None:
-    with (
-        gated(max_queue=1) as (server, gate),
-        RawClient(server.address) as client,
-    ):
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
-        wait_for(server, computing=SLOTS, waiting=1)
-        refusal = check_refusal(
-            client.evaluate(laborious()).refusal,
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "OVERLOADED",
-        )
-        assert refusal.info.metadata["limit"] == "max_queue"
+    with busy(3, max_queue=1) as (server, _, client, _):
+        refusal = refused(client.evaluate(laborious()), "OVERLOADED", limit="max_queue")
         assert "GRADWIRE_MAX_QUEUE)" in refusal.message
-        assert refusal.retry_after_s is not None
         assert server.server.service.admission.refusals == {"max_queue": 1}
-        gate.set()
-        for call in calls:
-            call.result()
 
 
 def test_one_refused_comes_back_when_it_was_told_and_is_served() -> None:
-    with (
-        gated(max_queue=1) as (server, gate),
-        RawClient(server.address) as client,
-    ):
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
-        wait_for(server, computing=SLOTS, waiting=1)
-        assert client.evaluate(laborious()).refusal is not None
+    with busy(3, max_queue=1) as (_, gate, client, calls):
+        refused(client.evaluate(laborious()), "OVERLOADED")
         gate.set()
         for call in calls:
             call.result()
@@ -90,32 +88,20 @@ def test_one_refused_comes_back_when_it_was_told_and_is_served() -> None:
 
 
 def test_a_caller_that_is_gone_frees_its_place() -> None:
-    with gated() as (server, gate), RawClient(server.address) as client:
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(5)]
-        wait_for(server, computing=SLOTS, waiting=3)
-        held = server.server.service.admission.memory_bytes
+    with busy(5) as (server, _, _client, calls):
+        admission = server.server.service.admission
+        held = admission.memory_bytes
         for call in calls[2:]:
             call.cancel()
         # Those two may be others than the first.
-        admission = server.server.service.admission
         wait_until(lambda: admission.memory_bytes <= held * 2 // 5)
-        gate.set()
-        wait_for(server, computing=0, waiting=0)
-        wait_idle(server)
-        client.check_alive()
 
 
 def test_who_waits_beyond_its_deadline_leaves_the_queue() -> None:
-    with gated() as (server, gate), RawClient(server.address) as client:
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(2)]
+    with busy(2) as (server, _, client, _):
+        late = client.evaluate(laborious(), timeout_s=0.2)
+        assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
         wait_for(server, computing=SLOTS, waiting=0)
-        refusal = client.evaluate(laborious(), timeout_s=0.2).refusal
-        assert refusal is not None
-        assert refusal.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        wait_for(server, computing=SLOTS, waiting=0)
-        gate.set()
-        for call in calls:
-            call.result()
 
 
 MUTE = {
@@ -128,38 +114,26 @@ MUTE = {
 
 
 @pytest.mark.parametrize("messages", MUTE.values(), ids=list(MUTE))
-def test_writers_that_fall_silent_hold_no_thread(
-    messages: list[v1.EvaluateStreamRequest],
-) -> None:
-    release = threading.Event()
-
-    def silent() -> Iterator[v1.EvaluateStreamRequest]:
-        yield from messages
-        release.wait(PATIENCE_S)
-
-    with serving(**PATIENT) as server, RawClient(server.address) as client:
+def test_writers_that_fall_silent_hold_no_thread(messages: list[v1.EvaluateStreamRequest]) -> None:
+    with silence(messages) as silent, served(**PATIENT) as (server, client):
         calls = [client.start(silent()) for _ in range(8)]
         for call in calls:
             assert next(call).WhichOneof("message") == "opened"
         wait_for(server, computing=0, waiting=0)
-        with ThreadPoolExecutor(4) as pool:
-            assert not [one for one in ask(client, pool, 8) if one.refusal is not None]
-        release.set()
+        check_served(client, 8)
         for call in calls:
             call.cancel()
         wait_idle(server)
 
 
 def test_readers_that_stop_hold_no_thread() -> None:
-    request = identity_request(1 << 15, 1 << 15, data=bytes(4))
-    request.input.strides[:] = [0, 0]
-    with serving(**PATIENT) as server, RawClient(server.address) as client:
+    request = copies(1 << 15)
+    with served(**PATIENT) as (server, client):
         calls = [client.start(as_stream(request)) for _ in range(4)]
         for call in calls:
             next(call)
         wait_for(server, computing=0, waiting=0)
-        with ThreadPoolExecutor(4) as pool:
-            assert not [one for one in ask(client, pool, 8) if one.refusal is not None]
+        check_served(client, 8)
         assert server.server.service.admission.streams == 4
         for call in calls:
             call.cancel()
@@ -175,10 +149,7 @@ def test_a_stream_waits_for_its_turn_and_is_never_refused_one() -> None:
         filled.wait(PATIENCE_S)
         yield from rest
 
-    with (
-        gated(max_queue=1) as (server, gate),
-        RawClient(server.address) as client,
-    ):
+    with gated(max_queue=1) as (server, gate), RawClient(server.address) as client:
         streams = [client.start(messages()) for _ in range(3)]
         opened = [next(stream) for stream in streams]
         calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
@@ -194,34 +165,20 @@ def test_a_stream_waits_for_its_turn_and_is_never_refused_one() -> None:
 
 
 def test_requests_of_one_stream_wait_for_a_thread_as_calls_do_and_are_never_refused_one() -> None:
-    with gated(max_queue=1) as (server, gate), RawClient(server.address) as client:
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
-        wait_for(server, computing=SLOTS, waiting=1)
-        with ManyCall(client) as many:
-            many.send(*(named(laborious(), name) for name in "abc"))
-            wait_for(server, computing=SLOTS, waiting=2)
-            gate.set()
-            answers = many.answers()
-        data = calls[0].result().data
-        assert {name: each.result.data for name, each in answers.items()} == dict.fromkeys(
-            "abc", data
-        )
-        wait_idle(server)
+    with busy(3, max_queue=1) as (server, gate, client, calls), ManyCall(client) as many:
+        many.send(*(named(laborious(), name) for name in "abc"))
+        wait_for(server, computing=SLOTS, waiting=2)
+        gate.set()
+        results = {name: each.result.data for name, each in many.answers().items()}
+        assert results == dict.fromkeys("abc", calls[0].result().data)
 
 
 def test_a_stream_of_requests_that_is_gone_frees_its_place() -> None:
-    with gated() as (server, gate), RawClient(server.address) as client:
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(2)]
+    with busy(2) as (server, _, client, _), ManyCall(client) as many:
+        many.send(named(laborious(), "a"))
+        wait_for(server, computing=SLOTS, waiting=1)
+        many.call.cancel()
         wait_for(server, computing=SLOTS, waiting=0)
-        with ManyCall(client) as many:
-            many.send(named(laborious(), "a"))
-            wait_for(server, computing=SLOTS, waiting=1)
-            many.call.cancel()
-            wait_for(server, computing=SLOTS, waiting=0)
-        gate.set()
-        for call in calls:
-            call.result()
-        wait_idle(server)
 
 
 def test_a_burst_of_one_client_is_served_whole() -> None:

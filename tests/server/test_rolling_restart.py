@@ -16,16 +16,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from callers import Callers
 from gradwire import v1
+from papers import Papers, trusting
 from processes import Command, running_command
-from raw_calls import (
-    PATIENCE_S,
-    PUBLISHED_RESULT,
-    RawClient,
-    published_request,
-    wait_until,
-)
+from raw_calls import PATIENCE_S, PUBLISHED_RESULT, RawClient, published_request, wait_until
 from relay import relaying
 from serving import serving
+from support.served import served
 from waiting_streams import WaitingStream
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -122,33 +118,24 @@ def test_health_is_serving_throughout_a_rolling_restart(tmp_path: Path) -> None:
 def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certificates(
     tmp_path: Path,
 ) -> None:
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    papers, other = Papers(tmp_path), trustme.CA()
 
-    def issue() -> grpc.ChannelCredentials:
-        authority = trustme.CA()
-        issued = authority.issue_cert("127.0.0.1")
-        issued.cert_chain_pems[0].write_to_path(str(chain))
-        issued.private_key_pem.write_to_path(str(key))
-        return grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-
-    def check_alive(command: Command, credentials: grpc.ChannelCredentials) -> None:
-        with RawClient(command.address, credentials) as client:
+    def check_alive(command: Command, roots: bytes) -> None:
+        with RawClient(command.address, trusting(roots)) as client:
             client.check_alive()
 
-    old = issue()
-    flags = ("--tls-certificate", str(chain), "--tls-key", str(key))
-    with running_command(*FLAGS, *flags, log=tmp_path / "log") as command:
+    with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
         before = command.workers
-        key.unlink()
+        (tmp_path / "key.pem").unlink()
         command.signal(signal.SIGUSR2)
         command.wait_for_log(' rolling restart stopped at="worker 0"')
         assert " replacement failed worker=0 " in command.log
         assert command.workers == before
-        check_alive(command, old)
-        new = issue()
+        check_alive(command, papers.roots)
+        papers.write(other)
         command.signal(signal.SIGUSR2)
         command.wait_for_log(" rolling restart done")
-        check_alive(command, new)
+        check_alive(command, other.cert_pem.bytes())
         command.signal(signal.SIGTERM)
         assert command.wait() == 0
 
@@ -217,5 +204,5 @@ def test_connections_grow_old_and_no_call_is_lost() -> None:
 
 
 def test_connections_do_not_grow_old_where_that_is_turned_off() -> None:
-    with serving(max_connection_age_s=0) as server, RawClient(server.address) as client:
+    with served(max_connection_age_s=0) as (_server, client):
         client.check_alive()

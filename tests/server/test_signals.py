@@ -1,4 +1,4 @@
-"""SIGUSR2 ends no server, however early it comes, and is acted on once that can be."""
+"""Signals end servers and workers in order; SIGUSR2 ends none, however early it comes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
-from processes import environment, running_command
+from processes import environment, is_running, run_command, running_command
 from raw_calls import PATIENCE_S, wait_until
+from support.served import commanded
+from waiting_streams import WaitingStream
 
 # Sent by the process to itself right before it becomes the server: it waits there all the while.
 SIGNALLED_BEFORE = """
@@ -35,13 +38,7 @@ def is_among(number: int, pid: int, mask: str) -> bool:
 
 def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> None:
     code = "import sys, gradwire_server.__main__; print(*sys.modules)"
-    modules = subprocess.run(  # noqa: S603 - the line above
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(None),
-    ).stdout.split()
+    modules = run_command(program=("-c", code)).stdout.split()
     assert "gradwire_server.processes.startup" in modules
     assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
 
@@ -65,11 +62,8 @@ def starting(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
 
 
 def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while text not in log.read_text():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.01)
+    wait_until(lambda: text in log.read_text() or process.poll() is not None)
+    assert text in log.read_text()
 
 
 def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> None:
@@ -104,3 +98,61 @@ def test_what_comes_after_is_heard_as_well(tmp_path: Path) -> None:
         for times in (1, 2):
             command.signal(signal.SIGUSR2)
             command.wait_for_log("no rolling restart", times=times)
+
+
+WORKERS = ("--workers", "2", "--backend", "numpy_cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
+    with commanded(*WORKERS, log=tmp_path / "log") as (command, client):
+        stream = WaitingStream(client)
+        command.signal(number)
+        command.wait_for_log(" draining ", times=2)
+        assert command.running
+        stream.finish()
+        assert command.wait() == 0
+        assert "Traceback" not in command.log
+        assert not [pid for pid in command.workers.values() if is_running(pid)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.4])
+def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s: float) -> None:
+    log = tmp_path / "log"
+    flags = ("-m", "gradwire_server", "--address", "127.0.0.1:0", *WORKERS)
+    with starting(log, *flags) as process:
+        wait_until(lambda: is_among(signal.SIGTERM, process.pid, "SigCgt"))
+        time.sleep(moment_s)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
+    program = """
+import asyncio
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import supervisor
+async def interrupted():
+    asyncio.current_task().cancel()  # as asyncio does on SIGINT
+    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
+asyncio.run(interrupted())
+"""
+    ended = run_command(program=("-c", program))
+    assert ended.stderr.rstrip().endswith("CancelledError")
+
+
+def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
+    with commanded(*WORKERS, "--grace-s", "3600", log=tmp_path / "log") as (command, client):
+        stream = WaitingStream(client)
+        command.signal(signal.SIGTERM)
+        command.wait_for_log(" draining ", times=2)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == -signal.SIGTERM
+        stream.send()
+        with pytest.raises(grpc.RpcError):
+            next(stream.call)
+        assert not [pid for pid in command.workers.values() if is_running(pid)]

@@ -1,17 +1,19 @@
-"""Callers that stop reading, stop writing, or run out of time cost the server nothing for long."""
+"""Callers that stop reading or writing, run out of time or break off cost nothing for long."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
+from many_calls import ManyCall, named
 from raw_calls import (
     PATIENCE_S,
     RawClient,
@@ -26,8 +28,9 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from refusals import check_in_band, check_refusal
+from relay import relaying
 from serving import ServerThread, serving
+from support.served import BOTH_WAYS, copies, ended, refused, served, silence, summed
 
 STALL_S = 0.4
 
@@ -61,47 +64,32 @@ MUTE = {
 def test_a_writer_that_falls_silent_is_ended(
     client: RawClient, messages: list[v1.EvaluateStreamRequest]
 ) -> None:
-    release = threading.Event()
-
-    def silent() -> Iterator[v1.EvaluateStreamRequest]:
-        yield from messages
-        release.wait(PATIENCE_S)
-
-    answer = client.stream(silent())
-    release.set()
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
+    with silence(messages) as silent:
+        answer = client.stream(silent())
+    refusal = ended(answer, "STALLED", timeout_s=STALL_S)
     assert str(STALL_S) in refusal.message
-    assert refusal.info.metadata["timeout_s"] == str(STALL_S)
-    check_in_band(refusal)
-
-
-def copies() -> v1.EvaluateRequest:
-    """Order 4 GiB of copies of one element, with 4 bytes."""
-    request = identity_request(1 << 15, 1 << 15, data=bytes(4))
-    request.input.strides[:] = [0, 0]
-    return request
 
 
 def test_a_reader_that_stops_is_ended_and_gives_its_memory_back(
     server: ServerThread, client: RawClient
 ) -> None:
-    call = client.start(as_stream(copies()))
+    call = client.start(as_stream(copies(1 << 15)))
     first = [next(call) for _ in range(3)]
     wait_idle(server)
     # What was on its way still arrives, then the truth.
     answer = read_all(call, itertools.chain(first, call))
-    check_refusal(answer.refusal, grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
+    refused(answer, "STALLED")
     assert len(answer.data) < 64 << 20
 
 
 def test_a_reader_that_never_starts_is_ended(server: ServerThread, client: RawClient) -> None:
     admission = server.server.service.admission
     before = admission.entered
-    calls = [client.start(as_stream(copies())) for _ in range(4)]
+    calls = [client.start(as_stream(copies(1 << 15))) for _ in range(4)]
     wait_until(lambda: admission.entered == before + 4)
     wait_idle(server)
     for call in calls:
-        check_refusal(read_all(call).refusal, grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
+        refused(read_all(call), "STALLED")
 
 
 def written_first(client: RawClient, size: int) -> tuple[StreamCall, threading.Event]:
@@ -134,17 +122,7 @@ def test_writing_all_of_a_large_tensor_before_reading_is_ended(
     wait_until(lambda: server.server.service.admission.streams or not call.is_active())
     wait_idle(server)
     assert not written.is_set()
-    answer = read_all(call)
-    check_refusal(answer.refusal, grpc.StatusCode.DEADLINE_EXCEEDED, "STALLED")
-
-
-def long_work() -> v1.EvaluateRequest:
-    """Order hours of work with 4 bytes, for a result of 4 bytes."""
-    request = identity_request(1, data=bytes(4))
-    request.input.CopyFrom(float32(1 << 18, 1 << 18, strides=(0, 0)))
-    request.output.CopyFrom(float32(1, 1))
-    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
-    return request
+    refused(read_all(call), "STALLED")
 
 
 def check_threads_are_free(client: RawClient) -> None:
@@ -155,16 +133,12 @@ def check_threads_are_free(client: RawClient) -> None:
     assert client.evaluate(request).refusal is None
 
 
-@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@pytest.mark.parametrize("how", BOTH_WAYS)
 def test_work_stops_when_the_deadline_passes(
     server: ServerThread, client: RawClient, how: str
 ) -> None:
-    if how == "Evaluate":
-        refusal = client.evaluate(long_work(), timeout_s=0.3).refusal
-    else:
-        refusal = client.stream(as_stream(long_work()), timeout_s=0.3).refusal
-    assert refusal is not None
-    assert refusal.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    answer = client.ask(summed(1 << 18), how, timeout_s=0.3)
+    assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
     wait_idle(server)
     check_threads_are_free(client)
 
@@ -172,7 +146,7 @@ def test_work_stops_when_the_deadline_passes(
 def test_work_stops_when_the_call_is_cancelled(server: ServerThread, client: RawClient) -> None:
     admission = server.server.service.admission
     for _ in range(4):
-        call = client.stub.Evaluate.future(long_work(), timeout=PATIENCE_S)
+        call = client.stub.Evaluate.future(summed(1 << 18), timeout=PATIENCE_S)
         wait_until(lambda: admission.memory_bytes)
         call.cancel()
         wait_idle(server)
@@ -182,17 +156,47 @@ def test_work_stops_when_the_call_is_cancelled(server: ServerThread, client: Raw
 def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
     # One step of it takes longer than the stall timeout, and nothing else moves meanwhile.
     settings = {"slab_bytes": 512 << 20, "max_request_memory_bytes": 8 << 30}
-    request = identity_request(1, data=bytes(4))
-    request.input.CopyFrom(float32(1 << 13, 1 << 13, strides=(0, 0)))
-    request.output.CopyFrom(float32(1 << 13, 1))
-    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
-    with (
-        serving(backend=NumpyCpu(), stall_timeout_s=0.1, **settings) as server,
-        RawClient(server.address) as client,
-    ):
+    request = summed(1 << 13, rows=1 << 13)
+    with served(backend=NumpyCpu(), stall_timeout_s=0.1, **settings) as (_server, client):
         started = time.monotonic()
         answer = client.stream(as_stream(request))
         took_s = time.monotonic() - started
     assert answer.refusal is None
     assert len(answer.data) == 4 << 13
     assert took_s > 0.1, "too short to tell"
+
+
+# What a write tells of a broken connection comes sometimes before and sometimes after its end.
+TIMES = 30
+
+
+def many_copies(client: RawClient) -> object:
+    """Order more results than any buffers on the way hold, and read none."""
+    call = ManyCall(client)
+    call.send(*(named(copies(512), str(number)) for number in range(40)))
+    return call
+
+
+def stream_of_copies(client: RawClient) -> object:
+    """Order one such result."""
+    return client.start(as_stream(copies(1 << 12)))
+
+
+@pytest.mark.parametrize("ask", [many_copies, stream_of_copies])
+def test_a_connection_that_breaks_while_the_server_writes_is_no_fault_of_the_server(
+    ask: Callable[[RawClient], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), serving(compute_threads=1) as server:
+        in_phase = server.server.service.active.in_phase
+        for _ in range(TIMES):
+            with relaying(server.address) as relay, RawClient(relay.address) as client:
+                call = ask(client)
+                wait_until(lambda: in_phase["send"])
+                # Until all buffers are full and a write waits for them.
+                assert not threading.Event().wait(0.05)
+                relay.close()
+                del call
+                wait_idle(server)
+    ended = [vars(each)["facts"] for each in caplog.records if each.getMessage() == "call"]
+    assert [each["status"] for each in ended] == ["CANCELLED"] * TIMES
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []

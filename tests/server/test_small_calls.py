@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradwire import Client, Item, ops, v1
+from gradwire._wire.framing import evaluation_frame, read_evaluation
 from gradwire_server.backends import NumpyCpu
+from gradwire_server.errors import ChecksumError, InvalidDataError
 from gradwire_server.plans import Plan
+from gradwire_server.rpc.codec import RequestReader
 from processes import running_command
-from raw_calls import (
-    PATIENCE_S,
-    REQUEST_ID,
-    TRACEPARENT,
-    RawClient,
-    as_stream,
-    float32,
-    wait_until,
-)
-from serving import serving
+from raw_calls import PATIENCE_S, REQUEST_ID, TRACEPARENT, RawClient, as_stream, float32, wait_until
+from support.served import refused, served
 from waiting_streams import WaitingStream
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[RawClient]:
-    with serving() as server, RawClient(server.address) as client:
-        yield client
 
 
 def request(seed: int, *, scale: float = 0.5, request_id: str = REQUEST_ID) -> v1.EvaluateRequest:
@@ -80,9 +70,9 @@ def test_calls_without_a_name_get_one_each(client: RawClient) -> None:
 def test_a_name_that_is_refused_is_refused_again(client: RawClient, name: str) -> None:
     client.evaluate(request(0))
     for seed in range(2):
-        refusal = client.evaluate(request(seed, request_id=name)).refusal
-        assert refusal is not None
-        assert "request_id" in refusal.message
+        refused(
+            client.evaluate(request(seed, request_id=name)), "INVALID_FIELD", field="request_id"
+        )
 
 
 @pytest.mark.parametrize("nbytes", [0, 63, 65])
@@ -92,9 +82,9 @@ def test_data_of_another_length_is_refused_behind_a_header_that_is_known(
     client.evaluate(request(0))
     asked = request(0)
     asked.data = bytes(nbytes)
-    refusal = client.evaluate(asked).refusal
-    assert refusal is not None
-    assert f"{nbytes} bytes" in refusal.message
+    assert (
+        f"{nbytes} bytes" in refused(client.evaluate(asked), "INVALID_DATA", field="data").message
+    )
 
 
 def test_the_lines_of_later_calls_are_like_the_first(tmp_path: Path) -> None:
@@ -114,13 +104,11 @@ def test_the_lines_of_later_calls_are_like_the_first(tmp_path: Path) -> None:
 
 
 def test_a_call_that_is_known_is_refused_while_memory_is_full() -> None:
-    with serving(max_memory_bytes=1) as server, RawClient(server.address) as client:
+    with served(max_memory_bytes=1) as (server, client):
         assert client.evaluate(request(0)).refusal is None
         held = WaitingStream(client, request(1))
         wait_until(lambda: server.server.service.admission.memory_bytes)
-        refusal = client.evaluate(request(2)).refusal
-        assert refusal is not None
-        assert "max_memory_bytes".upper() in refusal.message
+        refused(client.evaluate(request(2)), "OVERLOADED", limit="max_memory_bytes")
         held.cancel()
         wait_until(lambda: not server.server.service.admission.memory_bytes)
         assert client.evaluate(request(3)).refusal is None
@@ -146,8 +134,7 @@ def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
     scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0, 0.5))
     array = np.frombuffer(asked.data, np.float32).reshape(2, 8)
     with (
-        serving(backend=backend, compute_threads=3) as server,
-        RawClient(server.address) as client,
+        served(backend=backend, compute_threads=3) as (server, client),
         Client(server.address) as several,
         ThreadPoolExecutor(3) as pool,
     ):
@@ -166,3 +153,40 @@ def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
         results = [call.result(timeout=PATIENCE_S) for call in calls]
     assert len(set(results)) == 1
     assert len(results[0]) == 4 * 2 * 16
+
+
+# Few bytes, of which many mean something: several messages have one length.
+NAMES = st.sampled_from([b"", b"a", b"ab", b"\x12\x00", b"\x7a", b"x" * 127, b"x" * 128])
+HEADERS = st.sampled_from([b"", b"\x12\x00", b"\x12\x01\x0a", b"\x1a\x00", b"\x12\x02\x7a\x01"])
+DATA = st.binary(min_size=1, max_size=4)
+FRAMES = st.builds(evaluation_frame, NAMES, HEADERS, DATA)
+
+
+@settings(max_examples=300)
+@given(st.lists(FRAMES, min_size=1, max_size=12), st.data())
+def test_what_was_read_before_makes_no_difference(frames: list[bytes], draw: st.DataObject) -> None:
+    reader = RequestReader()
+    for frame in frames:
+        assert reader.read(frame)[0] == read_evaluation(frame)
+    changed = bytearray(draw.draw(st.sampled_from(frames)))
+    changed[draw.draw(st.integers(0, len(changed) - 1))] = draw.draw(st.integers(0, 255))
+    told = read_evaluation(bytes(changed))
+    if told is not None:
+        assert reader.read(bytes(changed)) == (told, None)
+    else:
+        try:
+            anew = RequestReader().read(bytes(changed))
+        except (ChecksumError, InvalidDataError):
+            anew = None
+        try:
+            again = reader.read(bytes(changed))
+        except (ChecksumError, InvalidDataError):
+            again = None
+        assert again == anew
+
+
+def test_headers_that_are_kept_are_bounded() -> None:
+    reader = RequestReader()
+    for length in range(1, 2000):
+        reader.read(evaluation_frame(b"", b"\x12\x00", bytes(length)))
+    assert len(reader) <= 256

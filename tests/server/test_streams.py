@@ -26,22 +26,13 @@ from raw_calls import (
     read_all,
     wait_idle,
 )
-from refusals import Refusal, check_in_band, check_refusal
-from serving import serving
+from refusals import Refusal
+from support.served import ended, refused, served, silence
 
 Messages = list[v1.EvaluateStreamRequest]
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[RawClient]:
-    with serving() as server, RawClient(server.address) as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def still_alive(client: RawClient) -> Iterator[None]:
-    yield
-    client.check_alive()
+pytestmark = pytest.mark.usefixtures("still_alive")
 
 
 OPEN = opening(published_request())
@@ -82,15 +73,9 @@ DISORDER: dict[str, tuple[Messages, str, list[str]]] = {
 def test_disorder_is_refused_with_what_came_and_what_comes_next(
     client: RawClient, messages: Messages, path: str, words: list[str]
 ) -> None:
-    refusal = check_refusal(
-        client.stream(messages).refusal,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "INVALID_DATA",
-        field=path,
-    )
+    refusal = ended(client.stream(messages), "INVALID_DATA", field=path)
     for word in words:
         assert word in refusal.message
-    check_in_band(refusal)
 
 
 def test_opened_tells_the_result_the_limit_and_the_evaluation(client: RawClient) -> None:
@@ -140,9 +125,7 @@ def test_half_close_is_waited_for(client: RawClient) -> None:
     answer = read_all(call, heard())
     # Every result byte came, and still the stream was open for one input byte too many.
     assert answer.data == PUBLISHED_RESULT
-    check_refusal(
-        answer.refusal, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_DATA", field="chunk.data"
-    )
+    refused(answer, "INVALID_DATA", field="chunk.data")
 
 
 def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
@@ -237,20 +220,14 @@ def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, number:
 
 
 def test_a_cancelled_stream_ends_and_gives_all_back() -> None:
-    with serving() as server, RawClient(server.address) as client:
+    messages = [opening(identity_request(1 << 20)), *chunks(bytes(3 << 20), 64 << 10)]
+    with served() as (server, client):
         for number in range(20):
-            go = threading.Event()
-
-            def messages(go: threading.Event = go) -> Iterator[v1.EvaluateStreamRequest]:
-                yield opening(identity_request(1 << 20))
-                yield from chunks(bytes(3 << 20), 64 << 10)
-                go.wait(PATIENCE_S)
-
-            call = client.start(messages())
-            for _ in range(number % 4):
-                next(call)
-            call.cancel()
-            go.set()
+            with silence(messages) as silent:
+                call = client.start(silent())
+                for _ in range(number % 4):
+                    next(call)
+                call.cancel()
             assert call.code() is grpc.StatusCode.CANCELLED
         wait_idle(server)
         client.check_alive()

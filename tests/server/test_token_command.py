@@ -6,7 +6,6 @@ import json
 import os
 import re
 import stat
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from hashlib import sha256
@@ -21,13 +20,10 @@ from gradwire_server.command import gradwire_server
 from gradwire_server.config.tokens import Scope, add_token, read_tokens, revoke_token
 from processes import run_command, running_command
 from raw_calls import RawClient, wait_until
+from refusals import Refusal
+from support.load import repeated
 
 LIST = f"{SERVICE}/ListOperators"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "tokens"
 
 
 def command(*arguments: object) -> Result:
@@ -164,37 +160,21 @@ def test_tokens_are_rotated_under_load_without_a_lost_call(
     first = add_token(path, name="first", scopes=list(Scope))
     flags = ["--address", "127.0.0.1:0", "--no-warm-up", "--tokens", str(path)]
     flags += ["--backend", "numpy_cpu", "--workers", str(workers)]
-    with running_command(*flags, log=tmp_path / "log") as server:
-        shown, failures, calls = [first], list[object](), [0]
-        stop = threading.Event()
+    shown = [first]
 
-        def load() -> None:
-            while not stop.is_set():
-                with RawClient(server.address) as client:
-                    for method in EVERY:
-                        _, refusal = call(client.channel, method, EVERY[method], bearer(shown[-1]))
-                        calls[0] += 1
-                        if refusal is not None:
-                            failures.append(refusal)
+    def ask() -> list[Refusal] | None:
+        with RawClient(server.address) as client:
+            ended = [call(client.channel, each, EVERY[each], bearer(shown[-1])) for each in EVERY]
+        return [refusal for _, refusal in ended if refusal is not None] or None
 
-        threads = [threading.Thread(target=load) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            for number in range(3):
-                # Taken at once by each worker; then the old one is revoked, and none takes it.
-                shown.append(add_token(path, name=f"next-{number}", scopes=list(Scope)))
-                done = calls[0]
-                wait_until(lambda done=done: calls[0] >= done + 3 * len(EVERY) + 3)  # type: ignore[misc]
-                revoke_token(path, "first" if number == 0 else f"next-{number - 1}")
-                wait_until(lambda: all(is_refused(server.address, shown[-2]) for _ in range(8)))
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-        assert not failures
-        for token in shown:
-            assert token not in server.log
+    with running_command(*flags, log=tmp_path / "log") as server, repeated(ask) as load:
+        for number in range(3):
+            # Taken at once by each worker; then the old one is revoked, and none takes it.
+            shown.append(add_token(path, name=f"next-{number}", scopes=list(Scope)))
+            load.wait_for_more(6)
+            revoke_token(path, "first" if number == 0 else f"next-{number - 1}")
+            wait_until(lambda: all(is_refused(server.address, shown[-2]) for _ in range(8)))
+    assert not [token for token in shown if token in server.log]
 
 
 def is_refused(address: str, token: str) -> bool:

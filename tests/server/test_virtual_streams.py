@@ -57,9 +57,7 @@ def message(answer: Any) -> v1.EvaluateStreamResponse:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.integers(1, 40), min_size=1),
-    st.integers(1, 4),
-    st.sampled_from((512, 1024, 4096)),
+    st.lists(st.integers(1, 40), min_size=1), st.integers(1, 4), st.sampled_from((512, 1024, 4096))
 )
 def test_any_chunks_give_the_bits_of_the_whole(
     lengths: list[int], most: int, slab_bytes: int

@@ -1,4 +1,4 @@
-"""Several workers serve one port; one that dies is replaced, and none outlives its parent."""
+"""Several workers serve one port and share its limits; one that dies is replaced."""
 
 from __future__ import annotations
 
@@ -8,46 +8,40 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import trustme
 
 from callers import Callers
 from gradwire import v1
 from gradwire_server.config.addresses import held
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Ledgers
+from gradwire_server.processes.gpus import visible
+from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import Crew
+from gradwire_server.processes.worker_config import WorkerConfig, share
+from papers import Papers
 from processes import Command, is_running, run_command, running_command
-from raw_calls import (
-    PATIENCE_S,
-    RawClient,
-    wait_until,
-)
+from raw_calls import PATIENCE_S, RawClient, wait_until
 
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 CORES = sorted(os.sched_getaffinity(0))
 
 
-@pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    log = tmp_path_factory.mktemp("workers") / "log"
-    with running_command(*FLAGS, "--access-log", log=log) as command:
-        yield command
+def test_every_worker_is_a_process_of_its_own(crew: Command) -> None:
+    assert crew.workers.keys() == {0, 1}
+    assert len({crew.pid, *crew.workers.values()}) == 3
 
 
-def test_every_worker_is_a_process_of_its_own(command: Command) -> None:
-    assert command.workers.keys() == {0, 1}
-    assert len({command.pid, *command.workers.values()}) == 3
-
-
-def test_connections_spread_over_the_workers(command: Command) -> None:
+def test_connections_spread_over_the_workers(crew: Command) -> None:
     def seen() -> set[str]:
-        with RawClient(command.address) as client:
+        with RawClient(crew.address) as client:
             client.check_alive()
-        return set(re.findall(r" call worker=(\d)", command.log))
+        return set(re.findall(r" call worker=(\d)", crew.log))
 
     wait_until(lambda: seen() == {"0", "1"})
 
@@ -57,19 +51,19 @@ def thread_names(pid: int) -> set[str]:
     return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
 
 
-def test_the_parent_makes_no_grpc_object(command: Command) -> None:
-    for pid in command.workers.values():
+def test_the_parent_makes_no_grpc_object(crew: Command) -> None:
+    for pid in crew.workers.values():
         assert "event_engine\n" in thread_names(pid)
-    assert len(thread_names(command.pid)) == 1
+    assert len(thread_names(crew.pid)) == 1
 
 
-def test_cores_are_divided_among_the_workers(command: Command) -> None:
-    told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", command.log)
+def test_cores_are_divided_among_the_workers(crew: Command) -> None:
+    told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", crew.log)
     assert told == [str(max(1, len(CORES) // 2))] * 2
 
 
-def test_every_worker_has_its_share_of_memory_and_streams(command: Command) -> None:
-    with RawClient(command.address) as client:
+def test_every_worker_has_its_share_of_memory_and_streams(crew: Command) -> None:
+    with RawClient(crew.address) as client:
         limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
     assert limits.max_memory_bytes == Settings().max_memory_bytes // 2
     assert limits.max_streams == Settings().max_streams // 2
@@ -137,7 +131,7 @@ def test_a_worker_that_is_told_to_stop_is_replaced(tmp_path: Path) -> None:
 def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         workers = command.workers
-        assert all(is_running(pid) for pid in workers.values())
+        assert [is_running(pid) for pid in workers.values()] == [True, True]
         command.signal(signal.SIGKILL)
         command.wait()
         wait_until(lambda: not any(is_running(pid) for pid in workers.values()))
@@ -159,12 +153,8 @@ def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> Non
 def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serves(
     tmp_path: Path,
 ) -> None:
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    issued = trustme.CA().issue_cert("127.0.0.1")
-    issued.cert_chain_pems[0].write_to_path(str(chain))
-    issued.private_key_pem.write_to_path(str(key))
-    flags = ("--tls-certificate", str(chain), "--tls-key", str(key))
-    with running_command(*FLAGS, *flags, log=tmp_path / "log") as command:
+    papers, key = Papers(tmp_path), tmp_path / "key.pem"
+    with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
         key.rename(hidden := tmp_path / "hidden.pem")
         os.kill(command.workers[1], signal.SIGKILL)
         command.wait_for_log(" restarts=3 ")
@@ -181,3 +171,54 @@ def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serv
         assert pauses[:3] == [0.1, 0.2, 0.4]
         assert all(later >= earlier for earlier, later in itertools.pairwise(pauses))
         assert not [pid for pid in command.workers.values() if is_running(pid)]
+
+
+TIMES = 40
+
+
+def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
+    async def status() -> int:
+        started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
+        process = WorkerProcess(started, stall_timeout_s=60)
+        ending = asyncio.ensure_future(process.ended())
+        while not ending.done():
+            # None that would end it: what counts is that it is sent while the process ends.
+            process.send(0)
+            await asyncio.sleep(0)
+        return await ending
+
+    async def statuses() -> list[int]:
+        return [await status() for _ in range(TIMES)]
+
+    assert asyncio.run(statuses()) == [0] * TIMES
+
+
+def test_a_share_is_never_nothing() -> None:
+    settings = Settings(
+        workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7
+    )
+    shared = share(settings, "127.0.0.1:7")
+    assert (shared.max_streams, shared.max_queue) == (1, 1)
+    assert (shared.max_memory_bytes, shared.threads) == (1, 7)
+
+
+def test_workers_divide_what_may_wait() -> None:
+    assert share(Settings(workers=4, max_queue=1000), "127.0.0.1:7").max_queue == 250
+
+
+@pytest.mark.parametrize(("workers", "devices", "share_of"), [(2, 2, 1), (6, 2, 3), (4, 0, 1)])
+def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share_of: int) -> None:
+    settings = Settings(workers=workers, cuda_memory_bytes=12)
+    assert share(settings, "127.0.0.1:7", devices=devices).cuda_memory_bytes == 12 // share_of
+
+
+@pytest.mark.parametrize(
+    ("outer", "named"), [(None, "2"), ("3,0,7", "7"), ("GPU-a, GPU-b, GPU-c", "GPU-c")]
+)
+def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, named: str) -> None:
+    assert visible(2, outer) == named
+
+
+def test_a_job_arrives_as_it_was_sent() -> None:
+    job = WorkerConfig(2, 77, Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
+    assert WorkerConfig.load(job.dump()) == job

@@ -1,0 +1,329 @@
+"""One table of access: every method of every port, by what its caller shows, and from where."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+import trustme
+
+from every_method import (
+    EVERY,
+    HEALTH,
+    REFLECTION,
+    REQUESTS,
+    SERVICE,
+    SHARED,
+    UNKNOWN,
+    bearer,
+    call,
+    methods_of_the_schema,
+    own_address,
+)
+from gradwire import v1
+from gradwire_server.config.tokens import Scope, add_token, revoke_token
+from gradwire_server.config.version import VERSION
+from gradwire_server.rpc.health import has_list
+from gradwire_server.rpc.interceptors import SCOPES
+from papers import Pair, Papers, pair, trusting
+from raw_calls import RawClient, published_request, wait_idle, wait_until
+from serving import ServerThread, serving
+from support.served import refused, served
+
+YESTERDAY = datetime.now(UTC).date() - timedelta(days=2)
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+NEEDED = {method: scope for scope, methods in REQUESTS.items() for method in methods}
+# Names like those of methods.
+STRANGE = (
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.health.v1.Health/../gradwire.v1.GradientService/GetServerInfo",
+    f"/{SERVICE}/Evaluate",
+    f"{SERVICE}/GetServerInfo/",
+    f"{SERVICE}/GetServerInfo?service=grpc.health.v1.Health",
+    "/gradwire.v1.gradientservice/getserverinfo",
+    "/a/b",
+)
+METHODS = (*EVERY, SHARED, UNKNOWN, *STRANGE)
+OPEN = tuple(f"/grpc.health.v1.Health/{method}" for method in ("Check", *["List"] * has_list()))
+PATHS = ("/", "/status.json", "/metrics", "/nothing", "//metrics", "/healthz/../metrics")
+IN_BAND = {f"{SERVICE}/EvaluateStream", f"{SERVICE}/EvaluateMany"}
+
+Tokens = dict[str, str]
+Metadata = tuple[tuple[str, str], ...]
+# What a caller shows, and the scopes that this opens; None where it is not taken.
+SHOWN: dict[str, tuple[Callable[[Tokens], Metadata], set[str] | None]] = {
+    "nothing": (lambda _: (), None),
+    "an empty word": (lambda _: (("authorization", ""),), None),
+    "a bare token": (lambda tokens: (("authorization", tokens["both"]),), None),
+    "Basic": (lambda tokens: (("authorization", f"Basic {tokens['both']}"),), None),
+    "a part": (lambda tokens: (bearer(tokens["both"][:-1]),), None),
+    "more": (lambda tokens: (bearer(tokens["both"] + "x"),), None),
+    "an expired token": (lambda tokens: (bearer(tokens["expired"]),), None),
+    "a revoked token": (lambda tokens: (bearer(tokens["revoked"]),), None),
+    "a reversed token": (lambda tokens: (bearer(tokens["revoked"][::-1]),), None),
+    "two tokens": (lambda tokens: (bearer(tokens["both"]),) * 2, None),
+    "another header": (lambda tokens: (("x-authorization", f"Bearer {tokens['both']}"),), None),
+    "evaluate": (lambda tokens: (bearer(tokens["evaluate"]),), {"evaluate"}),
+    "inspect": (lambda tokens: (bearer(tokens["inspect"]),), {"inspect"}),
+    "both": (lambda tokens: (bearer(tokens["both"]),), {"evaluate", "inspect"}),
+}
+
+
+class Place(NamedTuple):
+    """A server with tokens, and certificates where it lets in clients of its authority only."""
+
+    server: ServerThread
+    papers: Papers | None
+    tokens: Tokens
+
+    @property
+    def shown(self) -> Pair | None:
+        """Return the certificate of a client, where one is asked for."""
+        return None if self.papers is None else pair(self.papers.authority)
+
+    def client(self, shown: Pair | None) -> RawClient:
+        """Connect with a certificate, or in plain text."""
+        if self.papers is None:
+            return RawClient(self.server.address)
+        return RawClient(self.server.address, trusting(self.papers.roots, shown))
+
+    def ask(
+        self, path: str, metadata: Metadata, shown: Pair | None, folder: Path
+    ) -> tuple[int, str]:
+        """Return what the HTTP port answers; raise OSError where it does not."""
+        address = self.server.server.instruments.address
+        connection = http.client.HTTPConnection(address, timeout=30)
+        if self.papers is not None:
+            context = ssl.create_default_context(cadata=self.papers.roots.decode())
+            context.check_hostname = False
+            if shown is not None:
+                own = folder / "own.pem"
+                own.write_bytes(b"".join(shown))
+                context.load_cert_chain(own)
+            connection = http.client.HTTPSConnection(address, timeout=30, context=context)
+        with closing(connection):
+            connection.request("GET", path, headers=dict(metadata))
+            answer = connection.getresponse()
+            return answer.status, f"{answer.headers}{answer.read().decode()}"
+
+    def check_silent(self, told: object) -> None:
+        """Assert that a refusal tells nothing of the server, nor a token."""
+        name = self.server.server.service.backend.name
+        for secret in (VERSION, name, "is-revoked", "Traceback", *self.tokens.values()):
+            assert secret not in str(told)
+
+
+LISTENING = [("127.0.0.1:0", False), ("127.0.0.1:0", True), ("unix:{}/s", False)]
+
+
+@pytest.fixture(scope="module", params=LISTENING, ids=str)
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("place")
+    file = folder / "tokens"
+    tokens = {scope.value: add_token(file, name=f"is-{scope}", scopes=[scope]) for scope in Scope}
+    for name, expires in (("both", None), ("revoked", None), ("expired", YESTERDAY)):
+        tokens[name] = add_token(file, name=f"is-{name}", scopes=list(Scope), expires=expires)
+    revoke_token(file, "is-revoked")
+    address, tls = request.param
+    papers = Papers(folder) if tls else None
+    listening = {"address": address.format(folder), "http_port": "0", "tokens": str(file)}
+    with serving(**listening, **({} if papers is None else papers.mutual)) as server:
+        yield Place(server, papers, tokens)
+
+
+def test_every_method_has_a_scope() -> None:
+    named = {f"{SERVICE}/GetServerInfo", *SCOPES}  # the rest needs INSPECT
+    assert named == methods_of_the_schema() == EVERY.keys() - {REFLECTION} | {SHARED}
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_a_method_is_open_to_its_scope_and_refused_to_all_others(place: Place, shown: str) -> None:
+    make, scopes = SHOWN[shown]
+    metadata = make(place.tokens)
+    with place.client(place.shown) as client:
+        for method in METHODS:
+            replies, refusal = call(client.channel, method, EVERY.get(method, (b"",)), *metadata)
+            needed = NEEDED.get(method, "evaluate")
+            if scopes is not None and needed in scopes:
+                if method in EVERY:
+                    assert refusal is None
+                    assert replies
+                elif method != SHARED:  # which only callers with registered memory may use
+                    assert refusal is not None
+                    assert refusal.code is grpc.StatusCode.UNIMPLEMENTED, method
+                continue
+            told = refused(refusal, "UNAUTHENTICATED" if scopes is None else "PERMISSION_DENIED")
+            assert scopes is None or f"lacks the scope {needed}" in told.message
+            place.check_silent(repr(told))
+            assert len(replies) == (method in IN_BAND), "streams say it in a message besides"
+        for method in OPEN:
+            assert call(client.channel, method, (b"",), *metadata)[1] is None
+
+
+@pytest.mark.parametrize("shown", [each for each in SHOWN if each != "two tokens"])
+def test_the_http_port_is_open_to_inspect(place: Place, shown: str, tmp_path: Path) -> None:
+    make, scopes = SHOWN[shown]
+    refusal = 401 if scopes is None else 403
+    for path in PATHS:
+        status, told = place.ask(path, make(place.tokens), place.shown, tmp_path)
+        if scopes is not None and "inspect" in scopes:
+            assert status in {200, 404}
+        else:
+            assert status == refusal
+            place.check_silent(told)
+
+
+@pytest.mark.parametrize("place", [LISTENING[1]], indirect=True, ids=str)
+@pytest.mark.parametrize("wrong", ["none", "another's", "expired", "of tomorrow", "plain text"])
+def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(
+    place: Place, wrong: str, tmp_path: Path
+) -> None:
+    assert place.papers is not None
+    authority = place.papers.authority
+    later = authority.issue_cert("client.test", not_before=TOMORROW)
+    shown = {
+        "another's": pair(trustme.CA()),
+        "expired": pair(authority, expired=True),
+        "of tomorrow": (later.private_key_pem.bytes(), later.cert_chain_pems[0].bytes()),
+    }.get(wrong)
+    bare = place._replace(papers=None) if wrong == "plain text" else place
+    token = bearer(place.tokens["inspect"])
+    with bare.client(shown) as client:
+        for method in (*METHODS, *OPEN):
+            replies, refusal = call(client.channel, method, (b"",), token)
+            assert refusal is not None
+            assert (refusal.code, replies) == (grpc.StatusCode.UNAVAILABLE, [])
+    if shown is not None:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            place.ask("/healthz", (token,), shown, tmp_path)
+    elif wrong == "plain text":
+        assert bare.ask("/", (token,), None, tmp_path)[0] == 400
+
+
+def test_a_stream_is_refused_before_it_is_read(place: Place) -> None:
+    never = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        never.wait()
+        yield b""
+
+    try:
+        with place.client(place.shown) as client:
+            for method in (f"{SERVICE}/Evaluate", f"{SERVICE}/EvaluateStream", REFLECTION):
+                refused(call(client.channel, method, messages())[1], "UNAUTHENTICATED")
+    finally:
+        never.set()
+    wait_idle(place.server)
+
+
+def test_what_is_refused_takes_no_room_of_others(place: Place) -> None:
+    admission = place.server.server.service.admission
+    entered = admission.entered
+    with place.client(place.shown) as client:
+        for method, messages in EVERY.items():
+            call(client.channel, method, messages, bearer("none"))
+    assert admission.entered == entered
+
+
+def test_the_log_counts_refusals_and_names_no_token(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gradwire_server")
+    both = place.tokens["both"]
+    secret = both[:-1] + "!"
+    with place.client(place.shown) as client:
+
+        def told() -> list[dict[str, object]]:
+            call(client.channel, f"{SERVICE}/Evaluate", (b"",), bearer(secret))
+            lines = [vars(each) for each in caplog.records if each.getMessage() == "refused"]
+            return [line["facts"] for line in lines]
+
+        wait_until(told)
+        for _ in range(20):
+            told()
+        call(client.channel, f"{SERVICE}/ListOperators", (b"",), bearer(both))
+        facts = told()
+    assert len(facts) <= 2
+    assert "token" not in str([each.values() for each in facts]).lower()
+    lines = str([vars(each) for each in caplog.records])
+    assert secret not in lines
+    assert both not in lines
+
+
+def test_the_http_port_tells_the_log_whom_it_refuses_and_no_token(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gradwire_server")
+    revoked = place.tokens["revoked"]
+
+    def told() -> list[dict[str, object]]:
+        place.ask("/metrics", (bearer(revoked),), place.shown, tmp_path)
+        lines = [each.__dict__ for each in caplog.records if each.getMessage() == "refused"]
+        return [line["facts"] for line in lines if line["facts"].get("port") == "http"]
+
+    wait_until(told)
+    (facts, *_) = told()
+    assert facts["unauthenticated"]
+    assert str(facts["peer"]).startswith("ipv4:127.0.0.1:")
+    assert revoked not in str(caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "certified", "allowed"),
+    [
+        (None, False, {"evaluate"}),
+        ("", False, set[str]()),
+        ("evaluate,inspect", False, {"evaluate", "inspect"}),
+        ("", True, {"evaluate", "inspect"}),
+    ],
+    ids=["default", "none", "all", "certificate"],
+)
+def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate(
+    tmp_path: Path, scopes: str | None, allowed: set[str], *, certified: bool
+) -> None:
+    own = own_address()
+    if own is None:
+        pytest.skip("this machine has no address but loopback")
+    papers = Papers(tmp_path)
+    papers.write(name=own)
+    settings: dict[str, Any] = {"address": f"{own}:0"}
+    settings |= papers.mutual if certified else {"insecure": True}
+    settings |= {} if scopes is None else {"anonymous_scopes": scopes}
+    credentials = trusting(papers.roots, pair(papers.authority)) if certified else None
+    with serving(**settings) as server, RawClient(server.address, credentials) as client:
+        for method, messages in EVERY.items():
+            replies, refusal = call(client.channel, method, messages)
+            if NEEDED[method] in allowed:
+                assert refusal is None
+                assert replies
+            else:
+                refused(refusal, "PERMISSION_DENIED")
+        assert call(client.channel, HEALTH, (b"",)) == ([b"\x08\x01"], None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "unix:{}/socket"])
+def test_this_machine_may_do_all_and_in_any_way(address: str, tmp_path: Path) -> None:
+    with served(address=address.format(tmp_path), anonymous_scopes="") as (server, client):
+        client.check_alive()
+        for method, messages in EVERY.items():
+            replies, refusal = call(client.channel, method, messages)
+            assert refusal is None
+            assert replies
+        assert client.stub.GetServerInfo(v1.GetServerInfoRequest()).backend
+        # A call that is asked whence it comes fails as any other does.
+        request = published_request()
+        request.data = b""
+        refused(client.evaluate(request), "INVALID_DATA", field="data")
+        _, refusal = call(client.channel, f"{SERVICE}/Evaluate", ())
+        refused(refusal, "INVALID_DATA", field="message")
+        wait_idle(server)
