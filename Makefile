@@ -47,11 +47,11 @@ demo: $(VENV)/.installed  ## Reconstruct a photograph through the service; write
 	$(BIN)/gradwire demo --output out/demo.png
 
 test: $(VENV)/.installed  ## Run the tests
-	$(BIN)/python tests/prepare.py
+	PYTHONPATH=tests $(BIN)/python -m support.prepare
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "$(MARKS)" $(ARGS)
 
 gpu-test: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
-	$(ON_GPU) tests/gpu_rows.py
+	$(ON_GPU) -m support.kernels.gpu_rows
 	$(ON_GPU) -m pytest -p no:cacheprovider tests/gpu $(ARGS)
 
 gpu-bench: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Measure this machine's GPU: a copy, PyTorch where it is installed, whole calls

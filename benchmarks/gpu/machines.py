@@ -131,7 +131,7 @@ class SimulatedMachine:
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
-        simulated: Any = import_module("cuda_device")
+        simulated: Any = import_module("support.kernels.cuda_device")
         self._module = simulated.compiled()
         self._device = partial(simulated.SimulatedDevice, self._module)
 

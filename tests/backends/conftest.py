@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-import cuda_device
-from cuda_device import SimulatedDevice
-from cuda_here import needs_simulator
 from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.cuda.backend import Cuda
-from numba_here import needs_numba
+from support.kernels import cuda_device
+from support.kernels.cuda_device import SimulatedDevice
+from support.kernels.cuda_here import needs_simulator
+from support.kernels.numba_here import needs_numba
 
 
 @pytest.fixture(

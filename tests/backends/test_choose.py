@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cuda_here import needs_cuda_packages, needs_no_cupy
 from gradwire import Client
 from gradwire_server import backends
-from numba_here import needs_numba
-from processes import run_command, running_command
-from raw_calls import RawClient
-from scraping import scrape
+from support.kernels.cuda_here import needs_cuda_packages, needs_no_cupy
+from support.kernels.numba_here import needs_numba
+from support.processes import run_command, running_command
+from support.raw_calls import RawClient
+from support.scraping import scrape
 
 
 @pytest.mark.parametrize(

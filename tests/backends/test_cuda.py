@@ -14,12 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import cuda_device
-import kernel_maps as maps
-import oracles
-from backend_calls import applied
-from cuda_device import SimulatedDevice
-from cuda_here import needs_simulator
 from gradwire import Client, OutOfMemoryError, RetryPolicy, UnavailableError, ops
 from gradwire_server import LocalClient, backends
 from gradwire_server.backends import NumpyCpu, call_deadline
@@ -28,7 +22,13 @@ from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.rpc.warm_up import check_backend
-from serving import serving
+from support.kernels import cuda_device
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
+from support.kernels.cuda_device import SimulatedDevice
+from support.kernels.cuda_here import needs_simulator
+from support.oracles import oracles
+from support.serving import serving
 
 pytestmark = needs_simulator
 

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-import cuda_device
-import kernel_maps as maps
-import oracles
-from backend_calls import applied
-from cuda_device import SimulatedDevice
-from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import backend, staging
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.plans import Plan
+from support.kernels import cuda_device
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
+from support.kernels.cuda_device import SimulatedDevice
+from support.kernels.cuda_here import needs_simulator
+from support.oracles import oracles
 
 pytestmark = needs_simulator
 

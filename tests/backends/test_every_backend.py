@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracles
-from backend_calls import applied
 from gradwire_server.backends import Backend, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
+from support.kernels.backend_calls import applied
+from support.oracles import oracles
 
 
 def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import oracles
-from backend_calls import applied
-from dialect_oracles import lowered
-from dialect_table import Example
 from dialect_tables import EXAMPLES
 from gradwire_server.backends import Backend
+from support.kernels.backend_calls import applied
+from support.oracles import oracles
+from support.oracles.dialect_oracles import lowered
+from support.oracles.dialect_table import Example
 
 
 @pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-import oracles
-from backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.backends.float_environment import default_float_environment, is_default
 from gradwire_server.plans import BandedMap, Plan
-from numba_here import needs_numba, small_shares
+from support.kernels.backend_calls import applied
+from support.kernels.numba_here import needs_numba, small_shares
+from support.oracles import oracles
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc",

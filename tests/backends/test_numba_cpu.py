@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernel_maps as maps
-import kernel_plans
-import oracles
 from gradwire_server import backends
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
-from kernel_cases import Case, check, numbers
-from kernel_checks import check_all, check_case, check_conversions
-from kernel_table import cases
-from kernel_ways import listed_ways, methods, window_methods
-from numba_here import compiled, needs_numba, small_shares, streaming
+from support.kernels import kernel_maps as maps
+from support.kernels import kernel_plans
+from support.kernels.kernel_cases import Case, check, numbers
+from support.kernels.kernel_checks import check_all, check_case, check_conversions
+from support.kernels.kernel_table import cases
+from support.kernels.kernel_ways import listed_ways, methods, window_methods
+from support.kernels.numba_here import compiled, needs_numba, small_shares, streaming
+from support.oracles import oracles
 
 pytestmark = needs_numba
 

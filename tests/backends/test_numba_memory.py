@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from numba_here import needs_numba, run_program
+from support.kernels.numba_here import needs_numba, run_program
 
 
 @pytest.mark.slow

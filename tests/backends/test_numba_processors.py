@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import assembly
-from numba_here import compiled, needs_numba, run_program
+from support import assembly
+from support.kernels.numba_here import compiled, needs_numba, run_program
 
 pytestmark = needs_numba
 
@@ -29,9 +29,12 @@ PROCESSORS = [
 
 CHECK = """
 import sys
-import assembly, guarded_memory, kernel_checks, kernel_ways
+from support import assembly
+from support.kernels import guarded_memory
+from support.kernels import kernel_checks
+from support.kernels import kernel_ways
 from gradwire_server.backends.numba_cpu.vectors import FEATURES
-from numba_here import compiled, streaming
+from support.kernels.numba_here import compiled, streaming
 
 kernel_checks.check_all(compiled(2))
 with streaming(2) as backend:

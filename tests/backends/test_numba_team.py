@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernel_maps as maps
 from gradwire_server import backends
 from gradwire_server.plans import Plan
-from kernel_cases import check
-from numba_here import needs_numba, run_program, small_shares
-from team_calls import Count, team_code, word
+from support.kernels import kernel_maps as maps
+from support.kernels.kernel_cases import check
+from support.kernels.numba_here import needs_numba, run_program, small_shares
+from support.kernels.team_calls import Count, team_code, word
 
 pytestmark = needs_numba
 
@@ -89,8 +89,8 @@ def test_what_a_helper_has_not_begun_is_taken_back() -> None:
 
 LATE = """
 import random, time
-from guarded_memory import GuardedMemory
-from team_calls import counting, team_code
+from support.kernels.guarded_memory import GuardedMemory
+from support.kernels.team_calls import counting, team_code
 import numpy as np
 
 team = team_code().Team(3)
@@ -114,7 +114,7 @@ def test_no_helper_touches_what_belongs_to_a_call_that_has_returned() -> None:
 
 def test_who_touches_memory_that_is_shut_ends() -> None:
     program = """
-import guarded_memory
+from support.kernels import guarded_memory
 memory = guarded_memory.GuardedMemory(1)
 memory.touch(beyond=-1)
 memory.shut()
@@ -164,11 +164,11 @@ def tell():
     print(*(one.name for one in threading.enumerate()))
 
 import numpy as np
-import kernel_maps as maps
-from backend_calls import applied
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.plans import Plan
-from numba_here import small_shares
+from support.kernels.numba_here import small_shares
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.ones(plan.input_shape, np.float32)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernel_maps as maps
-import kernel_plans
-import oracles
-from backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.plans import Plan
-from kernel_cases import FORMATS, check, numbers
-from kernel_table import cases
-from numba_here import compiled, needs_numba, run_program, small_shares
+from support.kernels import kernel_maps as maps
+from support.kernels import kernel_plans
+from support.kernels.backend_calls import applied
+from support.kernels.kernel_cases import FORMATS, check, numbers
+from support.kernels.kernel_table import cases
+from support.kernels.numba_here import compiled, needs_numba, run_program, small_shares
+from support.oracles import oracles
 
 pytestmark = needs_numba
 
@@ -106,13 +106,13 @@ def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other
 FORK = """
 import os, signal, threading
 import numpy as np
-import kernel_maps as maps
-from backend_calls import applied
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from numba_here import small_shares
-from team_calls import free_threads
+from support.kernels.numba_here import small_shares
+from support.kernels.team_calls import free_threads
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.random.default_rng(9).standard_normal(plan.input_shape).astype(np.float32)

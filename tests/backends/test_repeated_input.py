@@ -10,10 +10,10 @@ import pytest
 
 from gradwire_server.backends import NumpyCpu, TellsHeldBytes
 from gradwire_server.plans import Plan
-from kernel_cases import Case, check, numbers, some_formats
-from kernel_maps import linear
-from kernel_table import cases
-from numba_here import compiled, needs_numba, small_shares
+from support.kernels.kernel_cases import Case, check, numbers, some_formats
+from support.kernels.kernel_maps import linear
+from support.kernels.kernel_table import cases
+from support.kernels.numba_here import compiled, needs_numba, small_shares
 
 pytestmark = needs_numba
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracles
-from backend_calls import applied
 from gradwire_server.backends import Backend
 from gradwire_server.plans import BandedMap, Plan
+from support.kernels.backend_calls import applied
+from support.oracles import oracles
 
 
 def _float32(values: Sequence[object]) -> oracles.Tensor:

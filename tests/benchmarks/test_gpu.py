@@ -29,8 +29,8 @@ from benchmarks.gpu.costs import Cost, pays_from, sizes
 from benchmarks.gpu.machines import SimulatedMachine
 from benchmarks.gpu.report import GpuRecord
 from benchmarks.gpu.run import GpuPace, Run
-from cuda_here import needs_cuda_packages, needs_simulator
 from gradwire_server.backends import NumpyCpu
+from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
 
 MIB = 1 << 20
 

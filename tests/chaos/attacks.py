@@ -12,8 +12,8 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 
-from raw_calls import float32, identity_request
-from raw_frames import (
+from support.raw_calls import float32, identity_request
+from support.raw_frames import (
     CANCEL,
     CONTINUATION,
     DATA,

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, GradwireError, Item, RetryPolicy, ops
 from gradwire_server import LocalClient
-from relay import relaying
-from serving import serving
+from support.relay import relaying
+from support.serving import serving
 
 LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 SMALL, LARGE, ITEMS = (1, 2, 32, 32), (1, 4, 256, 384), 8

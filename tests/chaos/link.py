@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from callers import Callers
 from gradwire import Client, GradwireError, Item, RetryPolicy, ops
+from support.callers import Callers
 
 # linux/if_tun.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000

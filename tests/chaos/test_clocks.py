@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from callers import Callers
-from processes import environment, running_command
+from support.callers import Callers
+from support.processes import environment, running_command
 
 ROOT = Path(__file__).parents[2]
 DAY_S = 86_400

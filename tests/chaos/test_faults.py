@@ -15,11 +15,11 @@ from typing import IO
 
 import pytest
 
-from callers import Callers
 from gradwire import RetryPolicy
-from processes import EAGER, environment, memory_kib, running_command
-from raw_calls import RawClient, identity_request
-from refusals import Refusal
+from support.callers import Callers
+from support.processes import EAGER, environment, memory_kib, running_command
+from support.raw_calls import RawClient, identity_request
+from support.refusals import Refusal
 
 NUMPY = ("--backend", "numpy_cpu")
 _READY = "gradwire-server listening on "

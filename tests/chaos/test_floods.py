@@ -15,15 +15,15 @@ from typing import Self
 import pytest
 
 from chaos.attacks import ATTACKS, MIB, unfinished
-from processes import EAGER, Command, memory_kib, running_command
-from raw_calls import (
+from support.processes import EAGER, Command, memory_kib, running_command
+from support.raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
     identity_request,
     published_request,
     wait_until,
 )
-from raw_frames import (
+from support.raw_frames import (
     END_HEADERS,
     HEADERS,
     WINDOW,

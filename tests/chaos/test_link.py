@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from namespaces import may_link
-from processes import environment
-from raw_calls import PATIENCE_S
+from support.namespaces import may_link
+from support.processes import environment
+from support.raw_calls import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not may_link(), reason="no networks of one's own may be made here")
 TESTS = Path(__file__).parents[1]

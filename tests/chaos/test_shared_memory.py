@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import environment
+from support.processes import environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 

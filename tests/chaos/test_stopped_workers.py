@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from callers import Callers
 from gradwire import RetryPolicy
-from processes import running_command
+from support.callers import Callers
+from support.processes import running_command
 
 PATIENCE_S = 2.0
 FLAGS = (

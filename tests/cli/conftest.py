@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving import serving
+from support.serving import serving
 
 
 @pytest.fixture(scope="module")

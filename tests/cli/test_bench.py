@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from command_line import run, run_here
 from gradwire.loadtest.result import from_json
 from gradwire.loadtest.scenarios import PROBLEMS
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
-from relay import relaying
-from serving import serving
+from support.command_line import run, run_here
+from support.relay import relaying
+from support.serving import serving
 
 SHORT = ("--duration", "0.5", "--warm-up", "0")
 

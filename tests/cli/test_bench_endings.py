@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from command_line import run_here
 from gradwire.loadtest.result import from_json
 from load.soak import family
-from raw_calls import wait_until
-from relay import Relay, relaying
+from support.command_line import run_here
+from support.raw_calls import wait_until
+from support.relay import Relay, relaying
 
 # Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
 PROGRAM = (

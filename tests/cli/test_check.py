@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Outcome, run, run_here
+from support.command_line import Outcome, run, run_here
 
 NEAREST = (
     *("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX"),

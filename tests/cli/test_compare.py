@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from command_line import run_here
 from gradwire.cli.compare import difference, finfo, ulps_between, ulps_off
+from support.command_line import run_here
 
 NEAREST = ("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX")
 LINEAR = ("--op", "interpolate_backward", "--attr", "mode=linear", "--attr", "data_format=NCX")

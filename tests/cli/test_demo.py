@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import run_here
 from gradwire import Client
 from gradwire.cli import demo
+from support.command_line import run_here
 
 STEP = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+) +([\d.]+) dB$", re.MULTILINE)
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from command_line import Outcome, run, run_here
-from serving import serving
+from support.command_line import Outcome, run, run_here
+from support.serving import serving
 
 PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
 SCALES = ("--attr", "scales=0.5,1.5")

@@ -14,13 +14,13 @@ from importlib.metadata import version
 
 import pytest
 
-from command_line import GRADWIRE, run, run_here
 from gradwire import errors
 from gradwire._wire.environment import SERVER_VARIABLES
 from gradwire.cli import output
 from gradwire.cli.app import commands
 from gradwire_server.config.settings import Settings
-from processes import run_command
+from support.command_line import GRADWIRE, run, run_here
+from support.processes import run_command
 
 
 def every_kind(kind: type[errors.GradwireError]) -> list[type[errors.GradwireError]]:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import run_here
-from dialect_oracles import lowered
 from dialect_tables import EXAMPLES
 from gradwire import ops
 from gradwire.cli import pictures
 from gradwire.cli.explain import AxisTable, Call, tables
+from support.command_line import run_here
+from support.oracles.dialect_oracles import lowered
 
 DOUBLED = (
     *("explain", "--op", "interpolate_backward", "--attr", "mode=linear"),

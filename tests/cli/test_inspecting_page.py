@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import run_here
+from support.command_line import run_here
 
 PAGE = Path(__file__).parents[2] / "docs/inspecting.md"
 

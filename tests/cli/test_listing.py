@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from command_line import run, run_here
 from gradwire import Client, ops
 from gradwire_server import backends
-from papers import Papers
-from serving import serving
+from support.command_line import run, run_here
+from support.papers import Papers
+from support.serving import serving
 
 
 def test_operators_lists_every_operator_of_the_server(target: str) -> None:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from command_line import run_here
 from gradwire.cli import connection
 from gradwire.errors import GradwireError, UnavailableError
 from gradwire.health import health
+from support.command_line import run_here
 
 # Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
 HOLDER = """

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from command_line import run_here
+from support.command_line import run_here
 
 FILE = shlex.quote(__file__)
 DML = "--op dml_resample_grad --attr interpolation_mode=nearest"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from command_line import run, run_here
 from gradwire.loadtest.result import from_json
-from papers import Papers
-from papers import pair as client_pair
-from serving import serving
+from support.command_line import run, run_here
+from support.papers import Papers
+from support.papers import pair as client_pair
+from support.serving import serving
 
 COMMANDS = [("info",), ("health",)]
 

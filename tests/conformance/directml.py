@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-import axis_tables
-from axis_tables import AxisCase
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialect_oracles import DML_RULES, Matrix, dml_axis, dml_operators, lowered
 from gradwire import ops
+from support.oracles import axis_tables
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import DML_RULES, Matrix, dml_axis, dml_operators, lowered
 
 _PIXEL_CENTERS = (0.5, -0.5)
 _FORMULA = "DirectML: the documented formula"

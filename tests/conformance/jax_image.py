@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-import axis_tables
-import live_jax
-from axis_tables import AxisCase
 from conformance.rows import UP_TO_64, Row, Section, Tally
 from gradwire import ops
+from support.oracles import axis_tables, live_jax
+from support.oracles.axis_tables import AxisCase
 
 # See tests/dialects/test_jax.py.
 _ROUNDING = {np.float32: 150 * 2.0**-23, np.float64: 2.0**-43}

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-import axis_tables
-import live_onednn
-from axis_tables import AxisCase
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialect_oracles import Matrix, ulp
 from dialects import test_onednn_library as library
 from gradwire import ops
+from support.oracles import axis_tables, live_onednn
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Matrix, ulp
 
 
 def _matrix(case: AxisCase) -> Matrix:

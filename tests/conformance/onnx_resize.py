@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-import axis_tables
-from axis_tables import AxisCase
 from conformance.rows import UP_TO_64, Numbers, Row, Section, Tally
-from dialect_oracles import Tensor, evaluate
 from gradwire import ops
 from gradwire_server import dialects
-from onnx_models import (
+from support.oracles import axis_tables
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Tensor, evaluate
+from support.oracles.onnx_models import (
     NEAREST_MODES,
     TRANSFORMATIONS,
     Attributes,

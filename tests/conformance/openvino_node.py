@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-import axis_tables
-import live_openvino
-from axis_tables import AxisCase
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialect_oracles import Matrix
 from gradwire import ops
-from live_openvino import ROUNDINGS, TRANSFORMATIONS
+from support.oracles import axis_tables, live_openvino
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Matrix
+from support.oracles.live_openvino import ROUNDINGS, TRANSFORMATIONS
 
 # The plugin multiplies by the reciprocal of scale; see tests/dialects/test_openvino.py.
 _PLUGIN = 2.0**-15

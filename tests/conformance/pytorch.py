@@ -7,11 +7,11 @@ import itertools
 import random
 from typing import Any
 
-import axis_tables
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialect_oracles import evaluate
 from gradwire import ops
-from torch_axes import RANKS, AxisCase, allowed, random_case
+from support.oracles import axis_tables
+from support.oracles.dialect_oracles import evaluate
+from support.oracles.torch_axes import RANKS, AxisCase, allowed, random_case
 
 
 def _words(mode: str, given: dict[str, Any]) -> str:

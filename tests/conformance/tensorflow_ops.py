@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-import axis_tables
-import live_tensorflow
-from axis_tables import AxisCase
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialect_oracles import Matrix
 from gradwire import ops
+from support.oracles import axis_tables, live_tensorflow
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Matrix
 
 
 def _matrix(case: AxisCase) -> Matrix:

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dialect_oracles import Matrix, lowered
-from dialect_table import Example
 from dialect_tables import EXAMPLES
 from gradwire import ops
+from support.oracles.dialect_oracles import Matrix, lowered
+from support.oracles.dialect_table import Example
 
 
 def bands(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gradwire import ops
-from raw_calls import PUBLISHED_GRADIENT, PUBLISHED_RESULT
-from serving import serving
+from support.raw_calls import PUBLISHED_GRADIENT, PUBLISHED_RESULT
+from support.serving import serving
 
 HEADER = {
     "requestId": "from buf",

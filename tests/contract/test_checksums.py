@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from google_crc32c import python as specified
 
-from golden_bytes import of_hex
 from gradwire import DataLossError, v1
 from gradwire._wire import checksums
+from support.oracles.golden_bytes import of_hex
 
 DATA = b"\x01\x02\x03"
 HEADER = b"\x12\x00"

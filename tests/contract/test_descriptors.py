@@ -12,7 +12,7 @@ from gradwire import ops, v1
 from gradwire.ops._base import rule_of
 from gradwire.tensors import DTYPES, MAX_RANK
 from gradwire.v1 import gradient_service_pb2_grpc
-from schema import FILES
+from support.schema import FILES
 
 MEMBERS = list(v1.Operator.DESCRIPTOR.oneofs_by_name["operator"].fields)
 KINDS = list(ops.OPERATORS.values())

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from command_line import run_here
 from gradwire import AsyncClient, Client, InvalidRequestError, ops, v1
 from gradwire_server import LocalClient
-from raw_calls import RawClient
-from serving import ServerThread, serving
+from support.command_line import run_here
+from support.raw_calls import RawClient
+from support.serving import ServerThread, serving
 
 TORCH = ops.TorchUpsampleBackward(mode="bilinear", align_corners=False, size=(8, 8))
 FORWARD = ops.TorchInterpolate(mode="bicubic", align_corners=False, scale_factor=(2.0, 2.0))

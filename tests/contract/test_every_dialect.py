@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from command_line import run_here
-from dialect_oracles import Tensor, evaluate
-from dialect_table import Example
 from dialect_tables import EXAMPLES
 from gradwire import AsyncClient, Client, ops
 from gradwire.ops._base import is_default
 from gradwire_server import LocalClient
-from serving import serving
+from support.command_line import run_here
+from support.oracles.dialect_oracles import Tensor, evaluate
+from support.oracles.dialect_table import Example
+from support.serving import serving
 
 DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 every_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))

@@ -17,7 +17,7 @@ from gradwire import v1
 from gradwire._wire.framing import Parts, read_chunk, read_evaluation
 from gradwire_server.errors import ChecksumError, InvalidDataError
 from gradwire_server.rpc import codec
-from raw_calls import opening, published_request
+from support.raw_calls import opening, published_request
 
 RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")
 SOUND = [

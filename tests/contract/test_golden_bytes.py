@@ -7,7 +7,6 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from golden_bytes import GOLDEN, OPERATOR, OPERATOR_HEX, TENSOR, TENSOR_HEX, of_hex
 from gradwire import v1
 from gradwire._wire.framing import (
     chunk_frame,
@@ -20,7 +19,8 @@ from gradwire._wire.framing import (
     read_many_result,
 )
 from gradwire_server.rpc import codec
-from schema import MESSAGES
+from support.oracles.golden_bytes import GOLDEN, OPERATOR, OPERATOR_HEX, TENSOR, TENSOR_HEX, of_hex
+from support.schema import MESSAGES
 
 
 @pytest.mark.parametrize(("message", "text"), GOLDEN.values(), ids=list(GOLDEN))

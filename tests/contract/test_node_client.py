@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from dialect_oracles import evaluate
-from dialect_table import Example
 from dialect_tables import EXAMPLES
 from gradwire import ops, v1
-from serving import serving
+from support.oracles.dialect_oracles import evaluate
+from support.oracles.dialect_table import Example
+from support.serving import serving
 
 HERE = Path(__file__).parent / "node"
 PROTO = Path(__file__).parents[2] / "proto"

@@ -7,7 +7,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from dialect_tables import TABLES
 from gradwire.v1 import gradient_service_pb2
-from schema import FILES, MESSAGES
+from support.schema import FILES, MESSAGES
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.name)

@@ -13,11 +13,11 @@ import pytest
 
 from gradwire import Client, InvalidRequestError, Item, RetryPolicy, Timing, ops, v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from many_calls import ManyCall
-from raw_calls import PATIENCE_S, RawClient, as_stream
-from serving import ServerThread, serving
-from skewed import newer, older, skewed
-from wire_exchange import EXCHANGE, requests
+from support.many_calls import ManyCall
+from support.raw_calls import PATIENCE_S, RawClient, as_stream
+from support.serving import ServerThread, serving
+from support.skewed import newer, older, skewed
+from support.wire_exchange import EXCHANGE, requests
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
 ARRAYS = {

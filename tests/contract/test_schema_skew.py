@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gradwire import v1
 from gradwire._wire.framing import varint
-from raw_calls import (
+from support.raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
     as_stream,
@@ -24,8 +24,8 @@ from raw_calls import (
     opening,
     published_request,
 )
-from refusals import check_in_band, check_refusal
-from serving import serving
+from support.refusals import check_in_band, check_refusal
+from support.serving import serving
 
 Field = descriptor_pb2.FieldDescriptorProto
 

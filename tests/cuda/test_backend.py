@@ -6,12 +6,11 @@ from functools import cache
 
 import pytest
 
-import cuda_device
-import cuda_table
-from cuda_device import SimulatedDevice
-from cuda_here import needs_simulator
 from gradwire_server.backends.cuda.backend import Cuda
-from kernel_cases import Case
+from support.kernels import cuda_device, cuda_table
+from support.kernels.cuda_device import SimulatedDevice
+from support.kernels.cuda_here import needs_simulator
+from support.kernels.kernel_cases import Case
 
 pytestmark = needs_simulator
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import cuda_compiled
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.programs import every_kernel
+from support.kernels import cuda_compiled
 
 needs_nvrtc = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 
@@ -37,7 +37,7 @@ def test_every_kernel_compiles_without_spills_and_within_its_registers(
     budget = cuda_compiled.budget()
     assert taken.keys() == budget.keys()
     beyond = {name: count for name, count in taken.items() if count > budget[name]}
-    assert not beyond, f"tests/cuda_compiled.py writes the budget anew: {beyond}"
+    assert not beyond, f"tests/support/kernels/cuda_compiled.py writes the budget anew: {beyond}"
 
 
 @needs_nvrtc

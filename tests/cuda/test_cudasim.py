@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import oracles
-from cuda_here import needs_simulator
 from cudasim import child, sources
 from cudasim.compiler import Mode
 from cudasim.module import REVERSE, SimError
 from cudasim.samples import mapped, samples, show
+from support.kernels.cuda_here import needs_simulator
+from support.oracles import oracles
 
 pytestmark = needs_simulator
 

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import kernel_maps as maps
-import oracles
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.cuda import dispatch, launches, programs
 from gradwire_server.backends.cuda.programs import (
@@ -25,6 +23,8 @@ from gradwire_server.backends.cuda.programs import (
     packed,
 )
 from gradwire_server.plans import BandedMap, Pass, Plan
+from support.kernels import kernel_maps as maps
+from support.oracles import oracles
 
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 

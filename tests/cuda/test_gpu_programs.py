@@ -9,20 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import cuda_device
-import cuda_table
-import faulty_device
-import gpu_rows
-import oracles
-import service_load
-from cuda_device import SimulatedDevice
-from cuda_here import needs_simulator
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
-from large_tensor import check_rows
-from serving import serving
+from support import service_load
+from support.kernels import cuda_device, cuda_table, faulty_device, gpu_rows
+from support.kernels.cuda_device import SimulatedDevice
+from support.kernels.cuda_here import needs_simulator
+from support.large_tensor import check_rows
+from support.oracles import oracles
+from support.serving import serving
 
 pytestmark = needs_simulator
 

@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-import cuda_device
-import cuda_huge
-from cuda_here import needs_cuda_packages, needs_simulator
-from cuda_huge import Huge
+from support.kernels import cuda_device, cuda_huge
+from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_huge import Huge
 
 pytestmark = [needs_simulator, needs_cuda_packages]
 

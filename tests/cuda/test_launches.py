@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracles
 from gradwire_server.backends.cuda import launches
 from gradwire_server.backends.cuda.launches import Stage
 from gradwire_server.plans import BandedMap
+from support.oracles import oracles
 
 SINGLE = np.dtype(np.float32)
 STAGE = Stage(132, (SINGLE, SINGLE))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import cuda_mutants
-from cuda_device import SOURCES
-from cuda_here import needs_cuda_packages, needs_simulator
-from cuda_mutants import MUTANTS, Mutant
 from cudasim import child
+from support.kernels import cuda_mutants
+from support.kernels.cuda_device import SOURCES
+from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_mutants import MUTANTS, Mutant
 
 pytestmark = needs_simulator
 

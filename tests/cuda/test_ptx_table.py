@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-import cuda_programs
-import cuda_table
-from cuda_here import needs_cuda_packages, needs_simulator
-from cuda_programs import SimulatedCuda
+from support.kernels import cuda_programs, cuda_table
+from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_programs import SimulatedCuda
 
 pytestmark = [needs_simulator, needs_cuda_packages]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import oracles
-from cuda_here import needs_cuda_packages, needs_simulator
 from cudasim.compiler import Mode
 from cudasim.module import REVERSE, SimError
 from cudasim.samples import show
 from ptxsim.module import PtxModule, Traffic, translated
 from ptxsim.parser import PtxError, entries
 from ptxsim.samples import compiled_samples
+from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.oracles import oracles
 
 pytestmark = needs_simulator
 

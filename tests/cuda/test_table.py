@@ -8,16 +8,15 @@ from functools import cache
 
 import pytest
 
-import cuda_device
-import cuda_table
-from cuda_here import needs_cuda_packages, needs_simulator
-from cuda_programs import SimulatedCuda
 from cudasim import child
 from cudasim.compiler import Mode
 from cudasim.module import FORWARD, REVERSE
 from gradwire_server.backends.cuda import dispatch
 from gradwire_server.backends.cuda.programs import Program, every_kernel
-from kernel_cases import Case
+from support.kernels import cuda_device, cuda_table
+from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_programs import SimulatedCuda
+from support.kernels.kernel_cases import Case
 
 pytestmark = needs_simulator
 
@@ -26,7 +25,9 @@ _DEVICES = [(FORWARD, 132), (REVERSE, 1), (11, 0)]
 
 _WATCHED = """
 import sys
-import cuda_device, cuda_programs, cuda_table
+from support.kernels import cuda_device
+from support.kernels import cuda_programs
+from support.kernels import cuda_table
 from cudasim.compiler import Mode
 
 rows = cuda_table.watched_rows()

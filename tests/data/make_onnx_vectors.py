@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_models import NodeCase, node_cases, reference
+from support.oracles.onnx_models import NodeCase, node_cases, reference
 
 
 def gradient(case: NodeCase, g: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

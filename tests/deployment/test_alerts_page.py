@@ -7,7 +7,7 @@ import re
 import yaml
 
 from gradwire_server.observability.definitions import METRICS
-from manifests import ROOT
+from support.manifests import ROOT
 
 PAGE = (ROOT / "docs/alerts.md").read_text()
 RULES = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yml").read_text())["groups"][0]["rules"]

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from gradwire_server.observability.definitions import METRICS
-from manifests import KUBERNETES, ROOT, Manifests, in_the_clear, quantity, rendered
-from processes import run_command
+from support.manifests import KUBERNETES, ROOT, Manifests, in_the_clear, quantity, rendered
+from support.processes import run_command
 
 # What a server holds beside max_memory_bytes, in bytes: docs/sizing.md.
 WORKER, WATCHER, ARRIVING = 460 << 20, 60 << 20, 512 << 20

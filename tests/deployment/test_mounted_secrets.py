@@ -22,9 +22,9 @@ import trustme
 
 from gradwire import AuthenticationError, Client, RetryPolicy, UnavailableError, ops
 from gradwire_server.config.tokens import Scope, add_token
-from manifests import KUBERNETES, Manifests, rendered
-from processes import Command, running_command
-from raw_calls import wait_until
+from support.manifests import KUBERNETES, Manifests, rendered
+from support.processes import Command, running_command
+from support.raw_calls import wait_until
 
 NAME = "gradwire.gradwire.svc.cluster.local"
 OPERATOR = ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))

@@ -17,7 +17,7 @@ from gradwire_server.engine import (
     TableCache,
     TensorSpec,
 )
-from manifests import ROOT
+from support.manifests import ROOT
 
 PAGE = (ROOT / "docs/sizing.md").read_text()
 ROWS = re.findall(r"^\| ([\d.]+) MiB[^|]*\| ([\d.]+) MiB \| (\d+) \|$", PAGE, re.MULTILINE)

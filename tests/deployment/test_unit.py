@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from manifests import ROOT
-from processes import run_command
+from support.manifests import ROOT
+from support.processes import run_command
 
 PAGE = (ROOT / "docs/operations.md").read_text()
 # What a worker and the process that watches take, and what arrives: docs/sizing.md.

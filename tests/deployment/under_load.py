@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from callers import Callers, Tally
 from gradwire import Client, ops
+from support.callers import Callers, Tally
 
 _KINDS = ("unary", "async unary", "many", "stream", "copy", "async stream")
 _LARGE = (32, 1024, 1024)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 from urllib.request import urlopen
 
-from raw_calls import wait_until
+from support.raw_calls import wait_until
 
 
 def asked(url: str, path: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from dialect_table import Example, Table
+from support.oracles.dialect_table import Example, Table
 
 TABLES: dict[str, Table] = {
     each.name: import_module(f"{__name__}.{each.name}").TABLE

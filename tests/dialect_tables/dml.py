@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dialect_oracles import DML_RULES, dml_operators
-from dialect_table import Case, Example, Table, shapes
 from gradwire import ops
+from support.oracles.dialect_oracles import DML_RULES, dml_operators
+from support.oracles.dialect_table import Case, Example, Table, shapes
 
 SCALES = st.floats(2**-6, 64, width=32) | st.floats(
     min_value=0, exclude_min=True, allow_infinity=False, width=32

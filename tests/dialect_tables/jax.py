@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dialect_oracles import Pair
-from dialect_table import Case, Example, Table, shapes
 from gradwire import ops, v1
+from support.oracles.dialect_oracles import Pair
+from support.oracles.dialect_table import Case, Example, Table, shapes
 
 METHODS = ["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 

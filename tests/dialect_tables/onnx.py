@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from dialect_oracles import Pair
-from dialect_table import Case, Example, Table, shapes
 from gradwire import ops, v1
 from gradwire.ops import onnx
 from gradwire_server import dialects
+from support.oracles.dialect_oracles import Pair
+from support.oracles.dialect_table import Case, Example, Table, shapes
 
 Attributes = dict[str, Any]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dialect_oracles import Pair
-from dialect_table import Case, Example, Table, shapes
 from gradwire import ops, v1
-from live_openvino import MODES, ROUNDINGS, TRANSFORMATIONS
+from support.oracles.dialect_oracles import Pair
+from support.oracles.dialect_table import Case, Example, Table, shapes
+from support.oracles.live_openvino import MODES, ROUNDINGS, TRANSFORMATIONS
 
 # OpenVINO's own antialias leaves outputs without weights, and padding weighs in without a part.
 AXES = {"bilinear_pillow": [1, 2], "bicubic_pillow": [1, 2]}

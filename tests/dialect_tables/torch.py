@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dialect_oracles import Pair
-from dialect_table import Case, Example, Shape, Table, shapes
 from gradwire import ops, v1
+from support.oracles.dialect_oracles import Pair
+from support.oracles.dialect_table import Case, Example, Shape, Table, shapes
 
 MODES = {
     3: ["nearest", "nearest-exact", "linear", "area"],

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dialect_oracles import ExactTaps, Tensor, evaluate, f32, ulp
 from gradwire import ops
+from support.oracles.dialect_oracles import ExactTaps, Tensor, evaluate, f32, ulp
 
 STORED = Path(__file__).parents[1] / "data" / "torch_align_corners.npz"
 

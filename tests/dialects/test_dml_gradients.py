@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_oracles import DML_RULES, dml_operators, evaluate, f32
 from gradwire import ops
+from support.oracles.dialect_oracles import DML_RULES, dml_operators, evaluate, f32
 
 CENTERS = (0.5, -0.5)
 CORNERS = (0.0, 0.0)

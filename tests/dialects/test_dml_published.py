@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dialect_oracles import evaluate, f32
 from gradwire import ops
+from support.oracles.dialect_oracles import evaluate, f32
 
 ROWS_2X4 = f32([[1, 2, 3, 4], [5, 6, 7, 8]])
 COUNT_4X4 = np.arange(1, 17, dtype=np.float32).reshape(4, 4)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_oracles import DML_RULES, Pair, dml_axis, dml_operators, evaluate, f32
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
+from support.oracles.dialect_oracles import DML_RULES, Pair, dml_axis, dml_operators, evaluate, f32
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)

@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import axis_tables
-import live_jax
-from axis_tables import AxisCase
-from dialect_oracles import Matrix, evaluate
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
+from support.oracles import axis_tables, live_jax
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Matrix, evaluate
 
 STORED = list(axis_tables.load(live_jax.STORED))
 

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dialect_oracles import Tensor, lowered
-from dialect_table import Case, Shape
 from dialect_tables import TABLES
 from gradwire_server import dialects
 from gradwire_server.dialects.dialect import OperatorCall
 from gradwire_server.errors import InvalidFieldError
+from support.oracles.dialect_oracles import Tensor, lowered
+from support.oracles.dialect_table import Case, Shape
 
 DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 CASES = st.one_of([table.cases for table in TABLES.values()])

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_oracles import DML_RULES, dml_operators
 from gradwire import InvalidRequestError, ops
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError, TableTooLargeError, UnknownOperatorError
+from support.oracles.dialect_oracles import DML_RULES, dml_operators
 
 BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
 

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dialect_oracles import ExactTaps, Matrix, Tensor, evaluate, f32, gradient, ulp
 from gradwire import ops
 from gradwire_server import dialects
+from support.oracles.dialect_oracles import ExactTaps, Matrix, Tensor, evaluate, f32, gradient, ulp
 
 DATA = Path(__file__).parents[1] / "data"
 DTYPES: dict[str, Any] = {

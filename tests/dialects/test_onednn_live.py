@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import axis_tables
-import live_onednn
-from axis_tables import AxisCase
 from conformance import installed
-from dialect_oracles import Matrix, evaluate
 from gradwire import ops
+from support.oracles import axis_tables, live_onednn
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Matrix, evaluate
 
 if installed.version("onednn") is None:
     pytest.skip("compares with oneDNN where it is installed", allow_module_level=True)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_oracles import evaluate, f32, onednn_axis
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
+from support.oracles.dialect_oracles import evaluate, f32, onednn_axis
 
 BACKWARD = "operator.interpolate_backward"
 FORWARD = "operator.interpolate"

@@ -11,10 +11,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dialect_oracles import Tensor, evaluate
 from gradwire import ops
 from gradwire_server import dialects
-from onnx_models import (
+from support.oracles.dialect_oracles import Tensor, evaluate
+from support.oracles.onnx_models import (
     Attributes,
     exact_coordinate,
     impulses,

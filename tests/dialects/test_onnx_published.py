@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dialect_oracles import Tensor, evaluate
 from gradwire import ops
 from gradwire_server import dialects
-from onnx_models import NodeCase, installed, node_cases, reference, runtime
+from support.oracles.dialect_oracles import Tensor, evaluate
+from support.oracles.onnx_models import NodeCase, installed, node_cases, reference, runtime
 
 STORED = Path(__file__).parents[1] / "data" / "onnx_resize.npz"
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_oracles import evaluate, lowered
 from gradwire import InvalidRequestError, ops
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError, RequestLimitError
+from support.oracles.dialect_oracles import evaluate, lowered
 
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
 

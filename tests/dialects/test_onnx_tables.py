@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dialect_oracles import Matrix, lowered
 from gradwire import ops
 from gradwire.ops import onnx
-from onnx_oracles import Axis, matrix
+from support.oracles.dialect_oracles import Matrix, lowered
+from support.oracles.onnx_oracles import Axis, matrix
 
 LENGTHS = st.integers(1, 40)
 KINDS: dict[str, Any] = {"spec_float64": np.float64, "float32": np.float32}

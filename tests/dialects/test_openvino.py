@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import axis_tables
-import live_openvino
-from axis_tables import AxisCase
-from dialect_oracles import Matrix, evaluate
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
+from support.oracles import axis_tables, live_openvino
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Matrix, evaluate
 
 STORED = list(axis_tables.load(live_openvino.STORED))
 
@@ -122,7 +121,7 @@ def test_descending_axes_of_pillow_are_the_cpu_plugin_s_not_the_reference_s(mode
     # beyond its end, and transposes back by what is there: in a process that may not survive it.
     script = f"""
 import numpy as np
-import live_openvino
+from support.oracles import live_openvino
 from gradwire import ops
 image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
 operator = ops.{operator!r}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dialect_oracles import Tensor, f32
 from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Rounding
+from support.oracles.dialect_oracles import Tensor, f32
 
 TIES = f32([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dialect_oracles import DML_RULES, Matrix, dml_axis, dml_operators, onednn_axis
 from gradwire import ops
 from gradwire_server import dialects
+from support.oracles.dialect_oracles import DML_RULES, Matrix, dml_axis, dml_operators, onednn_axis
 
 LENGTHS = st.integers(1, 60)
 SCALES = st.one_of(

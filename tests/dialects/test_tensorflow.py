@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import axis_tables
-import live_tensorflow
-from axis_tables import AxisCase
-from dialect_oracles import Matrix, evaluate
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
+from support.oracles import axis_tables, live_tensorflow
+from support.oracles.axis_tables import AxisCase
+from support.oracles.dialect_oracles import Matrix, evaluate
 
 STORED = list(axis_tables.load(live_tensorflow.STORED))
 

@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dialect_oracles import Tensor, evaluate, lowered, ulp
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server.errors import InvalidFieldError
-from torch_axes import RANKS, WITH_ANTIALIAS, WITH_CORNERS
+from support.oracles.dialect_oracles import Tensor, evaluate, lowered, ulp
+from support.oracles.torch_axes import RANKS, WITH_ANTIALIAS, WITH_CORNERS
 
 pytest.importorskip("torch", reason="compares with PyTorch where it is installed")
 torch: Any = importlib.import_module("torch")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_oracles import Tensor, evaluate
 from gradwire import ops
+from support.oracles.dialect_oracles import Tensor, evaluate
 
 pytest.importorskip("torch", reason="compares with PyTorch where it is installed")
 pytest.importorskip("expecttest", reason="torch.testing needs it")

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_oracles import evaluate
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError, TableTooLargeError
+from support.oracles.dialect_oracles import evaluate
 
 Shape = tuple[int, ...]
 

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-import torch_axes
-from dialect_oracles import Tensor, evaluate
 from gradwire import ops
-from torch_axes import NOT_ADJOINT, RANKS, AxisCase, check, random_case
+from support.oracles import torch_axes
+from support.oracles.dialect_oracles import Tensor, evaluate
+from support.oracles.torch_axes import NOT_ADJOINT, RANKS, AxisCase, check, random_case
 
 STORED = {str(stored[0]): stored for stored in torch_axes.stored()}
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from gradwire_server.errors import ServerFullError
-from hall import WORK, Hall, leave, settle, waiting
+from support.hall import WORK, Hall, leave, settle, waiting
 
 
 def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wait() -> None:

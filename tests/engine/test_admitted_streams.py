@@ -8,7 +8,7 @@ import pytest
 
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.scheduling.admission import AdmittedStream
-from hall import Hall
+from support.hall import Hall
 
 MOMENT_S = 0.5
 

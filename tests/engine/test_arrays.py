@@ -9,7 +9,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected, strided
 from gradwire_server.engine import (
     Execution,
     Prepared,
@@ -18,6 +17,16 @@ from gradwire_server.engine import (
     rows_of,
 )
 from gradwire_server.plans import BandedMap, Plan
+from support.evaluation_cases import (
+    BACKEND,
+    Bytes,
+    Case,
+    cases,
+    computed,
+    data_for,
+    expected,
+    strided,
+)
 
 
 def _result(evaluation: Prepared) -> tuple[Bytes, NDArray[np.generic]]:

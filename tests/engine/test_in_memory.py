@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation_cases import BACKEND, Bytes, Case, cases, data_for, expected
 from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, TensorSpec, in_memory
 from gradwire_server.plans import BandedMap, Plan
-from numba_here import compiled, needs_numba
+from support.evaluation_cases import BACKEND, Bytes, Case, cases, data_for, expected
+from support.kernels.numba_here import compiled, needs_numba
 
 
 def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, int]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from evaluation_cases import Case
 from gradwire_server.engine import Prepared, TensorSpec
 from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import InlineWork
+from support.evaluation_cases import Case
 
 # Multiplications a second: a number takes a microsecond.
 RATE = 1e6

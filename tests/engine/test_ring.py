@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation_cases import Bytes, Case, cases, data_for
 from gradwire_server.engine import InputAssembler, Ring
+from support.evaluation_cases import Bytes, Case, cases, data_for
 
 
 @given(count=st.integers(1, 4), sizes=st.lists(st.integers(0, 40), max_size=30))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluation_cases import Case
 from gradwire_server.engine import Prepared, TensorSpec
 from gradwire_server.plans import BandedMap, Plan
+from support.evaluation_cases import Case
 
 FLOAT32 = np.dtype(np.float32)
 

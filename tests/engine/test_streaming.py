@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
 from gradwire_server.engine import (
     Execution,
     InputAssembler,
@@ -18,6 +17,7 @@ from gradwire_server.engine import (
     TensorSpec,
 )
 from gradwire_server.plans import BandedMap, Plan
+from support.evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
 
 
 class _Memory:

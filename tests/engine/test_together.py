@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evaluation_cases import BACKEND, Case, cases, computed, data_for, expected
 from gradwire import ops
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.engine import (
@@ -27,7 +26,8 @@ from gradwire_server.engine import (
     together,
 )
 from gradwire_server.plans import BandedMap, Plan
-from numba_here import compiled, needs_numba
+from support.evaluation_cases import BACKEND, Case, cases, computed, data_for, expected
+from support.kernels.numba_here import compiled, needs_numba
 
 BACKENDS = [
     pytest.param("numpy_cpu"),

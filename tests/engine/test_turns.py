@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gradwire_server.scheduling.scheduler import Backlog
-from hall import Hall, leave, settle, waiting
+from support.hall import Hall, leave, settle, waiting
 
 
 def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:

@@ -11,11 +11,11 @@ import numpy as np
 from google.protobuf.message import Message
 
 from fuzz import corpus
-from golden_bytes import GOLDEN
 from gradwire import v1
-from inference_calls import infer_request
-from raw_calls import TRACEPARENT, as_stream, float32, published_request
-from wire_exchange import requests
+from support.inference_calls import infer_request
+from support.oracles.golden_bytes import GOLDEN
+from support.raw_calls import TRACEPARENT, as_stream, float32, published_request
+from support.wire_exchange import requests
 
 
 def _inferences() -> Iterator[Message]:

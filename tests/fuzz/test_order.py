@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gradwire import v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from many_calls import ManyCall, named
-from raw_calls import (
+from support.many_calls import ManyCall, named
+from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
@@ -26,8 +26,8 @@ from raw_calls import (
     published_request,
     read_all,
 )
-from refusals import check_in_band, check_refusal
-from serving import serving
+from support.refusals import check_in_band, check_refusal
+from support.serving import serving
 
 TOTAL = len(PUBLISHED_GRADIENT)
 GARBAGE = b"\x0a\xff\xff"

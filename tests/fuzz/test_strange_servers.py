@@ -24,7 +24,7 @@ from gradwire import (
     RetryPolicy,
     ops,
 )
-from raw_calls import wait_until
+from support.raw_calls import wait_until
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
 SMALL = np.arange(6, dtype=np.float32).reshape(1, 1, 6)

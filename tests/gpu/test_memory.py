@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kernel_maps as maps
-import oracles
-from backend_calls import applied
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
-from large_tensor import check_rows
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
+from support.large_tensor import check_rows
+from support.oracles import oracles
 
 GIB = 1 << 30
 

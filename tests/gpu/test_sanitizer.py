@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import cuda_table
-import gpu_rows
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
+from support.kernels import cuda_table, gpu_rows
 
 PROGRAM = Path(gpu_rows.__file__)
 # What the tool ends with where it found something.

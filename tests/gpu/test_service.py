@@ -12,8 +12,8 @@ import pytest
 from gradwire_server.backends.cuda.backend import Cuda
 
 NEEDS = "SDK and server need it"
-service_load: Any = pytest.importorskip("service_load", reason=NEEDS)
-faulty_device: Any = pytest.importorskip("faulty_device", reason=NEEDS)
+service_load: Any = pytest.importorskip("support.service_load", reason=NEEDS)
+faulty_device: Any = pytest.importorskip("support.kernels.faulty_device", reason=NEEDS)
 pytest.importorskip("grpc_reflection", reason=NEEDS)
 
 FLAGS = ("--backend", "cuda", "--log-level", "info")
@@ -21,7 +21,7 @@ FLAGS = ("--backend", "cuda", "--log-level", "info")
 
 def test_threads_at_once_get_the_bits_of_numpy(cuda: Cuda, tmp_path: Path) -> None:
     del cuda  # only that there is a device
-    processes: Any = pytest.importorskip("processes")
+    processes: Any = pytest.importorskip("support.processes")
     with processes.running_command(*FLAGS, log=tmp_path / "log") as command:
         assert service_load.check_load(command.address, threads=8, turns=4) == 8 * 4 * 7
         assert "device lost" not in command.log

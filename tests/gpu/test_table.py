@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import cuda_table
-import kernel_maps as maps
-import oracles
-from backend_calls import applied
-from cuda_table import Row
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
+from support.kernels import cuda_table
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
+from support.kernels.cuda_table import Row
+from support.oracles import oracles
 
 
 def test_every_row_has_the_bits_of_numpy(cuda: Cuda) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from inference_calls import MODEL
-from serving import serving
+from support.inference_calls import MODEL
+from support.serving import serving
 
 PROGRAM = Path(os.environ.get("PERF_ANALYZER", "/nowhere"))
 # It asks for as much as there is.

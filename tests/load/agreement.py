@@ -35,8 +35,8 @@ from benchmarks import machine
 from gradwire import ops, v1
 from gradwire.loadtest.result import from_json
 from gradwire.loadtest.scenarios import PROBLEMS
-from raw_calls import RawClient
-from serving import serving_process
+from support.raw_calls import RawClient
+from support.serving import serving_process
 
 _METHOD: Final = "/gradwire.v1.GradientService/Evaluate"
 _CALLERS: Final = 4

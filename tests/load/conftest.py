@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loading import Run, loading
-from serving import ServerThread, serving
+from support.loading import Run, loading
+from support.serving import ServerThread, serving
 
 
 @pytest.fixture(scope="module")

@@ -30,12 +30,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from callers import Callers
 from chaos.cutting import drawn
 from load.program import reported
-from processes import Command, running_command
-from raw_calls import wait_until
-from relay import relaying
+from support.callers import Callers
+from support.processes import Command, running_command
+from support.raw_calls import wait_until
+from support.relay import relaying
 
 KINDS = ("unary", "unary", "async unary", "many", "stream", "copy", "async stream")
 FLAGS = ("--workers", "2")

@@ -36,7 +36,7 @@ from gradwire.loadtest.result import ScenarioResult, failures
 from gradwire.loadtest.runner import Fleet, ProcessTree, Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
 from load.program import reported
-from processes import Command, running_command
+from support.processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.
 _FULL: Final = ("RESOURCE_EXHAUSTED",)

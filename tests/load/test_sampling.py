@@ -13,8 +13,8 @@ import numpy as np
 from gradwire.loadtest.generator import now
 from gradwire.loadtest.runner import MetricsEndpoint, ProcessSampler, ProcessTree
 from load.soak import Held, family, growth, held
-from processes import running_command
-from raw_calls import wait_until
+from support.processes import running_command
+from support.raw_calls import wait_until
 
 BUSY = "sum(range(10**7))"
 

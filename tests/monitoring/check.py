@@ -31,9 +31,9 @@ import yaml
 from gradwire import Client, GradwireError, ops, v1
 from gradwire._core.retries import RetryPolicy
 from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
-from papers import Papers
-from processes import Command, running_command
-from raw_calls import RawClient, as_stream, opening, published_request
+from support.papers import Papers
+from support.processes import Command, running_command
+from support.raw_calls import RawClient, as_stream, opening, published_request
 
 ADAPTER = FILES.parent / "kubernetes/adapter-rules.yaml"
 FLAGS = ("--workers", "2", "--max-streams", "8", "--http-port", "127.0.0.1:0")

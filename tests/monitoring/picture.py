@@ -27,7 +27,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from monitoring.check import FLAGS
 from monitoring.scraper import FILES, Prometheus, filled, prometheus
-from processes import running_command
+from support.processes import running_command
 from web.picture import Callers
 
 COLUMN_IN, ROW_IN = 0.75, 0.35

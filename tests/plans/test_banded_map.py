@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-import oracles
 from gradwire_server.plans import BandedMap
+from support.oracles import oracles
 
 Arrays = dict[str, Any]
 

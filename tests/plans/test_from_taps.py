@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracles
 from gradwire_server.plans import BandedMap
+from support.oracles import oracles
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracles
-from backend_calls import applied
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Pass, Plan, fill_empty
+from support.kernels.backend_calls import applied
+from support.oracles import oracles
 
 
 def _linear(inputs: int, outputs: int) -> BandedMap:

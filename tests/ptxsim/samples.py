@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-import cuda_compiled
 from cudasim.samples import FOLDER, NAMES
 from ptxsim.module import PtxModule, translated
+from support.kernels import cuda_compiled
 
 
 @cache

@@ -31,8 +31,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raw_calls import wait_until
 from raycluster.nodes import Nodes, ray_cluster
+from support.raw_calls import wait_until
 
 _KINDS = ("unary", "async unary", "many", "copy", "async stream", *["stream"] * 6)
 _MOST = 4

@@ -18,8 +18,8 @@ import pytest
 from gradwire import Client, ops
 from gradwire_ray import replica as replica_module
 from gradwire_ray.replica import Replica, Report
-from processes import QUICK
-from raw_calls import wait_until
+from support.processes import QUICK
+from support.raw_calls import wait_until
 
 OP = ops.InterpolateBackward(mode="nearest", data_format="NCX")
 _SEVERAL_REPORTS_S = 2.0

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from gradwire import Client
 from gradwire_server import LocalClient
-from raw_calls import wait_idle, wait_until
-from relay import Relay, relaying
-from serving import ServerThread, serving
 from support.clients import FACES, Face, halved
 from support.fleets import DIFF_DST, Fleet, fleet_serving
+from support.raw_calls import wait_idle, wait_until
+from support.relay import Relay, relaying
+from support.serving import ServerThread, serving
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ from gradwire import AsyncClient
 from gradwire._core.options import Options
 from gradwire._transport.aio import AsyncClientChannels
 from gradwire.errors import CallCancelledError, DeadlineExceededError
-from raw_calls import wait_until
-from relay import Relay
-from serving import ServerThread, serving
 from support.clients import ITEM, copied
+from support.raw_calls import wait_until
+from support.relay import Relay
+from support.serving import ServerThread, serving
 
 ARRAY = np.ones((300, 300), np.float32)
 # What the documentation of AsyncClient says.

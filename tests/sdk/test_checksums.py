@@ -16,8 +16,8 @@ from gradwire._core.checking import Checking
 from gradwire._core.options import Options
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
-from relay import relaying
-from serving import ServerThread, serving
+from support.relay import relaying
+from support.serving import ServerThread, serving
 
 LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 SMALL = np.arange(2048, dtype=np.float32).reshape(1, 2, 32, 32)

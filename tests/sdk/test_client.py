@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from gradwire import Client, health, ops, v1
 from gradwire.errors import LimitExceededError, UnavailableError
-from relay import relaying
-from serving import ServerThread, serving
 from support.clients import BILINEAR, COPY, LARGE, ONCE, Face, copied, driver_thread, halved
+from support.relay import relaying
+from support.serving import ServerThread, serving
 
 RANDOM = np.random.default_rng(0)
 DIFF_DST = RANDOM.normal(size=(2, 3, 64, 48)).astype(np.float32)

@@ -15,9 +15,9 @@ import pytest
 from gradwire._core.retries import RetryBudget, Tries
 from gradwire._transport.unary import Patience
 from gradwire.errors import GradwireError, InvalidRequestError, UnavailableError
-from papers import Papers
-from serving import serving
 from support.clients import LARGE, ONCE, SMALL, Counting, Face, copied
+from support.papers import Papers
+from support.serving import serving
 
 ARRAYS = {"unary": SMALL, "stream": LARGE}
 CALLS = pytest.mark.parametrize("call", list(ARRAYS))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client
 from gradwire.errors import CallCancelledError, DeadlineExceededError, UnavailableError
-from raw_calls import wait_until
-from relay import Relay
-from serving import ServerThread
 from support.clients import LARGE, SMALL, Face, copied, either_size, start_lost
+from support.raw_calls import wait_until
+from support.relay import Relay
+from support.serving import ServerThread
 
 pytestmark = pytest.mark.usefixtures("nothing_waits_for_the_watch")
 

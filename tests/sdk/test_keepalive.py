@@ -11,8 +11,8 @@ import pytest
 
 from gradwire import Client
 from gradwire.errors import UnavailableError
-from serving import serving_process
 from support.clients import AWAITED, ITEM, LARGE, ONCE, SMALL, Face, copied
+from support.serving import serving_process
 
 # Without keepalive calls would end with another error, as long after.
 TIMEOUT_S = 60.0

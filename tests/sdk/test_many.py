@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import oracles
 from gradwire import AsyncClient, Client, Item, ops
 from gradwire.errors import GradwireError, InvalidRequestError
-from serving import ServerThread
-from strided_arrays import arrays
 from support.clients import BILINEAR, COPY, Collect, both_clients, either_way, half
+from support.oracles import oracles
+from support.serving import ServerThread
+from support.strided_arrays import arrays
 
 NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest")
 

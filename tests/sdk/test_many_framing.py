@@ -16,7 +16,7 @@ from gradwire._wire.framing import (
     read_many_request,
     read_many_result,
 )
-from raw_calls import float32, published_request
+from support.raw_calls import float32, published_request
 
 NAMES = st.text(st.characters(max_codepoint=127), min_size=1, max_size=200)
 DATA = st.binary(min_size=1, max_size=300)

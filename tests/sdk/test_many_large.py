@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gradwire import Client, ops
-from serving import ServerThread, serving
 from support.clients import BILINEAR, ONCE, Collect, both_clients, either_way
+from support.serving import ServerThread, serving
 
 ONE_TRY = {"retry": ONCE}
 LARGE = np.random.default_rng(1).normal(size=(1, 1, 512, 512)).astype(np.float32)

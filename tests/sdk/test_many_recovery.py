@@ -24,11 +24,11 @@ from gradwire.errors import (
     UnavailableError,
 )
 from gradwire_server.errors import RETRY_AFTER_S
-from many_calls import ManyCall, named
-from raw_calls import RawClient, float32, identity_request, wait_until
-from relay import Relay, relaying
-from serving import ServerThread, serving, serving_process
 from support.clients import BRISK, COPY, PROMPT, Collect, Face, Outcome, blocking, both_clients
+from support.many_calls import ManyCall, named
+from support.raw_calls import RawClient, float32, identity_request, wait_until
+from support.relay import Relay, relaying
+from support.serving import ServerThread, serving, serving_process
 
 # One connection, so that the relay sees every one there is.
 PATIENT: dict[str, Any] = {"connections": 1, "retry": PROMPT}

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from gradwire import AsyncClient, Client, RetryPolicy
-from serving import ServerThread
 from support.clients import ITEM, LARGE, SMALL, copied
+from support.serving import ServerThread
 
 # Runs apart from pytest, whose threads are not at rest when a test wants to fork.
 FORKING = """

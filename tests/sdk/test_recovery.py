@@ -16,11 +16,11 @@ from gradwire import Client, RetryPolicy, Timing, ops
 from gradwire.errors import InvalidRequestError, OverloadedError, UnavailableError
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
-from raw_calls import RawClient
-from relay import relaying
-from serving import ServerThread, serving, serving_process
 from support.clients import BRISK, PROMPT, SMALL, Face, copied, halved
-from waiting_streams import WaitingStream
+from support.raw_calls import RawClient
+from support.relay import relaying
+from support.serving import ServerThread, serving, serving_process
+from support.waiting_streams import WaitingStream
 
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 2, 512, 512)).astype(np.float32)
 # Nobody reads this much before the server ends the stream.

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gated import Gated
 from gradwire import AsyncClient, Client, DeadlineExceededError, InvalidRequestError, ops
-from raw_calls import wait_until
-from scraping import scrape
-from serving import ServerProcess, ServerThread, serving
+from support.gated import Gated
+from support.raw_calls import wait_until
+from support.scraping import scrape
+from support.serving import ServerProcess, ServerThread, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 

@@ -22,8 +22,8 @@ from gradwire._transport.shared_memory import (
     segment_bytes,
 )
 from gradwire._wire.requests import prepare
-from raw_calls import wait_until
-from serving import ServerThread, serving
+from support.raw_calls import wait_until
+from support.serving import ServerThread, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dialect_table import Case
 from dialect_tables import TABLES
 from gradwire import Client, Timing, ops
 from gradwire._core.evaluation import Shares, in_order, share_count
@@ -24,10 +23,11 @@ from gradwire.errors import InvalidRequestError
 from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
 from gradwire_server.config.settings import Settings
-from raw_calls import wait_until
-from relay import relaying
 from support.clients import BILINEAR, Face, halved
 from support.fleets import ALWAYS, DIFF_DST, SHAPE, Fleet, same_bits
+from support.oracles.dialect_table import Case
+from support.raw_calls import wait_until
+from support.relay import relaying
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]

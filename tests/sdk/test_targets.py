@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from callers import Callers
 from gradwire import Client, health
 from gradwire._core.options import channel_targets, read_target
-from processes import running_command
-from relay import Relay
-from serving import ServerThread, serving, serving_process
+from support.callers import Callers
 from support.clients import LARGE, SMALL, Face, copied
+from support.processes import running_command
+from support.relay import Relay
+from support.serving import ServerThread, serving, serving_process
 
 
 @pytest.mark.parametrize(

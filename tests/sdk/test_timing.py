@@ -14,10 +14,10 @@ from gradwire import Client, Timing
 from gradwire._core.reports import read_timing
 from gradwire._wire.requests import Progress
 from gradwire.errors import InvalidRequestError
-from raw_calls import RawClient, as_stream, published_request
-from relay import relaying
-from serving import ServerThread
 from support.clients import COPY, LARGE, PROMPT, SMALL, Face, copied, either_size, halved
+from support.raw_calls import RawClient, as_stream, published_request
+from support.relay import relaying
+from support.serving import ServerThread
 
 
 def check(timing: Timing, *, streamed: bool) -> None:

@@ -12,7 +12,6 @@ import grpc
 import numpy as np
 import pytest
 
-from command_line import run
 from gradwire import AsyncClient, Client, Item
 from gradwire._core.options import is_local
 from gradwire._wire.files import Reloaded
@@ -23,11 +22,12 @@ from gradwire.errors import (
     PermissionDeniedError,
 )
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
-from papers import Papers, trusting
-from raw_calls import wait_until
-from relay import relaying
-from serving import ServerThread, serving
 from support.clients import BILINEAR, Face, halved
+from support.command_line import run
+from support.papers import Papers, trusting
+from support.raw_calls import wait_until
+from support.relay import relaying
+from support.serving import ServerThread, serving
 
 SMALL = np.ones((1, 1, 4, 4), np.float32)
 LARGE = np.ones((1, 8, 512, 512), np.float32)

@@ -12,7 +12,7 @@ import pytest
 from gradwire._transport.tracing import call_span, status_of
 from gradwire._wire.semantic_conventions import Conventions, of_address
 from gradwire.errors import CallCancelledError
-from serving import serving
+from support.serving import serving
 
 PLAIN = """
 import sys
@@ -84,7 +84,7 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
     pytest.importorskip(
         "opentelemetry.exporter.otlp.proto.http", reason='the extra "otel" is not installed'
     )
-    from collector import collecting  # noqa: PLC0415 - it needs the extra
+    from support.collector import collecting  # noqa: PLC0415 - it needs the extra
 
     with collecting() as collector:
         with serving(otlp_endpoint=collector.url, max_rank=5) as server:

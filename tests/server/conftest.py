@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from processes import Command, running_command
-from raw_calls import RawClient
-from serving import ServerThread, serving
+from support.processes import Command, running_command
+from support.raw_calls import RawClient
+from support.serving import ServerThread, serving
 
 
 @pytest.fixture(scope="session")

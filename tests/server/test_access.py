@@ -15,7 +15,12 @@ import grpc
 import pytest
 import trustme
 
-from every_method import (
+from gradwire import v1
+from gradwire_server.config.tokens import Scope, add_token, revoke_token
+from gradwire_server.config.version import VERSION
+from gradwire_server.rpc.health import has_list
+from gradwire_server.rpc.interceptors import SCOPES
+from support.every_method import (
     EVERY,
     HEALTH,
     REFLECTION,
@@ -28,15 +33,10 @@ from every_method import (
     methods_of_the_schema,
     own_address,
 )
-from gradwire import v1
-from gradwire_server.config.tokens import Scope, add_token, revoke_token
-from gradwire_server.config.version import VERSION
-from gradwire_server.rpc.health import has_list
-from gradwire_server.rpc.interceptors import SCOPES
-from papers import Pair, Papers, pair, trusting
-from raw_calls import RawClient, published_request, wait_idle, wait_until
-from serving import ServerThread, serving
+from support.papers import Pair, Papers, pair, trusting
+from support.raw_calls import RawClient, published_request, wait_idle, wait_until
 from support.served import refused, served
+from support.serving import ServerThread, serving
 
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=2)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)

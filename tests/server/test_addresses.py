@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from gradwire_server.command import gradwire_server
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
-from processes import Command, run_command, running_command
-from raw_calls import RawClient
-from serving import serving
+from support.processes import Command, run_command, running_command
+from support.raw_calls import RawClient
 from support.served import served
+from support.serving import serving
 
 CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 

@@ -11,7 +11,7 @@ import pytest
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import add_token, read_tokens, revoke_token
 from gradwire_server.security.authorization import Authorizer, Scope, is_local
-from raw_calls import wait_until
+from support.raw_calls import wait_until
 
 HERE, AWAY = "ipv4:127.0.0.1:40000", "ipv4:192.0.2.7:40000"
 LOCAL = (

@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.message import Message
 
 from gradwire import v1
-from raw_calls import RawClient, float32, identity_request, opening, published_request
-from refusals import check_in_band
+from support.raw_calls import RawClient, float32, identity_request, opening, published_request
+from support.refusals import check_in_band
 from support.served import BOTH_WAYS, ended, refused
 
 Change = Callable[[v1.EvaluateRequest], None]

@@ -15,12 +15,12 @@ import trustme
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.security.certificates import Certificates
-from papers import Pair, Papers, pair, trusting
-from processes import running_command
-from raw_calls import RawClient, published_request, wait_until
-from refusals import Refusal
-from serving import serving
 from support.load import repeated
+from support.papers import Pair, Papers, pair, trusting
+from support.processes import running_command
+from support.raw_calls import RawClient, published_request, wait_until
+from support.refusals import Refusal
+from support.serving import serving
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ import pytest
 from gradwire import Client, Item, ops, v1
 from gradwire_server.backends import cache_files, changeover
 from gradwire_server.local_client import LocalClient
-from many_calls import ManyCall, named
-from numba_here import compiled, needs_numba
-from processes import Command, is_running, running_command
-from raw_calls import (
+from support.kernels.numba_here import compiled, needs_numba
+from support.many_calls import ManyCall, named
+from support.processes import Command, is_running, running_command
+from support.raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
     chunks,
@@ -36,7 +36,7 @@ from raw_calls import (
     read_all,
     wait_until,
 )
-from scraping import scrape
+from support.scraping import scrape
 
 AUTO = ("--backend", "auto")
 CHANGED = " backend=numba_cpu after_s="

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradwire_server.config import container_limits
-from processes import run_command
+from support.processes import run_command
 
 GIB = 1 << 30
 

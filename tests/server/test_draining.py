@@ -14,8 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradwire import v1
-from processes import running_command
-from raw_calls import (
+from support.processes import running_command
+from support.raw_calls import (
     PATIENCE_S,
     REQUEST_ID,
     RawClient,
@@ -26,9 +26,9 @@ from raw_calls import (
     read_all,
     wait_until,
 )
-from serving import ServerThread
 from support.served import commanded, ended, served
-from waiting_streams import WaitingStream
+from support.serving import ServerThread
+from support.waiting_streams import WaitingStream
 
 
 def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:

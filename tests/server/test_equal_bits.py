@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import v1
-from raw_calls import (
+from support.raw_calls import (
     PATIENCE_S,
     Answer,
     RawClient,
@@ -24,8 +24,8 @@ from raw_calls import (
     published_request,
     read_all,
 )
-from serving import serving
 from support.served import ended
+from support.serving import serving
 
 TYPES: dict[int, np.dtype[np.generic]] = {
     v1.DataType.DATA_TYPE_FLOAT32: np.dtype(np.float32),

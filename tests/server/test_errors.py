@@ -15,12 +15,12 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
-from every_method import EVERY, call
 from gradwire import v1
 from gradwire_server import errors
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.status_map import STATUS, failure
+from support.every_method import EVERY, call
 from support.served import CODES, refused, served
 
 # Errors of the Open Inference Protocol; metrics count them as unknown operators.

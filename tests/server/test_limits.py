@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from gradwire import v1
-from raw_calls import (
+from support.raw_calls import (
     RawClient,
     as_stream,
     chunk,
@@ -17,9 +17,9 @@ from raw_calls import (
     published_request,
     wait_idle,
 )
-from refusals import check_in_band
-from serving import serving
+from support.refusals import check_in_band
 from support.served import BOTH_WAYS, copies, ended, refused, served
+from support.serving import serving
 
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
 

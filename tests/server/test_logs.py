@@ -17,9 +17,9 @@ import pytest
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from many_calls import ManyCall, named, rows
-from processes import Command, run_command, running_command
-from raw_calls import (
+from support.many_calls import ManyCall, named, rows
+from support.processes import Command, run_command, running_command
+from support.raw_calls import (
     PATIENCE_S,
     REQUEST_ID,
     TRACEPARENT,
@@ -29,7 +29,7 @@ from raw_calls import (
     wait_idle,
 )
 from support.served import commanded, copies, served, served_many
-from waiting_streams import WaitingStream
+from support.waiting_streams import WaitingStream
 
 
 def good_and_bad_calls(command: Command) -> None:

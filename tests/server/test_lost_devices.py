@@ -22,17 +22,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import simulated_device
-from callers import KINDS, Callers
-from cuda_here import needs_simulator
-from device_commands import FLAGS, PROGRAM, TESTS, serving, variables
 from gradwire import Client, Item, OutOfMemoryError, RetryPolicy, Timing, UnavailableError, ops, v1
 from gradwire_server import DeviceLostError, LocalClient, backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from processes import Command, is_running, run_command
-from raw_calls import RawClient, float32, opening, read_all, wait_until
-from scraping import get, scrape
+from support.callers import KINDS, Callers
+from support.kernels import simulated_device
+from support.kernels.cuda_here import needs_simulator
+from support.kernels.device_commands import FLAGS, PROGRAM, TESTS, serving, variables
+from support.processes import Command, is_running, run_command
+from support.raw_calls import RawClient, float32, opening, read_all, wait_until
+from support.scraping import get, scrape
 from support.served import ended, refused, served, silence
 
 pytestmark = needs_simulator
@@ -447,7 +447,7 @@ def test_a_device_that_was_never_there_keeps_no_other_one_from_serving(tmp_path:
 @pytest.mark.slow
 def test_a_worker_that_nothing_ends_holds_up_no_other_one_and_no_end(tmp_path: Path) -> None:
     """A driver may hold a process whatever signal it gets; here a supervisor's SIGKILL is lost."""
-    program = (str(TESTS / "unkillable.py"),)
+    program = (str(TESTS / "support" / "unkillable.py"),)
     flags = (*HTTP, "--stall-timeout-s", "2", "--grace-s", "0")
     with serving(tmp_path, *flags, devices=2, program=program) as command:
         command.wait_for_log(" worker serves ", times=2)
@@ -524,7 +524,7 @@ def test_a_start_that_cannot_be_ends_with_one_line(
 def test_a_local_client_says_that_the_device_is_lost_and_its_process_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "DEVICES", "simulated_device")
+    monkeypatch.setattr(backends, "DEVICES", "support.kernels.simulated_device")
     monkeypatch.setenv(simulated_device.FOLDER, str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with LocalClient("cuda") as local:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from every_method import SERVICE, call
 from gradwire._wire.framing import varint
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.rpc.codec import beside_data
-from many_calls import ManyCall, named
-from raw_calls import PATIENCE_S, RawClient, opening, published_request
-from refusals import Refusal, check_in_band, refusal_of
+from support.every_method import SERVICE, call
+from support.many_calls import ManyCall, named
+from support.raw_calls import PATIENCE_S, RawClient, opening, published_request
+from support.refusals import Refusal, check_in_band, refusal_of
 from support.served import ended, refused, send_bytes
 
 GARBAGE = {

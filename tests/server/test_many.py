@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gradwire import ops, tensors, v1
-from many_calls import ManyCall, named
-from raw_calls import (
+from support.many_calls import ManyCall, named
+from support.raw_calls import (
     PUBLISHED_RESULT,
     REQUEST_ID,
     RawClient,
@@ -22,8 +22,8 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from serving import ServerThread, serving
 from support.served import ended, summed
+from support.serving import ServerThread, serving
 
 OPERATOR = ops.to_message(ops.InterpolateBackward(mode="bilinear", data_format="NCX"))
 

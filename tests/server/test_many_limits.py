@@ -18,9 +18,9 @@ from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.batch import find_prepared
 from gradwire_server.scheduling.admission import Admission
-from many_calls import ManyCall, named, rows
-from nobody import Nobody
-from raw_calls import (
+from support.many_calls import ManyCall, named, rows
+from support.nobody import Nobody
+from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
     RawClient,
@@ -29,8 +29,8 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from serving import ServerThread, in_threads, serving
 from support.served import copies, ended, refused, served, served_many
+from support.serving import ServerThread, in_threads, serving
 
 STALL_S = 0.4
 NAMES = [str(number) for number in range(100)]

@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from gradwire import v1
-from many_calls import ManyCall, named
-from processes import EAGER, Command, memory_kib, run_command, running_command
-from raw_calls import (
+from support.many_calls import ManyCall, named
+from support.processes import EAGER, Command, memory_kib, run_command, running_command
+from support.raw_calls import (
     RawClient,
     as_stream,
     chunk,

@@ -14,11 +14,11 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
-from every_method import REFLECTION, bearer, call
 from gradwire import Client, ops
 from gradwire_server.rpc.interceptors import OPEN_INFERENCE_SCOPES
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE
-from inference_calls import (
+from support.every_method import REFLECTION, bearer, call
+from support.inference_calls import (
     DTYPES,
     MODEL,
     RESULT_SHAPE,
@@ -27,9 +27,9 @@ from inference_calls import (
     gradient,
     infer_request,
 )
-from raw_calls import wait_idle
-from refusals import Refusal
-from serving import ServerThread, serving
+from support.raw_calls import wait_idle
+from support.refusals import Refusal
+from support.serving import ServerThread, serving
 
 OPERATOR = "torch_upsample_backward"
 FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is

@@ -12,7 +12,7 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.errors import RETRY_AFTER_S
-from raw_calls import (
+from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
     Answer,
@@ -25,7 +25,7 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from raw_frames import (
+from support.raw_frames import (
     END_HEADERS,
     HEADERS,
     RawConnection,
@@ -34,10 +34,10 @@ from raw_frames import (
     frame,
     message,
 )
-from refusals import Refusal, check_in_band
-from serving import serving
+from support.refusals import Refusal, check_in_band
 from support.served import BOTH_WAYS, ended, refused, served
-from waiting_streams import WaitingStream
+from support.serving import serving
+from support.waiting_streams import WaitingStream
 
 
 class Held:

@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 import pytest
 
-from gated import gated, laborious, wait_for
 from gradwire import AsyncClient, Client, RetryPolicy, ops, v1
-from many_calls import ManyCall, named
-from raw_calls import (
+from support.gated import gated, laborious, wait_for
+from support.many_calls import ManyCall, named
+from support.raw_calls import (
     PATIENCE_S,
     RawClient,
     as_stream,
@@ -29,8 +29,8 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from serving import ServerThread, serving
 from support.served import copies, refused, served, silence
+from support.serving import ServerThread, serving
 
 # One that computes and one that is next.
 SLOTS = 2

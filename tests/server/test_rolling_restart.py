@@ -14,15 +14,15 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from callers import Callers
 from gradwire import v1
-from papers import Papers, trusting
-from processes import Command, running_command
-from raw_calls import PATIENCE_S, PUBLISHED_RESULT, RawClient, published_request, wait_until
-from relay import relaying
-from serving import serving
+from support.callers import Callers
+from support.papers import Papers, trusting
+from support.processes import Command, running_command
+from support.raw_calls import PATIENCE_S, PUBLISHED_RESULT, RawClient, published_request, wait_until
+from support.relay import relaying
 from support.served import served
-from waiting_streams import WaitingStream
+from support.serving import serving
+from support.waiting_streams import WaitingStream
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from gradwire_server.command import gradwire_server, read_settings
 from gradwire_server.config.settings import Settings
 from gradwire_server.scheduling.thread_pool import NICENESS
-from processes import run_command
-from serving import serving
+from support.processes import run_command
+from support.serving import serving
 
 NAMES = [field.name for field in fields(Settings)]
 # For each setting a value that is not its default, as text.

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gated import gated, wait_for
 from gradwire import Client, v1
 from gradwire.ops import DmlResampleGrad, to_message
-from raw_calls import PATIENCE_S, float32, wait_until
-from refusals import refusal_of
-from scraping import scrape
-from serving import ServerThread, serving
-from shared_segments import (
+from support.gated import gated, wait_for
+from support.raw_calls import PATIENCE_S, float32, wait_until
+from support.refusals import refusal_of
+from support.scraping import scrape
+from support.serving import ServerThread, serving
+from support.shared_segments import (
     F_SEAL_WRITE,
     PAGE,
     SEALS,

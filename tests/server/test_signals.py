@@ -13,10 +13,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from processes import environment, is_running, run_command, running_command
-from raw_calls import PATIENCE_S, wait_until
+from support.processes import environment, is_running, run_command, running_command
+from support.raw_calls import PATIENCE_S, wait_until
 from support.served import commanded
-from waiting_streams import WaitingStream
+from support.waiting_streams import WaitingStream
 
 # Sent by the process to itself right before it becomes the server: it waits there all the while.
 SIGNALLED_BEFORE = """

@@ -13,8 +13,8 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
-from many_calls import ManyCall, named
-from raw_calls import (
+from support.many_calls import ManyCall, named
+from support.raw_calls import (
     PATIENCE_S,
     RawClient,
     StreamCall,
@@ -28,9 +28,9 @@ from raw_calls import (
     wait_idle,
     wait_until,
 )
-from relay import relaying
-from serving import ServerThread, serving
+from support.relay import relaying
 from support.served import BOTH_WAYS, copies, ended, refused, served, silence, summed
+from support.serving import ServerThread, serving
 
 STALL_S = 0.4
 

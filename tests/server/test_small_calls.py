@@ -20,10 +20,18 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import ChecksumError, InvalidDataError
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.codec import RequestReader
-from processes import running_command
-from raw_calls import PATIENCE_S, REQUEST_ID, TRACEPARENT, RawClient, as_stream, float32, wait_until
+from support.processes import running_command
+from support.raw_calls import (
+    PATIENCE_S,
+    REQUEST_ID,
+    TRACEPARENT,
+    RawClient,
+    as_stream,
+    float32,
+    wait_until,
+)
 from support.served import refused, served
-from waiting_streams import WaitingStream
+from support.waiting_streams import WaitingStream
 
 
 def request(seed: int, *, scale: float = 0.5, request_id: str = REQUEST_ID) -> v1.EvaluateRequest:

@@ -19,15 +19,15 @@ import numpy.typing as npt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from command_line import run_here
 from gradwire import Client, RetryPolicy, UnavailableError, ops, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import BandedMap, Plan
-from processes import environment, run_command
-from raw_calls import PATIENCE_S, RawClient, as_stream, published_request, wait_until
-from refusals import check_in_band, check_refusal
-from serving import ServerThread
+from support.command_line import run_here
+from support.processes import environment, run_command
+from support.raw_calls import PATIENCE_S, RawClient, as_stream, published_request, wait_until
+from support.refusals import check_in_band, check_refusal
+from support.serving import ServerThread
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 SMALL = np.ones((4, 4), np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gradwire import v1
-from raw_calls import (
+from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
@@ -26,7 +26,7 @@ from raw_calls import (
     read_all,
     wait_idle,
 )
-from refusals import Refusal
+from support.refusals import Refusal
 from support.served import ended, refused, served, silence
 
 Messages = list[v1.EvaluateStreamRequest]

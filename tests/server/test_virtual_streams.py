@@ -11,14 +11,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import virtual_calls
 from gradwire import v1
 from gradwire_server.engine import at_once
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.stream import EvaluationStream
-from raw_calls import chunk, float32, identity_request, opening
-from virtual_calls import VirtualCall
+from support import virtual_calls
+from support.raw_calls import chunk, float32, identity_request, opening
+from support.virtual_calls import VirtualCall
 
 ROWS, COLUMNS = 64, 8
 STALL_S = 20.0

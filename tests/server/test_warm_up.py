@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from many_calls import ManyCall, named
-from processes import environment, run_command, running_command
-from raw_calls import PATIENCE_S, REQUEST_ID, RawClient, published_request
-from scraping import scrape
-from serving import serving
+from support.many_calls import ManyCall, named
+from support.processes import environment, run_command, running_command
+from support.raw_calls import PATIENCE_S, REQUEST_ID, RawClient, published_request
+from support.scraping import scrape
+from support.serving import serving
 
 # Tells what it has imported since it serves, once all that came was answered.
 SERVING = """

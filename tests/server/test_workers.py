@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from callers import Callers
 from gradwire import v1
 from gradwire_server.config.addresses import held
 from gradwire_server.config.settings import Settings
@@ -24,9 +23,10 @@ from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import Crew
 from gradwire_server.processes.worker_config import WorkerConfig, share
-from papers import Papers
-from processes import Command, is_running, run_command, running_command
-from raw_calls import PATIENCE_S, RawClient, wait_until
+from support.callers import Callers
+from support.papers import Papers
+from support.processes import Command, is_running, run_command, running_command
+from support.raw_calls import PATIENCE_S, RawClient, wait_until
 
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 CORES = sorted(os.sched_getaffinity(0))

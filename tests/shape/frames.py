@@ -22,9 +22,9 @@ from typing import IO
 import numpy as np
 
 from gradwire import Client, ops, v1
-from processes import environment
-from raw_calls import RawClient, chunk, float32, opening
 from shape.recording import Recorder
+from support.processes import environment
+from support.raw_calls import RawClient, chunk, float32, opening
 
 _READY = "gradwire-server listening on "
 # NumPy's, which is there at once: compiled kernels take half a minute where none are kept.

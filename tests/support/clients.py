@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, Item, RetryPolicy, ops
-from raw_calls import wait_until
-from relay import Relay
+from support.raw_calls import wait_until
+from support.relay import Relay
 
 Face = type[Client]
 OnProgress = Callable[[int, int], object]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving import ServerThread, serving
+from support.serving import ServerThread, serving
 
 SHAPE = (1, 3, 256, 256)
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 512, 512)).astype(np.float32)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from raw_calls import wait_until
+from support.raw_calls import wait_until
 
 
 @dataclass

@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from every_method import SERVICE, call
 from gradwire import v1
-from many_calls import ManyCall
-from processes import Command, running_command
-from raw_calls import PATIENCE_S, Answer, RawClient, float32, identity_request, read_all
-from refusals import Refusal, check_in_band, check_refusal
-from serving import ServerThread, serving
+from support.every_method import SERVICE, call
+from support.many_calls import ManyCall
+from support.processes import Command, running_command
+from support.raw_calls import PATIENCE_S, Answer, RawClient, float32, identity_request, read_all
+from support.refusals import Refusal, check_in_band, check_refusal
+from support.serving import ServerThread, serving
 
 BOTH_WAYS = ["Evaluate", "EvaluateStream"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.observability.definitions import METRICS
-from raw_calls import (
+from support.raw_calls import (
     PATIENCE_S,
     RawClient,
     as_stream,
@@ -21,8 +21,8 @@ from raw_calls import (
     published_request,
     wait_until,
 )
-from scraping import Scrape, scrape
-from serving import ServerThread, serving
+from support.scraping import Scrape, scrape
+from support.serving import ServerThread, serving
 
 STREAM = {"method": "EvaluateStream"}
 MANY = {"method": "EvaluateMany"}

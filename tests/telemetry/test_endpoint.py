@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from processes import run_command, running_command
-from raw_calls import PATIENCE_S, RawClient, wait_until
-from scraping import get, scrape
-from serving import ServerThread, serving
+from support.processes import run_command, running_command
+from support.raw_calls import PATIENCE_S, RawClient, wait_until
+from support.scraping import get, scrape
+from support.serving import ServerThread, serving
 
 HERE = "127.0.0.1:0"
 

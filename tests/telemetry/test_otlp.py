@@ -11,11 +11,11 @@ pytest.importorskip(
     "opentelemetry.exporter.otlp.proto.http", reason='the extra "otel" is not installed'
 )
 
-from collector import Collector, Seen, collecting
 from gradwire_server.observability.definitions import PHASES
-from processes import running_command
-from raw_calls import TRACEPARENT, RawClient, as_stream, published_request
-from serving import serving
+from support.collector import Collector, Seen, collecting
+from support.processes import running_command
+from support.raw_calls import TRACEPARENT, RawClient, as_stream, published_request
+from support.serving import serving
 
 EVALUATE = "gradwire.v1.GradientService/Evaluate"
 STREAM = "gradwire.v1.GradientService/EvaluateStream"

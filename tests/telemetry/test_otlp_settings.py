@@ -12,7 +12,7 @@ import pytest
 from gradwire_server.config.settings import Settings
 from gradwire_server.exporters import open_site, tracer
 from gradwire_server.observability import Ledgers
-from processes import run_command, running_command
+from support.processes import run_command, running_command
 
 URL = "http://127.0.0.1:1"
 ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gradwire import Client, ops
-from processes import Command, running_command
-from raw_calls import RawClient, published_request, wait_until
-from scraping import Scrape, scrape
+from support.processes import Command, running_command
+from support.raw_calls import RawClient, published_request, wait_until
+from support.scraping import Scrape, scrape
 
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "127.0.0.1:0")
 KILLS = 4

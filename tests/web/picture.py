@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import ViewportSize
 
-from chromium import browsing
 from gradwire import Client, GradwireError, ops
-from processes import running_command
-from raw_calls import RawClient, published_request
+from support.chromium import browsing
+from support.processes import running_command
+from support.raw_calls import RawClient, published_request
 
 FLAGS = ("--workers", "2", "--max-streams", "32", "--http-port", "0")
 SMALL = ops.InterpolateBackward(mode="bilinear", data_format="NCX")

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-import scraping
 from gradwire_server.config.tokens import Scope, add_token
-from processes import run_command
-from raw_calls import wait_until
-from serving import serving
+from support import scraping
+from support.processes import run_command
+from support.raw_calls import wait_until
+from support.serving import serving
 
 SECRETS = ("/", "/status.json", "/metrics", "/nothing")
 HEALTH = ("/healthz", "/readyz")

@@ -13,11 +13,11 @@ pytest.importorskip("playwright", reason="Playwright is not installed: pip insta
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from chromium import browsing
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
-from raw_calls import RawClient, published_request
-from serving import ServerThread, serving
+from support.chromium import browsing
+from support.raw_calls import RawClient, published_request
+from support.serving import ServerThread, serving
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 MARKED = "window.unchanged = document.getElementById('settings')"

@@ -20,8 +20,8 @@ from gradwire_server.admin_http.listener import (
     Request,
     next_request,
 )
-from raw_calls import RawClient
-from serving import ServerThread, serving
+from support.raw_calls import RawClient
+from support.serving import ServerThread, serving
 
 EMPTY = b"\r\n\r\n"
 # Of an attacker's site whose name leads to this machine.

@@ -21,9 +21,9 @@ from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.config.version import VERSION
 from gradwire_server.observability.cells import TOTAL, Worker, place
 from gradwire_server.observability.definitions import READY
-from processes import Command, memory_kib, running_command
-from raw_calls import RawClient, as_stream, published_request, wait_until
-from serving import ServerThread, serving
+from support.processes import Command, memory_kib, running_command
+from support.raw_calls import RawClient, as_stream, published_request, wait_until
+from support.serving import ServerThread, serving
 
 ITEM = ops.InterpolateBackward(mode="nearest", data_format="NCX"), np.ones((1, 1, 4, 4), np.float32)
 

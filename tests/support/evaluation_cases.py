@@ -1,0 +1,109 @@
+"""Small evaluations of every layout, and what the backend makes of each in one go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gradwire_server.backends import Backend
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.engine import EvaluationRequest, Prepared, TensorSpec, in_memory
+from gradwire_server.engine.layout import lay_out
+from gradwire_server.engine.tiling import walk_over
+from gradwire_server.plans import BandedMap, Plan
+from support.kernels.backend_calls import applied
+
+BACKEND = NumpyCpu()
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan with tensors laid out some way; slab in elements."""
+
+    plan: Plan
+    source: TensorSpec
+    result: TensorSpec
+    slab: int
+
+    def evaluation(self) -> Prepared:
+        """Prepare it, without any limits."""
+        walk = walk_over(lay_out(self.source, self.result), self.plan, self.slab)
+        request = EvaluationRequest("test", (), self.source, self.result)
+        return Prepared(request, self.result, self.plan, walk)
+
+
+@st.composite
+def maps(draw: st.DrawFn, inputs: int) -> BandedMap:
+    """Monotone bands of any width, empty ones and reversed ones included."""
+    outputs = draw(st.integers(1, 12))
+    width = draw(st.integers(1, inputs))
+    first = sorted(draw(st.lists(st.integers(0, inputs - 1), min_size=outputs, max_size=outputs)))
+    if draw(st.booleans()):
+        first.reverse()
+    index = np.minimum(np.array(first)[:, None] + np.arange(width), inputs - 1)
+    numbers = st.integers(-3, 3)
+    weight = draw(st.lists(numbers, min_size=outputs * width, max_size=outputs * width))
+    return BandedMap.from_taps(
+        index, np.array(weight, np.float64).reshape(outputs, width) / 4, inputs=inputs
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    rank = draw(st.integers(1, 4))
+    sizes = tuple(draw(st.integers(1, 9)) for _ in range(rank))
+    bands = [draw(st.none() | maps(size)) for size in sizes]
+    plan = Plan.build(bands, sizes, fill=draw(st.sampled_from([0.0, 7.0])))
+    dtype = np.dtype(draw(st.sampled_from([np.float32, np.float16, np.float64])))
+    order = draw(st.permutations(range(rank)))
+    same = draw(st.booleans())
+    broadcast = {axis for axis in range(rank) if draw(st.integers(0, 3)) == 0}
+    source = _spec(dtype, sizes, order, broadcast)
+    result_order = order if same else draw(st.permutations(range(rank)))
+    result = _spec(dtype, plan.output_shape, result_order, set())
+    return Case(plan, source, result, draw(st.integers(1, 200)))
+
+
+def _spec(
+    dtype: np.dtype[np.generic], sizes: tuple[int, ...], order: list[int], broadcast: set[int]
+) -> TensorSpec:
+    strides = [0] * len(sizes)
+    step = 1
+    for axis in reversed(order):
+        if axis not in broadcast:
+            strides[axis] = step
+            step *= sizes[axis]
+    return TensorSpec(dtype, sizes, tuple(strides))
+
+
+def data_for(spec: TensorSpec, seed: int = 0) -> Bytes:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=spec.wire_bytes // spec.dtype.itemsize).astype(spec.dtype)
+    return values.view(np.uint8)
+
+
+def strided(data: Bytes, spec: TensorSpec) -> NDArray[np.generic]:
+    """See wire bytes as the logical array."""
+    reach = 1 + sum((n - 1) * s for n, s in zip(spec.sizes, spec.strides, strict=True))
+    values = data.view(spec.dtype)
+    assert len(values) == reach
+    strides = [stride * spec.dtype.itemsize for stride in spec.strides]
+    return np.lib.stride_tricks.as_strided(values, spec.sizes, strides)
+
+
+def computed(prepared: Prepared, data: Bytes, backend: Backend = BACKEND) -> Bytes:
+    """Execute all steps in memory."""
+    result = np.full(prepared.output.wire_bytes, 0xA5, np.uint8)
+    for _ in in_memory(prepared, result, data, backend):
+        pass
+    return result
+
+
+def expected(case: Case, data: Bytes) -> Bytes:
+    result = applied(BACKEND, case.plan, strided(data, case.source), case.result.dtype)
+    order = sorted(range(len(case.result.sizes)), key=lambda axis: -case.result.strides[axis])
+    return np.ascontiguousarray(result.transpose(order)).reshape(-1).view(np.uint8)

@@ -1,0 +1,62 @@
+"""A server whose computations wait for the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy.typing as npt
+
+from gradwire import v1
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.plans import Plan
+from support.raw_calls import PATIENCE_S, float32, identity_request, wait_until
+from support.serving import ServerThread
+
+# Too much to be computed on the event loop.
+LABORIOUS = 1 << 17
+
+
+class Gated(NumpyCpu):
+    """Computes as NumPy does, large plans once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+        """As NumPy."""
+        if plan.work > LABORIOUS:
+            assert self.gate.wait(PATIENCE_S)
+        super().apply(plan, x, y)
+
+
+@contextmanager
+def gated(**settings: Any) -> Generator[tuple[ServerThread, threading.Event]]:
+    """Run a server of one thread that computes; give it and its gate, which is closed."""
+    backend = Gated()
+    server = ServerThread(backend=backend, compute_threads=1, **{"max_queue_s": 60.0, **settings})
+    server.start()
+    backend.gate.clear()
+    try:
+        yield server, backend.gate
+    finally:
+        backend.gate.set()
+        server.stop()
+
+
+def laborious() -> v1.EvaluateRequest:
+    """Ask for much work in one step with 4 bytes, for a result of 16."""
+    request = identity_request(1, data=bytes(4))
+    request.input.CopyFrom(float32(512, 512, strides=(0, 0)))
+    request.output.CopyFrom(float32(2, 2))
+    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
+    return request
+
+
+def wait_for(server: ServerThread, *, computing: int, waiting: int) -> None:
+    """Wait until so many slots are taken and so many evaluations wait for one."""
+    admission = server.server.service.admission
+    wait_until(lambda: (admission.computing, admission.queue_depth) == (computing, waiting))

@@ -1,0 +1,159 @@
+"""Tensors of more than 2**31 numbers, of which nearly all are pages of zeros that nobody touches.
+
+Only the last blocks of each launch run, and only what they write is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudasim.module import Buffer, Module
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends.cuda import dispatch, programs
+from gradwire_server.plans import BandedMap, Plan
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
+from support.oracles import oracles
+
+# Outputs along the first axis that one thread makes one after the other, at most.
+_STRIP = 64
+
+_HALF = np.dtype(np.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Huge:
+    """A plan for a huge tensor, and how much of its end is looked at.
+
+    shape   of the input
+    moving  maps by axis
+    tail    outputs along the first axis that are computed
+    seen    how many numbers at the end of them are compared, 0 for all
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    moving: Mapping[int, BandedMap] = field(default_factory=dict[int, BandedMap])
+    tail: int = 2
+    seen: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        """The whole of it."""
+        return _plan(self.shape, self.moving)
+
+    @property
+    def program(self) -> programs.Program:
+        """Its launches."""
+        return dispatch.program(self.plan, _HALF, _HALF)
+
+    def check(self, module: Module) -> None:
+        """Assert that the end of the result has NumPy's bits."""
+        plan = self.plan
+        first, bands = self._end(plan)
+        rng = np.random.default_rng(len(self.name))
+        x = rng.standard_normal((self.shape[0] - first, *self.shape[1:])).astype(_HALF)
+        expected = applied(NumpyCpu(), _plan(x.shape, {**self.moving, **bands}), x, _HALF)
+        expected = expected.ravel()[-self.seen :]
+        source = module.sparse(math.prod(self.shape) * _HALF.itemsize)
+        source.view(_HALF, x.size, first=math.prod(self.shape) - x.size)[:] = x.ravel()
+        share = (self.tail + _STRIP) / plan.output_shape[0]
+        y = module.sparse(_size(plan) * _HALF.itemsize)
+        _run_last_blocks(module, self.program, source, y, share=share)
+        last = y.view(_HALF, expected.size, first=_size(plan) - expected.size)
+        oracles.same_bits(last, expected)
+
+    def _end(self, plan: Plan) -> tuple[int, dict[int, BandedMap]]:
+        """Return the first input that the tail reads, and the map of axis 0 from there on."""
+        bands = self.moving.get(0)
+        if bands is None:
+            return self.shape[0] - self.tail, {}
+        first = bands.outputs - self.tail
+        low = int(bands.start[first:].min())
+        return low, {0: bands.window(first, bands.outputs, low, bands.inputs)}
+
+
+def check_huge_rows(module: Module) -> None:
+    """Assert the same of two rows of 2**30 numbers each that become three."""
+    length, seen, filled = 2**30 + 8, 500, 1 << 16
+    bands = maps.linear(2, 3)
+    plan = _plan((2, length), {0: bands})
+    x = np.random.default_rng(1).standard_normal((2, filled)).astype(_HALF)
+    expected = applied(NumpyCpu(), _plan(x.shape, {0: bands}), x, _HALF)
+    source = module.sparse(2 * length * _HALF.itemsize)
+    for row in range(2):
+        source.view(_HALF, filled, first=(row + 1) * length - filled)[:] = x[row]
+    program = dispatch.program(plan, _HALF, _HALF)
+    y = module.sparse(_size(plan) * _HALF.itemsize)
+    _run_last_blocks(module, program, source, y, share=8 / 2**20)
+    last = y.view(_HALF, seen, first=_size(plan) - seen)
+    oracles.same_bits(last, expected[-1, -seen:].copy())
+
+
+def huge() -> list[Huge]:
+    """Return a plan for each kernel, whose input or output has more than 2**31 numbers."""
+    up, down = maps.linear, maps.linear(500, 1000).adjoint()
+    gaps = maps.thinned(maps.linear(8, 6), np.arange(6) == 5)
+    return [
+        Huge("one axis, much inside", (300_000, 9, 1000), {1: maps.cubic(9, 7)}),
+        Huge("one axis, little inside", (90_000_000, 9, 3), {1: up(9, 10)}, tail=9),
+        Huge("the last axis", (2_200_000, 1000), {1: down}, tail=40),
+        Huge("the last axis, more out", (2_200_000, 500), {1: up(500, 1000)}, tail=40),
+        Huge("two axes", (9000, 500, 500), {1: up(500, 400), 2: up(500, 411)}),
+        Huge("two axes, more out", (9000, 410, 401), {1: up(410, 500), 2: up(401, 501)}),
+        Huge("two axes by steps", (2200, 1000, 1000), {1: down, 2: down}),
+        Huge("two axes of channels", (36_000, 31, 31, 64), {1: up(31, 20), 2: up(31, 22)}),
+        Huge("copied to more", (9000, 250, 250), {1: maps.nearest(250, 500), 2: _TWICE}),
+        Huge("copied to fewer", (9000, 500, 500), {1: maps.nearest(500, 250), 2: _HALVED}),
+        Huge("gaps", (300_000, 8, 30, 30), {1: gaps, 2: up(30, 31), 3: up(30, 40)}),
+        Huge("one large image", (47_000, 47_000), {0: up(47_000, 46_000), 1: up(47_000, 46_000)}),
+        Huge("one large image by steps", (47_104, 47_104), {0: _LARGE, 1: _LARGE}),
+        Huge("one large image of channels", (17_000, 17_000, 8), {0: _WIDE, 1: _WIDE}, seen=200),
+        Huge("one large image, copied", (23_500, 23_500), {0: _NEAREST, 1: _NEAREST}),
+    ]
+
+
+_TWICE, _HALVED = maps.nearest(250, 500), maps.nearest(500, 250)
+_LARGE = maps.linear(23_552, 47_104).adjoint()
+_WIDE = maps.linear(17_000, 16_500)
+_NEAREST = maps.nearest(23_500, 47_000)
+
+
+def _plan(shape: tuple[int, ...], moving: Mapping[int, BandedMap]) -> Plan:
+    return Plan.build([moving.get(axis) for axis in range(len(shape))], shape, fill=-1.5)
+
+
+def _size(plan: Plan) -> int:
+    return math.prod(plan.output_shape)
+
+
+def _run_last_blocks(
+    module: Module, program: programs.Program, x: Buffer, y: Buffer, *, share: float
+) -> None:
+    """Run the share of each launch's blocks that comes last, in the last slice of the program."""
+    buffers = {programs.Buffer("x"): x, programs.Buffer("y"): y}
+    tables = map(module.holding, program.tables)
+    buffers.update({programs.Buffer("table", i): one for i, one in enumerate(tables)})
+    scratch = map(module.sparse, program.scratch)
+    buffers.update({programs.Buffer("scratch", i): one for i, one in enumerate(scratch)})
+    addresses = {place: buffer.address for place, buffer in buffers.items()}
+    # The first launch of each slice is the one that reads x.
+    slices = [number for number, one in enumerate(program.launches) if _reads_x(one)]
+    for launch in program.launches[slices[-1] :]:
+        blocks = math.prod(launch.grid)
+        count = min(blocks, math.ceil(blocks * share * len(slices)) + 2)
+        module.launch(
+            launch.kernel.expression,
+            launch.grid,
+            launch.block,
+            launch.resolved(addresses),
+            blocks=(blocks - count, blocks),
+        )
+
+
+def _reads_x(launch: programs.Launch) -> bool:
+    return any(isinstance(one, programs.Buffer) and one.place == "x" for one in launch.arguments)

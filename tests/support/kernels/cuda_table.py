@@ -1,0 +1,265 @@
+"""What every device that runs the CUDA kernels must compute with NumPy's bits, row by row.
+
+A device is anything with a backend's apply(): the simulated ones of cuda_device.py and a real GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zlib
+from collections.abc import Collection, Iterator
+from functools import cache
+from itertools import product
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends.cuda import dispatch
+from gradwire_server.backends.cuda.programs import Kernel
+from gradwire_server.plans import BandedMap, Plan
+from support.kernels import kernel_cases, kernel_table
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import Applies, applied
+from support.kernels.kernel_cases import FORMATS, Case, Formats
+from support.oracles import oracles
+
+# Numbers that a row for the sanitizers reads and writes.
+_SMALL = 20_000
+
+
+Numbers = Literal["ordinary", "strewn", "special"]
+_NUMBERS: list[Numbers] = ["strewn", "ordinary", "special"]
+
+
+class Row(NamedTuple):
+    """One plan on numbers of one type, to results of one type.
+
+    numbers  ordinary; or with Inf, NaN, denormals and zeros of both signs strewn in; or only those
+    """
+
+    case: Case
+    formats: Formats
+    numbers: Numbers
+
+    @property
+    def name(self) -> str:
+        """Sentence that names it."""
+        arriving, leaving = self.formats
+        return f"{self.case.name}, {self.numbers} {arriving} to {leaving}"
+
+    @property
+    def kernels(self) -> frozenset[Kernel]:
+        """The kernels that its program launches."""
+        program = dispatch.program(self.case.plan, *self.formats)
+        return frozenset(launch.kernel for launch in program.launches)
+
+    def check(self, device: Applies) -> None:
+        """Assert that a device gives NumPy's bits."""
+        oracles.same_bits(self.result(device), self.result(NumpyCpu()))
+
+    def result(self, device: Applies) -> oracles.Tensor:
+        """Return what a device gives."""
+        return applied(device, self.case.plan, self._x(), self.formats[1])
+
+    def _x(self) -> oracles.Tensor:
+        if self.numbers != "special":
+            special = self.numbers == "strewn"
+            return kernel_cases.numbers(self.case, self.formats[0], special=special)
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        with np.errstate(all="ignore"):
+            values = np.array(oracles.VALUES).astype(self.formats[0])
+        return rng.choice(values, self.case.plan.input_shape)
+
+
+def cases() -> list[Case]:
+    """Return all plans."""
+    return [*kernel_table.cases(), *own_cases()]
+
+
+def rows_of(case: Case) -> Iterator[Row]:
+    """Yield one plan's rows: in three of the formats, and in all where it is the table's own."""
+    formats = FORMATS if case in own_cases() else kernel_cases.some_formats(case)
+    for number, one in enumerate(formats):
+        yield Row(case, one, _NUMBERS[number % len(_NUMBERS)])
+
+
+def rows() -> list[Row]:
+    """Return the whole table."""
+    return [row for case in cases() for row in rows_of(case)]
+
+
+def watched_rows() -> list[Row]:
+    """Return rows for the sanitizers, which take long: small tensors, one type of each size."""
+    one_of_each_size = [np.dtype(one) for one in (np.float16, np.float32, np.float64)]
+    return [
+        row
+        for row in rows()
+        if row.formats[0] == row.formats[1]
+        and row.formats[0] in one_of_each_size
+        and math.prod(row.case.plan.input_shape) + math.prod(row.case.plan.output_shape) <= _SMALL
+    ]
+
+
+def digest(device: Applies, some: Collection[Row]) -> str:
+    """Return one hash of all results, every NaN being the same."""
+    found = hashlib.sha256()
+    for row in some:
+        found.update(oracles.canonical(row.result(device)).tobytes())
+    return found.hexdigest()
+
+
+@cache
+def own_cases() -> list[Case]:
+    """Return the plans that are there for what only CUDA kernels tell apart."""
+    return [
+        *_steps(),
+        *_ranks(),
+        *_layouts(),
+        *_small_planes(),
+        *_awkward(),
+        *_long_bands(),
+        *_few_taps(),
+        *_many_slices(),
+        *_vectors(),
+    ]
+
+
+def _case(name: str, shape: tuple[int, ...], moving: dict[int, BandedMap]) -> Case:
+    return Case(name, Plan.build([moving.get(axis) for axis in range(len(shape))], shape))
+
+
+def _steps() -> Iterator[Case]:
+    """Shrink rows and columns by 2 and by 4, in rows of whole vectors and in others.
+
+    A warp has 32 lanes of 16 bytes; rows around that many numbers are split differently.
+    """
+    sides = {
+        "one lane": (1, 3, 8),
+        "a part of a warp": (3, 5, 16),
+        "a full warp": (2, 4, 128),
+        "more than a warp": (2, 3, 132),
+        "several tiles": (1, 9, 520),
+        "rows that are no vectors": (2, 3, 9),
+        "a single row": (5, 1, 32),
+        "more rows than a strip": (1, 67, 8),
+    }
+    for (name, (outer, height, width)), step in product(sides.items(), (2, 4)):
+        for kind in (maps.linear, maps.nearest, *[maps.cubic] * (step == 2)):
+            rows = kind(height, step * height).adjoint()
+            columns = kind(width, step * width).adjoint()
+            shape = (outer, rows.inputs, columns.inputs)
+            where = f"{kind.__name__} steps of {step}, {name}"
+            yield _case(where, shape, {1: rows, 2: columns})
+
+
+def _ranks() -> Iterator[Case]:
+    """Move the first, a middle and the last axis, and all, of tensors of 1 to 8 axes."""
+    for rank in range(1, 9):
+        shape = (5, 4, 3, 2, 3, 2, 3, 4)[:rank]
+        for axis in sorted({0, rank // 2, rank - 1}):
+            up = maps.cubic(shape[axis], 2 * shape[axis] + 1)
+            yield _case(f"axis {axis} of {rank}", shape, {axis: up})
+        if rank > 1:
+            each = {axis: maps.linear(size, size + axis % 2) for axis, size in enumerate(shape)}
+            yield _case(f"every axis of {rank}", shape, each)
+
+
+def _layouts() -> Iterator[Case]:
+    """Move two and three axes with channels before them, behind them, and in between."""
+    kinds = {"linear": maps.linear, "cubic": maps.cubic, "nearest": maps.nearest, "area": maps.area}
+    for (name, kind), channels in product(kinds.items(), (1, 3, 8, 131)):
+        up, back = kind(7, 12), kind(6, 11).adjoint()
+        yield _case(f"{name}, {channels} channels first", (2, channels, 7, 11), {2: up, 3: back})
+        yield _case(f"{name}, {channels} channels last", (2, 7, 11, channels), {1: up, 2: back})
+        yield _case(f"{name}, {channels} between", (2, 7, channels, 11), {1: up, 3: back})
+    same = maps.cubic(9, 8)
+    for channels in (1, 5, 16, 131):
+        shape = (7, 9, channels)
+        yield _case(f"four read a column of {channels}", shape, {0: maps.area(7, 3), 1: same})
+        deep = {1: maps.linear(3, 6), 2: maps.linear(4, 8), 3: maps.linear(5, 10)}
+        yield _case(f"three axes, {channels} channels", (2, 3, 4, 5, channels), deep)
+
+
+_LONG = ((9, 30, 2), (1, 2048, 2), (3, 2600, 3), (70, 2500, 1), (2, 4100, 300))
+
+
+def _long_bands() -> Iterator[Case]:
+    """Read more of a row for each result than is held of it at once, or than weights are."""
+    rng = np.random.default_rng(8)
+    for rows, length, outputs in _LONG:
+        bands = maps.wide(rng, length, outputs)
+        yield _case(f"{rows} times {outputs} of {length}", (rows, length), {1: bands})
+
+
+def _vectors() -> Iterator[Case]:
+    """March along rows of whole vectors, in tiles that begin anywhere."""
+    rows = maps.linear(10, 23).adjoint()
+    for channels, width in {1: 232, 3: 116}.items():
+        columns = maps.linear(width // 2 - 9, width).adjoint()
+        of, shape = f", {channels} channels" * (channels > 1), (2, 23, width, channels)
+        yield _case(f"rows of vectors, several tiles{of}", shape, {1: rows, 2: columns})
+        yield _case(f"rows of vectors, alone{of}", shape[1:], {1: columns})
+
+
+def _many_slices() -> Iterator[Case]:
+    """Have several launches and many outer slices, of whole vectors and of others."""
+    rng = np.random.default_rng(10)
+    gaps = maps.thinned(maps.linear(4, 6), rng.random(6) < 0.3)
+    for name, inner in {"slices of vectors": 8, "slices of odd lengths": 5}.items():
+        moving = {1: gaps, 2: maps.cubic(3, 5), 3: maps.linear(inner, 2 * inner)}
+        yield Case.of(f"many {name}", (50, 4, 3, inner), moving, fill=2.5)
+
+
+def _few_taps() -> Iterator[Case]:
+    """Have at most one or two taps on rows and columns, and outputs without taps."""
+    rng = np.random.default_rng(9)
+    halved, sparse = maps.linear(40, 20).adjoint(), maps.linear(80, 20).adjoint()
+    gaps = maps.thinned(maps.linear(30, 40), rng.random(40) < 0.3)
+    for channels in (1, 3):
+        of, shape = f"of rows with gaps, {channels} channels", (3, 20, 20, channels)
+        yield Case.of(f"one tap {of}", shape, {1: sparse, 2: halved}, fill=-1.5)
+    yield Case.of("one tap of columns with gaps", (5, 20, 20), {1: halved, 2: sparse}, fill=-1.5)
+    yield Case.of("two taps of columns with gaps", (3, 30, 30), {1: gaps, 2: gaps}, fill=-1.5)
+    turned = maps.backwards(maps.linear(30, 40))
+    yield _case("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
+    for name, bands in {"one": sparse, "two": gaps}.items():
+        both = {
+            axis: maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz)) for axis in (1, 2)
+        }
+        yield _case(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
+
+
+def _small_planes() -> Iterator[Case]:
+    """Have many planes of a few numbers, and planes narrower than a lane."""
+    for side in (1, 2, 3, 7, 14):
+        up = maps.linear(side, 2 * side)
+        moving = {1: up.adjoint(), 2: up.adjoint()}
+        yield _case(f"planes of {2 * side}", (301, 2 * side, 2 * side), moving)
+        yield _case(f"planes to {2 * side}", (301, side, side), {1: up, 2: up})
+    thirds = maps.area(30, 3)
+    yield _case("narrow planes, wide bands", (41, 30, 30), {1: thirds, 2: thirds})
+    yield _case("narrow planes, wide bands, last", (301, 30), {1: thirds})
+
+
+def _awkward() -> Iterator[Case]:
+    """Have weights that are zeros of both signs, denormals, huge and inexact numbers."""
+    rng = np.random.default_rng(7)
+
+    def awkward(bands: BandedMap) -> BandedMap:
+        return maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz))
+
+    single = maps.stepped(90, 45, step=2, taps=[1], weights=[1.0])
+    for name, bands in {
+        "one tap": single,
+        "several taps": maps.cubic(90, 70),
+        "a step": maps.linear(45, 90).adjoint(),
+        "gaps": maps.thinned(maps.linear(90, 60), rng.random(60) < 0.3),
+    }.items():
+        one, other = awkward(bands), awkward(bands)
+        yield _case(f"awkward weights, {name}, last", (7, 90), {1: one})
+        yield _case(f"awkward weights, {name}, inside", (3, 90, 16), {1: one})
+        yield _case(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})
+        moving = {0: one, 1: other}
+        yield _case(f"awkward weights, {name}, channels", (90, 90, 8), moving)

@@ -1,0 +1,95 @@
+"""Simulated GPUs for real servers, which tests tell to fail through files in a folder.
+
+    python -m support.kernels.simulated_device FLAGS    is gradwire-server, but for its devices
+
+Files, N being the number of a GPU; those of one failure are taken away by the first process that
+meets them:
+
+count      how many GPUs there are; 1 without it
+missing    no GPU is found
+absent-N   the GPU cannot be opened, by whatever process
+waits-N    processes that open the GPU wait until the file is gone
+load-N     one process loses the GPU as it opens it
+broken-N   one process loses the GPU as it next uses it
+hung-N     one process finds that the GPU never answers again
+full-N     the GPU has no memory left
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from gradwire_server import __main__ as server
+from gradwire_server import backends
+from gradwire_server.errors import DeviceLostError
+from support.kernels import cuda_device
+from support.kernels.cuda_device import SimulatedDevice, SimulatedMemory
+
+# The variable that names the folder.
+FOLDER = "SIMULATED_DEVICES"
+NONE = "the NVIDIA driver sees no device"
+ILLEGAL = "an illegal memory access was encountered"
+AWAY = "all CUDA-capable devices are busy or unavailable"
+
+
+def check() -> int:
+    """Return how many devices there are, as the module of `backends.DEVICES` does."""
+    folder = Path(os.environ[FOLDER])
+    if (folder / "missing").exists():
+        raise ImportError(NONE)
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = folder / "count"
+    there = int(count.read_text()) if count.exists() else 1
+    return there if named is None else len(named.split(","))
+
+
+def open_device(*, cache_dir: str) -> SimulatedDevice:
+    """Return the device that this process sees, likewise."""
+    del cache_dir  # g++ keeps its own
+    folder, (number,) = Path(os.environ[FOLDER]), os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    while (folder / f"waits-{number}").exists():
+        time.sleep(0.01)
+    if (folder / f"absent-{number}").exists() or _takes(folder / f"load-{number}"):
+        raise DeviceLostError(AWAY)
+    return _Device(number, folder)
+
+
+class _Device(SimulatedDevice):
+    def __init__(self, number: str, folder: Path) -> None:
+        self._why, self._number, self._folder = "", number, folder
+        super().__init__(cuda_device.compiled())
+
+    @property
+    def broken(self) -> str:
+        """Why it fails; a process that follows finds a device that works."""
+        if _takes(self._folder / f"hung-{self._number}"):
+            threading.Event().wait()
+        if _takes(self._folder / f"broken-{self._number}"):
+            self._why = ILLEGAL
+        return self._why
+
+    @broken.setter
+    def broken(self, why: str) -> None:
+        self._why = why
+
+    def allocate(self, nbytes: int) -> SimulatedMemory:
+        if (self._folder / f"full-{self._number}").exists():
+            raise MemoryError(f"{nbytes} bytes of a simulated device")
+        return super().allocate(nbytes)
+
+
+def _takes(file: Path) -> bool:
+    """Whether there was a file, which is gone now."""
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    backends.DEVICES = "support.kernels.simulated_device"
+    server.main()

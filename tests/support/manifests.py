@@ -1,0 +1,126 @@
+"""The manifests of deploy/kubernetes as Kustomize renders them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gradwire_server.config.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "deploy/kubernetes"
+_UNITS = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+Object = dict[str, Any]
+
+
+def rendered(folder: Path) -> str:
+    """Return what `kubectl kustomize` makes of a folder; skip the test where it cannot be had."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    # Older ones have a Kustomize that does not know what the files say, and do not tell which.
+    if "kustomizeVersion" not in _told(kubectl, "version", "--client", "--output", "json"):
+        pytest.skip("kubectl is older than 1.24")
+    return _told(kubectl, "kustomize", str(folder))
+
+
+def _told(*command: str) -> str:
+    done = subprocess.run(  # noqa: S603 - reads files alone
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert not done.returncode, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def in_the_clear(overlay: str, folder: Path) -> Path:
+    """Write a kustomization of an overlay and the component cleartext; return its folder."""
+    resource, component = (
+        os.path.relpath(KUBERNETES / part, folder.resolve())
+        for part in (f"overlays/{overlay}", "components/cleartext")
+    )
+    (folder / "kustomization.yaml").write_text(
+        f"resources: [{resource}]\ncomponents: [{component}]\n"
+    )
+    return folder
+
+
+def quantity(text: str) -> float:
+    """Return a quantity of Kubernetes, such as 3Gi or 500m, as a number."""
+    ((number, unit),) = re.findall(r"^([\d.]+)([a-zA-Z]*)$", text)
+    return float(number) * _UNITS[unit]
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """All objects of a rendered kustomization."""
+
+    text: str
+
+    @cached_property
+    def objects(self) -> list[Object]:
+        """Return all of them."""
+        return list(yaml.safe_load_all(self.text))
+
+    def one(self, kind: str) -> Object:
+        """Return the only object of a kind."""
+        (found,) = [each for each in self.objects if each["kind"] == kind]
+        return found
+
+    @property
+    def pod(self) -> Object:
+        """Return the pod's specification."""
+        found: Object = self.one("Deployment")["spec"]["template"]["spec"]
+        return found
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the pod's labels."""
+        found: dict[str, str] = self.one("Deployment")["spec"]["template"]["metadata"]["labels"]
+        return found
+
+    @property
+    def container(self) -> Object:
+        """Return the only container."""
+        found: Object
+        (found,) = self.pod["containers"]
+        return found
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Return the container's ports by name."""
+        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the server has: the image's, and over them the manifest's."""
+        found = dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", (ROOT / "docker/Dockerfile").read_text()))
+        for variable in self.container["env"]:
+            name = variable["name"]
+            if "value" in variable:
+                found[name] = variable["value"]
+                continue
+            kind, _, resource = variable["valueFrom"]["resourceFieldRef"]["resource"].partition(".")
+            # Rounded up to whole ones, as the divisor 1 says.
+            found[name] = str(-int(-quantity(self.container["resources"][kind][resource]) // 1))
+        return found
+
+    @property
+    def settings(self) -> Settings:
+        """Return what the server makes of its environment."""
+        given: dict[str, Any] = {}
+        for name, text in self.environment.items():
+            setting = name.removeprefix("GRADWIRE_").lower()
+            default = getattr(Settings(), setting)
+            given[setting] = text == "true" if isinstance(default, bool) else type(default)(text)
+        return Settings(**given)

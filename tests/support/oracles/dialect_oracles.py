@@ -1,0 +1,214 @@
+"""Oracles for the dialects: dense tables by scalar loops, and exact taps by integer arithmetic.
+
+Matrices are of the forward, float64[outputs, inputs]; a gradient is their transposes applied.
+evaluate() is the other side of every comparison: ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire import ops
+from gradwire_server import dialects
+from gradwire_server.backends import compute_dtype
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from gradwire_server.plans import Plan
+from support.kernels.backend_calls import applied
+
+Matrix = npt.NDArray[np.float64]
+Tensor = npt.NDArray[Any]
+
+_half = np.float32(0.5)
+
+
+def f32(values: object) -> npt.NDArray[np.float32]:
+    """Return an array of float32."""
+    return np.array(values, np.float32)
+
+
+class Pair(NamedTuple):
+    """An operator and its gradient."""
+
+    forward: ops.Operator
+    gradient: ops.Operator
+
+
+_FIRST: Any = (ops.DmlResample, ops.DmlResampleGrad)
+_SECOND: Any = (ops.DmlResample2, ops.DmlResampleGrad1)
+
+# The rules of DirectML's four operators, and which generation says each in which words.
+DML_RULES: dict[str, list[tuple[Any, dict[str, str]]]] = {
+    "linear": [(_FIRST, {}), (_SECOND, {})],
+    "half_down": [(_FIRST, {"nearest_rounding": "half_down"})],
+    "half_up": [(_FIRST, {"nearest_rounding": "half_up"})],
+    "increasing": [(_SECOND, {"rounding_direction": "increasing"})],
+    "decreasing": [(_SECOND, {"rounding_direction": "decreasing"})],
+}
+
+
+def dml_operators(rule: str, *, offset_convention: str = "forward", **arrays: Any) -> list[Pair]:
+    """Return every pair of DirectML operators that says a rule, with arrays as given."""
+    mode = "linear" if rule == "linear" else "nearest_neighbor"
+    return [
+        Pair(
+            forward(interpolation_mode=mode, **words, **arrays),
+            gradient(
+                interpolation_mode=mode, offset_convention=offset_convention, **words, **arrays
+            ),
+        )
+        for (forward, gradient), words in DML_RULES[rule]
+    ]
+
+
+def lowered(
+    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], dtype: npt.DTypeLike
+) -> Plan:
+    """Lower an operator for tensors of a type."""
+    compute = compute_dtype(np.dtype(dtype))
+    return dialects.lower(operator.name, operator, source, result, compute=compute)
+
+
+def evaluate(operator: ops.Operator, x: Tensor, output_shape: tuple[int, ...]) -> Tensor:
+    """Lower an operator and apply it on the backend that specifies all others."""
+    plan = lowered(operator, x.shape, output_shape, x.dtype)
+    return applied(NumpyCpu(), plan, x, x.dtype)
+
+
+# Each takes and returns a float32 that is finite.
+DML_ROUNDINGS: dict[str, Callable[[np.float32], int]] = {
+    "half_down": lambda x: math.ceil(x - _half),
+    "half_up": lambda x: math.floor(x + _half),
+    "increasing": math.ceil,
+    "decreasing": math.floor,
+}
+
+
+def dml_axis(
+    inputs: int, outputs: int, *, scale: float, offsets: tuple[float, float], rule: str
+) -> Matrix:
+    """One axis of a DirectML resampling, one float32 scalar at a time.
+
+    offsets are the forward's for input and output; rule is "linear" or a key of DML_ROUNDINGS.
+    """
+    matrix = np.zeros((outputs, inputs), np.float32)
+    last = np.float32(inputs - 1)
+    for index in range(outputs):
+        with np.errstate(over="ignore"):
+            x = (np.float32(index) - np.float32(offsets[1])) / np.float32(scale)
+            x = x - np.float32(offsets[0])
+        # Nothing within 1 of the axis is touched by this clamp, so rounding afterwards is safe.
+        x = min(max(x, np.float32(-2)), last + np.float32(2))
+        if rule == "linear":
+            x = min(max(x, np.float32(0)), last)
+            low = math.floor(x)
+            upper = x - np.float32(low)
+            matrix[index, low] += np.float32(1) - upper
+            matrix[index, min(low + 1, inputs - 1)] += upper
+        else:
+            matrix[index, min(max(DML_ROUNDINGS[rule](x), 0), inputs - 1)] = 1
+    return matrix.astype(np.float64)
+
+
+def onednn_axis(src: int, dst: int, *, align_corners: bool, nearest: bool) -> Matrix:
+    """One axis of a oneDNN interpolation, one float32 scalar at a time."""
+    matrix = np.zeros((dst, src), np.float32)
+    for index in range(dst):
+        if not align_corners:
+            x = ((np.float32(index) + _half) * np.float32(src)) / np.float32(dst) - _half
+        elif dst == 1:
+            x = np.float32(0)
+        else:
+            x = np.float32(index) * np.float32(src - 1) / np.float32(dst - 1)
+        if nearest:
+            # A double holds x + 0.5 exactly, so this is half away from zero.
+            away = int(math.copysign(math.floor(abs(float(x)) + 0.5), x))
+            matrix[index, min(max(away, 0), src - 1)] = 1
+            continue
+        low = max(int(x), 0)
+        upper = abs(x - np.float32(low))
+        matrix[index, low] += np.float32(1) - upper
+        matrix[index, min(max(math.ceil(x), 0), src - 1)] += upper
+    return matrix.astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class ExactTaps:
+    """One axis in exact arithmetic: output o reads low[o] and high[o], high with weight upper[o].
+
+    Coordinates are fractions of int64; the weight is the one rounding, to float64.
+    """
+
+    src: int
+    low: npt.NDArray[np.int64]
+    high: npt.NDArray[np.int64]
+    upper: Matrix
+
+    @classmethod
+    def of(cls, src: int, dst: int, *, align_corners: bool, nearest: bool) -> ExactTaps:
+        """Take x as numerator / denominator, in integers."""
+        index = np.arange(dst)
+        if not align_corners:
+            numerator, denominator = (2 * index + 1) * src - dst, 2 * dst
+        else:
+            numerator, denominator = index * (src - 1), max(dst - 1, 1)
+        if nearest:
+            low = np.clip((2 * numerator + denominator) // (2 * denominator), 0, src - 1)
+            return cls(src, low, low, np.zeros(dst))
+        numerator = np.clip(numerator, 0, (src - 1) * denominator)
+        low = numerator // denominator
+        high = np.minimum(low + 1, src - 1)
+        return cls(src, low, high, (numerator % denominator) / denominator)
+
+    def dense(self) -> Matrix:
+        """Return the matrix."""
+        matrix = np.zeros((len(self.low), self.src))
+        rows = np.arange(len(self.low))
+        np.add.at(matrix, (rows, self.low), 1 - self.upper)
+        np.add.at(matrix, (rows, self.high), self.upper)
+        return matrix
+
+    def transpose_apply(self, gradient: Tensor, axis: int) -> Matrix:
+        """Scatter a gradient along one axis without a dense matrix."""
+        rows = np.moveaxis(gradient.astype(np.float64), axis, 0)
+        weight = self.upper.reshape(-1, *[1] * (rows.ndim - 1))
+        result = np.zeros((self.src, *rows.shape[1:]))
+        np.add.at(result, self.low, (1 - weight) * rows)
+        np.add.at(result, self.high, weight * rows)
+        return np.moveaxis(result, 0, axis)
+
+    def reach(self, gradient: Tensor, axis: int, *, weight_error: float) -> Matrix:
+        """Scatter a gradient of no negative elements where every weight is too large by an error.
+
+        Less than 1, the error of a coordinate can also add a tap beside those of exact arithmetic.
+        """
+        rows = np.moveaxis(gradient.astype(np.float64), axis, 0)
+        extra = np.zeros((self.src, *rows.shape[1:]))
+        for shift in (-1, 0, 1, 2):
+            np.add.at(extra, np.clip(self.low + shift, 0, self.src - 1), rows)
+        return self.transpose_apply(gradient, axis) + weight_error * np.moveaxis(extra, 0, axis)
+
+
+def ulp(values: Matrix, dtype: Any) -> Matrix:
+    """Return the spacing of a storage type at each value, rounded to it."""
+    # Of negative powers of two NumPy gives float16's spacing toward zero.
+    spacing: Matrix = np.spacing(np.abs(values).astype(dtype)).astype(np.float64)
+    return spacing
+
+
+def forward(matrices: Sequence[Matrix], x: Tensor) -> Matrix:
+    """Apply one matrix per axis."""
+    y = x.astype(np.float64)
+    for axis, matrix in enumerate(matrices):
+        y = np.moveaxis(np.tensordot(matrix, y, (1, axis)), 0, axis)
+    return y
+
+
+def gradient(matrices: Sequence[Matrix], g: Tensor) -> Matrix:
+    """Apply the transpose of one forward matrix per axis."""
+    return forward([matrix.T for matrix in matrices], g)

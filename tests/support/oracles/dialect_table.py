@@ -1,0 +1,118 @@
+"""What a dialect brings to the tests: one table, which every test of all dialects goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import Message
+from hypothesis import strategies as st
+
+from gradwire import ops
+from support.oracles.dialect_oracles import (
+    Matrix,
+    Pair,
+    Tensor,
+    evaluate,
+    forward,
+    gradient,
+    lowered,
+)
+
+Shape = tuple[int, ...]
+
+MOST_ELEMENTS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One call of an operator, small enough for any way there is to call it.
+
+    source    shape of what is sent
+    result    shape of what comes back
+    expected  result for an input of 1, 2, 3 ... in float32, where a reader can check it
+    """
+
+    operator: ops.Operator
+    source: Shape
+    result: Shape
+    expected: object = None
+
+    def given(self, dtype: np.dtype[np.generic] | type = np.float32) -> Tensor:
+        """Return 1, 2, 3 ... in this shape."""
+        return np.arange(1, 1 + np.prod(self.source)).reshape(self.source).astype(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An operator, its gradient, and the two shapes they run between.
+
+    nearest   whether every output reads one input with a weight of 1
+    rounding  how far the weights of an output may be from a sum of 1; None where they need not be
+    """
+
+    pair: Pair
+    source: Shape
+    result: Shape
+    nearest: bool
+    rounding: float | None = 2.0**-25
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Evaluate the operator."""
+        return evaluate(self.pair.forward, x, self.result)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        """Evaluate its gradient."""
+        return evaluate(self.pair.gradient, g, self.source)
+
+    def bands(self, dtype: np.dtype[np.generic] | type) -> list[npt.NDArray[np.bool_]]:
+        """Tell along each axis which inputs the band of each output covers, zeros and all."""
+        plan = lowered(self.pair.forward, self.source, self.result, dtype)
+        bands = [np.eye(size, dtype=bool) for size in self.source]
+        for axis, each in ((one.axis, one.map) for one in plan.passes):
+            inputs = np.arange(each.inputs)
+            bands[axis] = (inputs >= each.start[:, np.newaxis]) & (
+                inputs < each.stop[:, np.newaxis]
+            )
+        return bands
+
+    def magnitudes(self, x: Tensor) -> Matrix:
+        """Return what the forward's terms for x amount to, their signs left out."""
+        return forward([np.abs(matrix) for matrix in self.matrices()], np.abs(x))
+
+    def gradient_magnitudes(self, g: Tensor) -> Matrix:
+        """Return what the gradient's terms for g amount to, their signs left out."""
+        return gradient([np.abs(matrix) for matrix in self.matrices()], np.abs(g))
+
+    def matrices(self, dtype: np.dtype[np.generic] | type = np.float64) -> list[Matrix]:
+        """Return the forward's dense matrix along each axis, for tensors of a type."""
+        plan = lowered(self.pair.forward, self.source, self.result, dtype)
+        matrices = [np.eye(size) for size in self.source]
+        for each in plan.passes:
+            matrices[each.axis] = each.map.dense()
+        return matrices
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One dialect.
+
+    page      its page in docs/
+    examples  calls that go every way there is, at least one of each operator
+    cases     what the laws of all gradients are tested on
+    golden    messages of its own and the bytes the schema gives them, in hexadecimal
+    enums     names of the values of its enums, by number from 0
+    """
+
+    page: str
+    examples: list[Example]
+    cases: st.SearchStrategy[Case]
+    golden: dict[str, tuple[Message, str]] = field(default_factory=dict[str, tuple[Message, str]])
+    enums: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+
+def shapes(rank: int) -> st.SearchStrategy[Shape]:
+    """Short axes, fewer elements the more of them there are."""
+    longest = max(2, int(MOST_ELEMENTS ** (1 / rank)))
+    return st.lists(st.integers(1, longest), min_size=rank, max_size=rank).map(tuple)

@@ -1,0 +1,46 @@
+"""Streams that are open and wait for the rest of their input."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from gradwire import v1
+from support.raw_calls import PATIENCE_S, PUBLISHED_RESULT, RawClient, as_stream, published_request
+
+
+class WaitingStream:
+    """A stream of the published request that has its answer to `open`, and sends its data later.
+
+    call    as grpc has it
+    opened  what came first
+    """
+
+    def __init__(self, client: RawClient, request: v1.EvaluateRequest | None = None) -> None:
+        self._request = published_request() if request is None else request
+        self._go = threading.Event()
+        self.call = client.start(self._messages())
+        self.opened = next(self.call)
+
+    def _messages(self) -> Iterator[v1.EvaluateStreamRequest]:
+        opened, data = as_stream(self._request)
+        yield opened
+        self._go.wait(PATIENCE_S)
+        yield data
+
+    def send(self) -> None:
+        """Send the data; nothing comes of it where the call has ended."""
+        self._go.set()
+
+    def finish(self) -> None:
+        """Send the data, and check what it brings."""
+        self.send()
+        assert b"".join(each.chunk.data for each in self.call) == PUBLISHED_RESULT
+        assert self.call.code() is grpc.StatusCode.OK
+
+    def cancel(self) -> None:
+        """End the call."""
+        self.call.cancel()
+        self.send()
