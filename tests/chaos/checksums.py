@@ -142,7 +142,8 @@ def _calls(address: str, *, checksums: bool) -> Generator[list[tuple[Call, tuple
         "chunk_bytes": 64 << 10,
     }
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
 
     def wait(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_PATIENCE_S)
@@ -175,6 +176,8 @@ def _calls(address: str, *, checksums: bool) -> Generator[list[tuple[Call, tuple
         client.close()
         wait(other.close())
         loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def run(calls: int, *, seed: int = 0, checksums: bool = True, one_in: int = _ONE_IN) -> Outcome:

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "docs/inspecting.md",
     "docs/kubernetes.md",
     "docs/local.md",
+    "docs/open-inference.md",
     "docs/scaling-out.md",
 }
 DEFAULT_TARGET = "127.0.0.1:50051"

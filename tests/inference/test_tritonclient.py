@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import queue
+import re
 from collections.abc import Callable, Generator
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,3 +198,12 @@ def test_descriptors_are_those_of_the_client() -> None:
         assert fields.items() <= every[name].items()
     enums: list[list[EnumDescriptorProto]] = [list(ours.enum_type), list(theirs.enum_type)]
     assert enums[0] == enums[1]
+
+
+def test_the_example_of_the_page_runs(server: ServerThread) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "open-inference.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(example.replace("127.0.0.1:50051", server.address), {})  # noqa: S102 - our own page
+    assert printed.getvalue() == f"{RESULT_SHAPE}\n"

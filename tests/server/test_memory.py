@@ -32,7 +32,8 @@ MIB = 1 << 20
 ROWS = 1024
 DATA = bytes(ROWS * 4096)
 
-_BACKEND = ("--backend", "auto")
+# Kernels that are loaded later would count as memory of calls.
+_BACKEND = ("--backend", "auto", "--wait-for-kernels")
 
 
 def doubling() -> v1.EvaluateRequest:
