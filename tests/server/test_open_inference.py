@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import ml_dtypes
@@ -15,8 +16,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
 from gradwire import Client, ops
+from gradwire_server.config.settings import Settings
+from gradwire_server.errors import UnsupportedCallError
 from gradwire_server.rpc.interceptors import OPEN_INFERENCE_SCOPES
-from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE
+from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
+from gradwire_server.rpc.open_inference.regions import Regions, check_local
 from support.every_method import REFLECTION, bearer, call
 from support.inference_calls import (
     DTYPES,
@@ -455,6 +459,24 @@ def test_shared_memory_is_off_unless_its_names_are_given() -> None:
         assert (status, "--open-inference-memory" in text) == ("UNIMPLEMENTED", True)
         client.call("SystemSharedMemoryUnregister")
         client.call("CudaSharedMemoryUnregister")
+
+
+def test_callers_of_other_machines_use_no_region() -> None:
+    kept = Regions(Settings(open_inference_memory="gradwire-test-*"))
+    here: Any = SimpleNamespace(peer=lambda: "unix:")
+    remote: Any = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
+    with SharedFile(bytes(8)) as file:
+        request = message("SystemSharedMemoryRegisterRequest")(
+            name="in", key=file.name, byte_size=8
+        )
+        with pytest.raises(UnsupportedCallError):
+            kept.register(request, remote)
+        kept.register(request, here)
+    with pytest.raises(UnsupportedCallError):
+        check_local(remote)
+    kept.unregister("in", remote)
+    assert kept.statuses("", remote) == {}
+    assert list(kept.statuses("", here)) == ["in"]
 
 
 def test_off_serves_none_of_it() -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnsupportedCallError
+from gradwire_server.rpc.call_context import Context
 from gradwire_server.rpc.codec import Bytes
+from gradwire_server.security.authorization import is_local
 
 _FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory is
 _MOST_REGIONS = 256
@@ -40,10 +42,8 @@ class Regions:
         self._users = {os.geteuid(), *settings.users_sharing_memory}
         self._all: dict[str, Region] = {}
 
-    def register(self, request: Any, *, local: bool) -> None:
+    def register(self, request: Any, context: Context) -> None:
         """Open and check a file.
-
-        local  whether the caller is on this machine
 
         Raises InvalidFieldError or UnsupportedCallError.
         """
@@ -51,8 +51,7 @@ class Regions:
             raise UnsupportedCallError(
                 "system shared memory is off; --open-inference-memory of the server turns it on"
             )
-        if not local:
-            raise UnsupportedCallError("shared memory takes callers on the server's machine")
+        check_local(context)
         if not request.name or len(request.name) > _MOST_NAME or request.name in self._all:
             raise InvalidFieldError("name", "empty, too long or registered; give another one")
         if len(self._all) >= _MOST_REGIONS:
@@ -86,22 +85,24 @@ class Regions:
             raise refused
         return file
 
-    def unregister(self, name: str) -> None:
+    def unregister(self, name: str, context: Context) -> None:
         """Forget a region, or all of them for an empty name.
 
-        Unknown names are no error.
+        Unknown names are no error, and callers of other machines have no regions.
         """
+        if not is_local(context.peer()):
+            return
         if name:
             self._all.pop(name, None)
         else:
             self._all.clear()
 
-    def statuses(self, name: str) -> dict[str, dict[str, Any]]:
+    def statuses(self, name: str, context: Context) -> dict[str, dict[str, Any]]:
         """Return RegionStatus of a region, or of all for an empty name."""
         return {
             each: {"name": each, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
             for each, r in self._all.items()
-            if name in {"", each}
+            if name in {"", each} and is_local(context.peer())
         }
 
     def find(self, field: str, name: str, offset: int, byte_size: int) -> tuple[Region, int]:
@@ -119,6 +120,12 @@ class Regions:
                 f"has {region.byte_size}",
             )
         return region, region.offset + offset
+
+
+def check_local(context: Context) -> None:
+    """Raise UnsupportedCallError unless the caller is on this machine."""
+    if not is_local(context.peer()):
+        raise UnsupportedCallError("shared memory takes callers on the server's machine")
 
 
 def read(region: Region, at: int, data: Bytes) -> None:

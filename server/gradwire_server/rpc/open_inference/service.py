@@ -33,7 +33,6 @@ from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import ErrorStatus
 from gradwire_server.rpc.streaming import ServedStream, write_last
 from gradwire_server.rpc.unary import UnaryEvaluator
-from gradwire_server.security.authorization import is_local
 
 INFER, STREAM_INFER = f"/{NAME}/ModelInfer", f"/{NAME}/ModelStreamInfer"
 # Bytes of a response beside its contents, at most.
@@ -100,6 +99,8 @@ class ModelInfer(UnaryEvaluator[InferHeader, InferCall]):
         request_id, header, contents = self._reader.read(message)
         call.request_id = call.given_id = codec.read_request_id(request_id)
         call.model = header.model
+        if header.source is not None or header.sink is not None:
+            regions.check_local(call.context)
         return header, contents
 
     def _decode(self, key: InferHeader) -> EvaluationRequest:
@@ -324,11 +325,11 @@ class InferenceService:
             return self._service.ready.is_set()
 
         def register(request: Any, context: Context) -> dict[str, Any]:
-            memory.register(request, local=is_local(context.peer()))
+            memory.register(request, context)
             return {}
 
-        def unregister(request: Any, _context: Context) -> dict[str, Any]:
-            memory.unregister(request.name)
+        def unregister(request: Any, context: Context) -> dict[str, Any]:
+            memory.unregister(request.name, context)
             return {}
 
         return {
@@ -344,7 +345,7 @@ class InferenceService:
             "RepositoryIndex": lambda r, _c: {
                 "models": [each.index() for each in models.chosen("", "") if ready() or not r.ready]
             },
-            "SystemSharedMemoryStatus": lambda r, _c: {"regions": memory.statuses(r.name)},
+            "SystemSharedMemoryStatus": lambda r, c: {"regions": memory.statuses(r.name, c)},
             "SystemSharedMemoryRegister": register,
             "SystemSharedMemoryUnregister": unregister,
             # There are no regions to forget: perf_analyzer ends where this fails.
