@@ -15,7 +15,7 @@ from gradwire_server import backends
 from support.kernels.cuda_here import needs_cuda_packages, needs_no_cupy
 from support.kernels.numba_here import needs_numba
 from support.processes import run_command, running_command
-from support.raw_calls import RawClient
+from support.raw_calls import RawClient, wait_until
 from support.scraping import scrape
 
 
@@ -128,7 +128,7 @@ def test_auto_is_numpy_where_another_numba_fails(tmp_path: Path, when: str, work
     flags = ("--backend", "auto", "--workers", workers, "--http-port", "0")
     with running_command(*flags, log=tmp_path / "log", env=env) as command:
         warning = f'warning slower backend (worker=\\d )?backend=numpy_cpu why="{re.escape(why)}'
-        assert re.search(warning, command.log)
+        wait_until(lambda: len(re.findall(warning, command.log)) == int(workers))
         with Client(command.address) as client:
             client.wait_ready()
             info = client.server_info()

@@ -27,7 +27,7 @@ SOURCES = [
 # certificates: never what lasts.
 MAY_ASK = {
     *("authorization.py", "certificates.py", "cache_files.py", "cells.py"),
-    *("cluster.py", "otlp.py", "status.py", "token_command.py"),
+    *("cluster.py", "models.py", "otlp.py", "status.py", "token_command.py"),
 }
 CLOCK = Path(__file__).parents[1] / "clock.c"
 

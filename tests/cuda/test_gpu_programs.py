@@ -24,7 +24,7 @@ from support.serving import serving
 pytestmark = needs_simulator
 
 MIB = 1 << 20
-TESTS = Path(gpu_rows.__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def _environment() -> dict[str, str]:

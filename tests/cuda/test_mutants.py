@@ -22,7 +22,7 @@ def test_every_mutant_still_changes_one_place(mutant: Mutant) -> None:
 @needs_cuda_packages
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_caught(mutant: Mutant) -> None:
-    program = f"import cuda_mutants; cuda_mutants.run({mutant.name!r})"
+    program = f"from support.kernels import cuda_mutants; cuda_mutants.run({mutant.name!r})"
     outcome = child.run(program, mode=mutant.mode)
     assert outcome.finding == mutant.finding, outcome.text[-3000:]
 

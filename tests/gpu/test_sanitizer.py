@@ -15,7 +15,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from support.kernels import cuda_table, gpu_rows
 
-PROGRAM = Path(gpu_rows.__file__)
+TESTS = Path(__file__).parents[1]
 # What the tool ends with where it found something.
 FOUND = 86
 # Libraries ask the driver for what it need not have; that is no error of a kernel.
@@ -41,7 +41,8 @@ def test_it_finds_nothing_and_the_bits_are_those_of_numpy(cuda: Cuda, tool: str)
         )
     flags = [f"--tool={tool}", f"--error-exitcode={FOUND}", *QUIET[tool]]
     done = subprocess.run(  # noqa: S603 - NVIDIA's tool on our own program
-        [found, *flags, sys.executable, str(PROGRAM)],
+        [found, *flags, sys.executable, "-m", gpu_rows.__name__],
+        cwd=TESTS,
         capture_output=True,
         text=True,
         check=False,
