@@ -34,7 +34,7 @@ PATTERN = f"gradwire-triton-{os.getpid()}-*"
 
 @pytest.fixture(scope="module", name="server")
 def _server() -> Generator[ServerThread]:
-    with serving(model=MODEL, open_inference_memory=PATTERN) as server:
+    with serving(model=MODEL, open_inference_memory=PATTERN, warm_up=True) as server:
         yield server
 
 
@@ -91,7 +91,7 @@ def test_callbacks(client: Any, result: bytes) -> None:
         client.async_infer("up", [tensor(gradient())], callback=_put_in(ended))
     for _ in range(8):
         reply, error = ended.get(timeout=30)
-        assert error is None
+        assert error is None, str(error)
         assert reply.as_numpy("y").tobytes() == result
 
 
