@@ -35,7 +35,11 @@ def cli() -> str:
     parts: list[str] = []
     for program, group in (("gradwire", commands), ("gradwire-server", gradwire_server)):
         for name, command in _walk(program, group):
-            context = click.Context(command, info_name=name, max_content_width=96)
+            # Commands keep the option of the first context that asks for it.
+            names = group.context_settings["help_option_names"]
+            context = click.Context(
+                command, info_name=name, max_content_width=96, help_option_names=names
+            )
             parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
 

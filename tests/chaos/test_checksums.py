@@ -7,7 +7,9 @@ import pytest
 from chaos.checksums import run
 
 
-@pytest.mark.parametrize("calls", [60, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "calls", [60, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.heavy])]
+)
 def test_no_damaged_result_is_taken(calls: int) -> None:
     outcome = run(calls, seed=calls)
     assert outcome.damaged
