@@ -19,12 +19,12 @@ from google.protobuf.message import DecodeError
 
 from gradwire import ops, v1
 from gradwire._core.batch import parse_answer
+from gradwire._core.evaluation import Transfer
 from gradwire._core.reports import read_timing
 from gradwire._core.retries import is_retryable
 from gradwire._wire.framing import Parts, read_chunk, read_many_result
 from gradwire._wire.requests import ArrayRequest, prepare
 from gradwire._wire.statuses import from_in_band, from_status
-from gradwire.chunks import Transfer
 from gradwire.errors import GradwireError
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.models import read_models

@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, DataLossError, GradwireError, Item, RetryPolicy, ops
-from gradwire._core.checking import Checking
-from gradwire._core.options import Options
+from gradwire._core.options import Checking, Options
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
 from support.relay import relaying

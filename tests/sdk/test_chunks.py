@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import EvaluationChangedError, ServerError, ops, tensors, v1
+from gradwire._core.evaluation import ResultBuffer, Transfer
 from gradwire._wire.requests import prepare
-from gradwire.chunks import ResultBuffer, Transfer
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 ARRAY = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)

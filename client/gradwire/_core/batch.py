@@ -21,8 +21,7 @@ from uuid import uuid4
 from numpy.typing import NDArray
 
 from gradwire import v1
-from gradwire._core.checking import Checking
-from gradwire._core.options import Options
+from gradwire._core.options import Checking, Options
 from gradwire._core.retries import RetryBudget, Tries, is_retryable
 from gradwire._wire import checksums
 from gradwire._wire.framing import many_request_frame, parsed, read_many_request, read_many_result

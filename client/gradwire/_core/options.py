@@ -1,4 +1,4 @@
-"""Arguments of a client, checked: addresses, limits and token."""
+"""Arguments of a client, checked: addresses, limits, token and checksums."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from gradwire._core.retries import RetryBudget, RetryPolicy, Tries
-from gradwire._wire.environment import TARGET_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
+from gradwire._wire import checksums
+from gradwire._wire.environment import (
+    CHECKSUMS_VARIABLE,
+    TARGET_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+)
 from gradwire._wire.files import Reloaded
 from gradwire._wire.requests import LEAST_CHUNK_BYTES, MAX_TIMEOUT_S, is_timeout
-from gradwire.errors import InvalidRequestError
+from gradwire.errors import GradwireError, InvalidRequestError
 
 CONNECTIONS = 2
 TIMEOUT_S = 60.0
@@ -50,6 +56,8 @@ _MAX_LABEL = 63
 Sent = tuple[tuple[str, str], ...]
 
 _log = logging.getLogger("gradwire")
+# Values of GRADWIRE_CHECKSUMS.
+_WORDS = {"": None, "1": True, "true": True, "0": False, "false": False}
 
 
 class BearerToken:
@@ -196,6 +204,43 @@ class Options:
                 "make the client where it is used"
             )
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+
+class Checking:
+    """Whether messages carry checksums, as far as the servers are known.
+
+    They do by default where plain text leaves the machine: TLS has its own, and memory of one
+    machine is trusted. A server that knows no checksums refuses the first message that has one; it
+    is repeated without, and so are later ones. Where one server of several is older, all go
+    without.
+
+    is_on  read before each message; the message keeps to it
+    """
+
+    def __init__(self, options: Options) -> None:
+        given = options.checksums
+        if given is None:
+            word = os.environ.get(CHECKSUMS_VARIABLE, "").strip().lower()
+            if word not in _WORDS:
+                raise InvalidRequestError.of(CHECKSUMS_VARIABLE, f"is {word!r}; give 1 or 0")
+            given = _WORDS[word]
+        if given is None:
+            # A list of replicas may tell any address.
+            given = options.credentials is None and not all(map(is_local, options.target))
+        self.is_on = given
+        if given and not checksums.AVAILABLE:
+            self.is_on = False
+            _log.warning("no checksums: google-crc32c is not installed with its compiled code")
+
+    def refused(self, error: GradwireError) -> bool:
+        """Whether a server refused a checksum; later messages then carry none."""
+        number = error.metadata.get("field_number")
+        if not error.checked or error.reason != "UNKNOWN_FIELD" or number != str(checksums.FIELD):
+            return False
+        if self.is_on:
+            self.is_on = False
+            _log.warning("no checksums: a server does not know them")
+        return True
 
 
 def _is_count(value: object) -> bool:

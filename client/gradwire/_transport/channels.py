@@ -20,9 +20,9 @@ import grpc
 
 from gradwire import ops
 from gradwire._core.batch import ItemBatch
-from gradwire._core.checking import Checking
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
+    Checking,
     Options,
     channel_targets,
     goes_round,

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from gradwire import v1
-from gradwire._core.evaluation import Evaluation, Shares
+from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.reports import Metadata
 from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
@@ -25,7 +25,6 @@ from gradwire._transport.unary import Runtime
 from gradwire._wire import checksums
 from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
-from gradwire.chunks import Transfer
 from gradwire.errors import CallCancelledError, DataLossError, GradwireError, UnavailableError
 
 

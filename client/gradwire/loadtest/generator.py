@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire._core.evaluation import Transfer
 from gradwire._core.options import CHUNK_BYTES
 from gradwire._core.retries import RetryPolicy, is_retryable
 from gradwire._transport.aio import AsyncClientChannels, LoopEvent, open_aio_channel
 from gradwire._transport.streams import StreamTry
 from gradwire._wire.requests import ArrayRequest, prepare
 from gradwire.async_client import AsyncClient
-from gradwire.chunks import Transfer
 from gradwire.errors import CallCancelledError, DeadlineExceededError, GradwireError
 from gradwire.loadtest.scenarios import Flow, Judge, Problem
 
