@@ -71,7 +71,7 @@ __all__ = [
     "v1",
 ]
 
-_MODULES = {"chunks", "health", "ops", "tensors", "v1"}
+_MODULES = {"health", "ops", "tensors", "v1"}
 _HOMES = {
     "AsyncClient": "async_client",
     "AsyncResults": "_transport.aio",

@@ -5,38 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal, Self, overload
 
-import grpc
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
-from gradwire._core.options import (
-    CHUNK_BYTES,
-    CONNECTIONS,
-    RETRY,
-    SPLIT_THRESHOLD_BYTES,
-    STREAM_THRESHOLD_BYTES,
-    TIMEOUT_S,
-    Options,
-    read_target,
-)
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
-from gradwire._core.retries import RetryPolicy
 from gradwire._transport.aio import (
     AsyncClientChannels,
     AsyncResults,
     AsyncRuntime,
 )
-from gradwire._transport.channels import PerProcess, check_credentials
+from gradwire._transport.channels import BaseClient, PerProcess
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.unary import UnaryCalls
 from gradwire._wire.requests import Item
 
 
-class AsyncClient:
+class AsyncClient(BaseClient):
     """Connections to a gradwire server, for one event loop.
 
     The arguments and errors are those of Client; any number of tasks may use it. It belongs to the
@@ -45,40 +32,7 @@ class AsyncClient:
     which they came, and waiting counts against timeout_s.
     """
 
-    def __init__(
-        self,
-        target: str | Sequence[str] | None = None,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-        connections: int = CONNECTIONS,
-        timeout_s: float = TIMEOUT_S,
-        stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
-        chunk_bytes: int = CHUNK_BYTES,
-        retry: RetryPolicy = RETRY,
-        split: bool = False,
-        split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
-        token: str | None = None,
-        token_file: str | None = None,
-        connect_timeout_s: float | None = None,
-        shared_memory: bool = True,
-        checksums: bool | None = None,
-    ) -> None:
-        self._options = Options(
-            target=read_target(target),
-            credentials=check_credentials(credentials),
-            connections=connections,
-            timeout_s=timeout_s,
-            stream_threshold_bytes=stream_threshold_bytes,
-            chunk_bytes=chunk_bytes,
-            retry=retry,
-            split=split,
-            split_threshold_bytes=split_threshold_bytes,
-            token=token,
-            token_file=token_file,
-            connect_timeout_s=connect_timeout_s,
-            shared_memory=shared_memory,
-            checksums=checksums,
-        )
+    def _prepare(self) -> None:
         self._per_process = PerProcess(lambda: AsyncClientChannels(self._options))
         self._runtime = AsyncRuntime(self._channels)
         self._unary = UnaryCalls(
@@ -211,6 +165,3 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
-        return partial(type(self), **self._options.as_arguments()), ()

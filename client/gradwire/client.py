@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal, Self, overload
 
-import grpc
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
-from gradwire._core.options import (
-    CHUNK_BYTES,
-    CONNECTIONS,
-    RETRY,
-    SPLIT_THRESHOLD_BYTES,
-    STREAM_THRESHOLD_BYTES,
-    TIMEOUT_S,
-    Options,
-    read_target,
-)
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
-from gradwire._core.retries import RetryPolicy
 from gradwire._transport.batch import Results
-from gradwire._transport.channels import ClientChannels, PerProcess, check_credentials
+from gradwire._transport.channels import BaseClient, ClientChannels, PerProcess
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.unary import Runtime, UnaryCalls, now
 from gradwire._wire.requests import Item
@@ -32,7 +19,7 @@ from gradwire._wire.requests import Item
 _RUNTIME = Runtime()
 
 
-class Client:
+class Client(BaseClient):
     """Connections to a gradwire server, or several; safe for threads.
 
     It connects with the first call, which may be wait_ready(). In another process, pickled or
@@ -76,40 +63,7 @@ class Client:
     Methods raise GradwireError if the service fails, RuntimeError after close().
     """
 
-    def __init__(
-        self,
-        target: str | Sequence[str] | None = None,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-        connections: int = CONNECTIONS,
-        timeout_s: float = TIMEOUT_S,
-        stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
-        chunk_bytes: int = CHUNK_BYTES,
-        retry: RetryPolicy = RETRY,
-        split: bool = False,
-        split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
-        token: str | None = None,
-        token_file: str | None = None,
-        connect_timeout_s: float | None = None,
-        shared_memory: bool = True,
-        checksums: bool | None = None,
-    ) -> None:
-        self._options = Options(
-            target=read_target(target),
-            credentials=check_credentials(credentials),
-            connections=connections,
-            timeout_s=timeout_s,
-            stream_threshold_bytes=stream_threshold_bytes,
-            chunk_bytes=chunk_bytes,
-            retry=retry,
-            split=split,
-            split_threshold_bytes=split_threshold_bytes,
-            token=token,
-            token_file=token_file,
-            connect_timeout_s=connect_timeout_s,
-            shared_memory=shared_memory,
-            checksums=checksums,
-        )
+    def _prepare(self) -> None:
         self._channels = PerProcess(lambda: ClientChannels(self._options))
         self._unary = UnaryCalls(
             self._options, self._channels.get, lambda: self._channels.closed, _RUNTIME
@@ -255,6 +209,3 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
-        return partial(type(self), **self._options.as_arguments()), ()

@@ -8,12 +8,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
@@ -22,6 +23,12 @@ from gradwire import ops
 from gradwire._core.batch import ItemBatch
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
+    CHUNK_BYTES,
+    CONNECTIONS,
+    RETRY,
+    SPLIT_THRESHOLD_BYTES,
+    STREAM_THRESHOLD_BYTES,
+    TIMEOUT_S,
     Checking,
     Options,
     channel_targets,
@@ -29,8 +36,9 @@ from gradwire._core.options import (
     host_and_port,
     is_list,
     is_local,
+    read_target,
 )
-from gradwire._core.retries import RetryBudget
+from gradwire._core.retries import RetryBudget, RetryPolicy
 from gradwire._transport.replicas import Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
@@ -437,89 +445,61 @@ def from_rpc_error(error: grpc.RpcError, *, request_id: str | None = None) -> Gr
     return from_status(code.name, status.details() or "", details, request_id=request_id)
 
 
-# gRPC reports the error of a single address. A name such as localhost stands for several: one may
-# refuse a connection while a server at another one hangs up because it wants TLS. Seconds for each
-# step with one address.
+# Seconds for each step with one address.
 _STEP_S = 1.0
-_WANTS_TLS = "wants TLS (credentials, --tls-ca), which this client does not speak"
 
 
 def next_pause_s(answer: Answer, recover: Callable[[Answer], Pause], options: Options) -> Pause:
     """Return the pause that `recover` gives after an answer.
 
-    Otherwise raise its error, with an explanation.
+    Otherwise raise its error. gRPC reports the error of a single address; a name such as localhost
+    stands for several: one may refuse a connection while a server at another one hangs up because
+    it wants TLS. So an error says which one does.
     """
     try:
         return recover(answer)
-    except UnavailableError as last:
-        raise _explained(last, options) from last.__cause__
+    except UnavailableError as error:
+        if error.unreachable and not hung_up(str(error)) and options.credentials is None:
+            address = next(filter(_speaks_tls, _addresses(options.target)), None)
+            if address is not None:
+                host, port, *_ = address[1]
+                wants = "wants TLS (credentials, --tls-ca), which this client does not speak"
+                error.args = (f"the server at {host}, port {port}, {wants}: {error}",)
+                error.lasting = True
+        raise
 
 
-def _explained(error: UnavailableError, options: Options) -> UnavailableError:
-    """Return the error with each address's answer, if no connection worked.
-
-    Connects, and may take a few seconds.
-    """
-    if not error.unreachable or hung_up(str(error)) or options.credentials is not None:
-        return error
-    places = [found for each in options.target if (found := host_and_port(each))]
-    answers = [(name, _answer(where)) for place in places for name, where in _addresses(*place)]
-    tls = [name for name, answer in answers if answer == _WANTS_TLS]
-    if not tls:
-        return error
-    others = [f"{name} {answer}" for name, answer in answers if name not in tls]
-    better = UnavailableError(
-        "; ".join([f"the server at {tls[0]} {_WANTS_TLS}", *others]),
-        reason=error.reason,
-        request_id=error.request_id,
-        metadata=error.metadata,
-    )
-    better.status, better.lasting = error.status, True
-    return better
+_Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
-def _addresses(
-    host: str, port: int
-) -> list[tuple[str, tuple[socket.AddressFamily, tuple[object, ...]]]]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # UnicodeError: a name that DNS cannot hold
-        return []
-    return [
-        (
-            f"[{where[0]}]:{port}" if family is socket.AF_INET6 else f"{where[0]}:{port}",
-            (family, where),
-        )
-        for family, _, _, _, where in found
-    ]
+def _addresses(targets: Sequence[str]) -> Iterator[_Address]:
+    """Yield the numeric addresses of targets that have a host and port."""
+    for place in filter(None, map(host_and_port, targets)):
+        # UnicodeError: a name that DNS cannot hold.
+        with contextlib.suppress(OSError, UnicodeError):
+            for family, _, _, _, where in socket.getaddrinfo(*place, type=socket.SOCK_STREAM):
+                yield family, where
 
 
-def _answer(where: tuple[socket.AddressFamily, tuple[object, ...]]) -> str:
-    """Connect; return the outcome in words."""
-    family, address = where
-    with contextlib.closing(socket.socket(family)) as plain:
-        plain.settimeout(_STEP_S)
-        try:
-            plain.connect(address)
-        except OSError as error:
-            return f"does not answer: {error.strerror or error}"
-        return _WANTS_TLS if _speaks_tls(plain) else "takes connections"
-
-
-def _speaks_tls(plain: socket.socket) -> bool:
+def _speaks_tls(address: _Address) -> bool:
+    """Whether the server at an address speaks TLS; connects, and may take a second."""
+    family, where = address
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # Nothing is sent beyond the handshake, so the peer need not be verified.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    try:
-        with context.wrap_socket(plain):
-            return True
-    except ssl.SSLError as error:
-        # An alert shows that the server speaks TLS.
-        return "ALERT" in (error.reason or "")
-    except OSError:
-        return False
+    with socket.socket(family) as plain:
+        plain.settimeout(_STEP_S)
+        try:
+            plain.connect(where)
+            with context.wrap_socket(plain):
+                return True
+        except ssl.SSLError as error:
+            # An alert shows that the server speaks TLS.
+            return "ALERT" in (error.reason or "")
+        except OSError:
+            return False
 
 
 class PerProcess(Generic[T]):
@@ -573,3 +553,50 @@ class PerProcess(Generic[T]):
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=PerProcess.renew)
+
+
+class BaseClient(ABC):
+    """Arguments and pickling of both clients; Client describes the arguments."""
+
+    def __init__(
+        self,
+        target: str | Sequence[str] | None = None,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        connections: int = CONNECTIONS,
+        timeout_s: float = TIMEOUT_S,
+        stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
+        retry: RetryPolicy = RETRY,
+        split: bool = False,
+        split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
+        token: str | None = None,
+        token_file: str | None = None,
+        connect_timeout_s: float | None = None,
+        shared_memory: bool = True,
+        checksums: bool | None = None,
+    ) -> None:
+        self._options = Options(
+            target=read_target(target),
+            credentials=check_credentials(credentials),
+            connections=connections,
+            timeout_s=timeout_s,
+            stream_threshold_bytes=stream_threshold_bytes,
+            chunk_bytes=chunk_bytes,
+            retry=retry,
+            split=split,
+            split_threshold_bytes=split_threshold_bytes,
+            token=token,
+            token_file=token_file,
+            connect_timeout_s=connect_timeout_s,
+            shared_memory=shared_memory,
+            checksums=checksums,
+        )
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what calls need, without connecting."""
+
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        return partial(type(self), **self._options.as_arguments()), ()
