@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import math
 import runpy
 import sys
@@ -28,16 +27,21 @@ from gradwire.cli.compare import differing, finfo, ulps_off
 from gradwire.cli.connection import Connection
 from gradwire.cli.explain import Call, reasons, tables
 from gradwire.cli.options import (
-    attribute_option,
     dtype_option,
     json_option,
-    operator_from,
-    operator_kind,
-    operator_option,
+    operator_options,
     seed_option,
     server_options,
 )
-from gradwire.cli.output import DIFFERENT, CommandError, InvalidUsage, index, json_number, number
+from gradwire.cli.output import (
+    DIFFERENT,
+    CommandError,
+    InvalidUsage,
+    index,
+    json_number,
+    number,
+    tell,
+)
 from gradwire.errors import InvalidRequestError, LimitExceededError, counted
 from gradwire.ops import OPERATORS, Operator
 from gradwire.tensors import to_array
@@ -424,8 +428,7 @@ Example:
     epilog=f"{EXAMPLE}\n{output.HELP}",
 )
 @click.argument("name", metavar="MODULE:FUNCTION")
-@operator_option(help="See `gradwire operators`.")
-@attribute_option
+@operator_options
 @dtype_option(
     "dtypes", multiple=True, default=["float32"], help="Type of the tensors; once for each."
 )
@@ -464,8 +467,7 @@ Example:
 def check(
     *,
     name: str,
-    operator: str,
-    attributes: tuple[str, ...],
+    operator: Operator,
     dtypes: tuple[np.dtype[Any], ...],
     ranks: tuple[int, ...],
     values: tuple[str, ...],
@@ -486,7 +488,6 @@ def check(
     Each failure is shrunk to the smallest similar case. Exit with 0 if no case fails, with 9
     otherwise.
     """
-    made = operator_from(operator_kind(operator), attributes)
     if torch and importlib.util.find_spec("torch") is None:
         raise CommandError("--torch: PyTorch is not installed here: pip install torch")
     function = load_function(name)
@@ -497,7 +498,7 @@ def check(
             for channels_last in (False, True) if rank > 2 else (False,):  # noqa: PLR2004
                 trial = Trial(
                     client=client,
-                    operator=made,
+                    operator=operator,
                     function=function,
                     torch=torch,
                     rank=rank,
@@ -511,28 +512,25 @@ def check(
                 break
         if not tally.ran:
             message = f"no case fits the operator with these attributes: {tally.reason}"
-            pinned = " and ".join(size for size in SIZES if getattr(made, size, ()))
+            pinned = " and ".join(size for size in SIZES if getattr(operator, size, ()))
             hint = f"; each case has its own sizes: leave {pinned} out, or give scales"
             raise InvalidUsage(message + (hint if pinned else ""))
         smallest = tally.smallest(most)
-    findings = [_told(made, *one) for one in smallest]
-    if as_json:
-        facts = {
-            "function": name,
-            "operator": made.name,
-            "tolerance": tolerance,
-            "cases": tally.ran,
-            "equal": tally.ran - len(tally.failures),
-            "different": len(tally.failures),
-            "unfit": tally.unfit,
-            "failures": [facts_ for facts_, _ in findings],
-        }
-        click.echo(json.dumps(facts, allow_nan=False))
-    else:
-        lines = [f"{name} against {made!r}", *tally.lines(tolerance)]
-        for number_, (_, (first, *others)) in enumerate(findings, 1):
-            lines += ["", f"{number_}. {first}", *(f"   {line}" for line in others)]
-        click.echo("\n".join(lines))
+    findings = [_told(operator, *one) for one in smallest]
+    facts = {
+        "function": name,
+        "operator": operator.name,
+        "tolerance": tolerance,
+        "cases": tally.ran,
+        "equal": tally.ran - len(tally.failures),
+        "different": len(tally.failures),
+        "unfit": tally.unfit,
+        "failures": [facts_ for facts_, _ in findings],
+    }
+    lines = [f"{name} against {operator!r}", *tally.lines(tolerance)]
+    for number_, (_, (first, *others)) in enumerate(findings, 1):
+        lines += ["", f"{number_}. {first}", *(f"   {line}" for line in others)]
+    tell(facts, lines, as_json=as_json)
     return DIFFERENT if tally.failures else 0
 
 

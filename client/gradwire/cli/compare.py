@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,14 +24,13 @@ from gradwire.cli.options import (
     dtype_option,
     input_shape_option,
     json_option,
-    operator_from,
-    operator_kind,
     operator_option,
     output_shape_option,
+    read_operator,
     seed_option,
     server_options,
 )
-from gradwire.cli.output import DIFFERENT, InvalidUsage, index, json_number, number
+from gradwire.cli.output import DIFFERENT, InvalidUsage, index, json_number, number, tell
 from gradwire.ops import Operator
 
 _ORDER = "gradwire.order"
@@ -136,10 +134,7 @@ def compare(
             raise InvalidUsage(f"--against: {against} holds {dtype} {other.shape}; {ours}")
     found = difference(*results)
     facts, lines = _told(results[0], results[1], told, found)
-    if as_json:
-        click.echo(json.dumps(facts, allow_nan=False))
-    else:
-        click.echo("\n".join([*map("{}  {}".format, NAMES, names), *lines]))
+    tell(facts, [*map("{}  {}".format, NAMES, names), *lines], as_json=as_json)
     return 0 if found is None else DIFFERENT
 
 
@@ -158,7 +153,7 @@ def _grouped(
                 message = f"--attr: {given!r} stands before any --op; give it behind its own"
                 raise InvalidUsage(message)
             groups[-1][1].append(given)
-    return tuple(operator_from(operator_kind(name), given) for name, given in groups)
+    return tuple(read_operator(*group) for group in groups)
 
 
 Array = NDArray[Any]

@@ -24,11 +24,8 @@ from gradwire.cli.options import (
     INPUT_FILE,
     SECONDS,
     OutputFile,
-    attribute_option,
     json_option,
-    operator_from,
-    operator_kind,
-    operator_option,
+    operator_options,
     output_shape_option,
     server_options,
 )
@@ -50,8 +47,7 @@ Example:
 )
 @click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
 @click.argument("result", metavar="OUTPUT.npy", type=OutputFile())
-@operator_option(help="See `gradwire operators`.")
-@attribute_option
+@operator_options
 @output_shape_option
 @click.option(
     "--dtype",
@@ -75,8 +71,7 @@ def evaluate(
     *,
     source: Path,
     result: Path,
-    operator: str,
-    attributes: tuple[str, ...],
+    operator: Operator,
     output_shape: tuple[int, ...] | None,
     dtype: str | None,
     timeout_s: float | None,
@@ -89,10 +84,8 @@ def evaluate(
     Both files are mapped, not read: tensors may be larger than memory. OUTPUT.npy appears complete
     or not at all.
     """
-    kind = operator_kind(operator)
-    made = operator_from(kind, attributes)
-    if kind.output_required and output_shape is None:
-        raise InvalidUsage(f"--output-shape is missing; no attribute of {kind.name} tells it")
+    if operator.output_required and output_shape is None:
+        raise InvalidUsage(f"--output-shape is missing; no attribute of {operator.name} tells it")
     array = mapped(source, dtype)
     # NumPy counts the bytes of a file in 64 bits.
     if math.prod(output_shape or ()) * array.itemsize > sys.maxsize // 2:
@@ -101,9 +94,9 @@ def evaluate(
     path = _regular(result)
     with server.client(split=split) as client, _complete(path) as part:
         start = time.monotonic()
-        shape = _evaluate(client, made, array, output_shape, part, timeout_s=timeout_s)
+        shape = _evaluate(client, operator, array, output_shape, part, timeout_s=timeout_s)
         seconds = time.monotonic() - start
-    facts = _facts(made, array, shape, seconds)
+    facts = _facts(operator, array, shape, seconds)
     if as_json:
         click.echo(json.dumps({**facts, "result": str(result)}))
     else:

@@ -28,13 +28,10 @@ from gradwire.cli import output
 from gradwire.cli.connection import INSTALL
 from gradwire.cli.options import (
     OutputFile,
-    attribute_option,
     dtype_option,
     input_shape_option,
     json_option,
-    operator_from,
-    operator_kind,
-    operator_option,
+    operator_options,
     output_shape_option,
 )
 from gradwire.cli.output import (
@@ -47,6 +44,7 @@ from gradwire.cli.output import (
     numbers,
     places,
     table,
+    tell,
 )
 from gradwire.errors import counted
 from gradwire.ops import OPERATORS, Operator, to_message
@@ -86,11 +84,8 @@ class AxisTable:
         return self.start[output] + np.arange(len(weights)), weights
 
     def feeding(self, input_: int) -> tuple[Indices, Weights]:
-        """Return the outputs that read an input, and their weights.
-
-        The outputs are ascending.
-        """
-        chosen = self._by_column[self._bounds[input_] : self._bounds[input_ + 1]]
+        """Return the outputs that read an input, ascending, and their weights."""
+        chosen = self.columns == input_
         return self.rows[chosen], self.weight[chosen]
 
     @cached_property
@@ -111,7 +106,7 @@ class AxisTable:
     @cached_property
     def unread(self) -> Indices:
         """Inputs that no output reads."""
-        return np.flatnonzero(np.diff(self._bounds) == 0)
+        return np.flatnonzero(np.bincount(self.columns, minlength=self.inputs) == 0)
 
     @cached_property
     def is_identity(self) -> bool:
@@ -125,14 +120,6 @@ class AxisTable:
             np.array_equal(getattr(self, name), getattr(other, name))
             for name in ("start", "offset", "weight", "coordinates")
         )
-
-    @cached_property
-    def _by_column(self) -> Indices:
-        return np.argsort(self.columns, kind="stable")
-
-    @cached_property
-    def _bounds(self) -> Indices:
-        return np.searchsorted(self.columns[self._by_column], np.arange(self.inputs + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +322,7 @@ Example:
     short_help="Show an operator's coordinates, taps and weights.",
     epilog=f"{EXAMPLE}\n{output.HELP}",
 )
-@operator_option(help="See `gradwire operators`.")
-@attribute_option
+@operator_options
 @input_shape_option(required=True)
 @output_shape_option
 @dtype_option(help="Type of the tensors; few operators' tables depend on it.")
@@ -357,8 +343,7 @@ Example:
 @json_option
 def explain(
     *,
-    operator: str,
-    attributes: tuple[str, ...],
+    operator: Operator,
     dtype: np.dtype[Any],
     input_shape: tuple[int, ...],
     output_shape: tuple[int, ...] | None,
@@ -372,36 +357,32 @@ def explain(
     The tables are those of the forward operator, which a gradient applies transposed. They come
     from the server package of this installation; no server is called.
     """
-    made = operator_from(operator_kind(operator), attributes)
     rank = len(input_shape)
     if only is not None and only >= rank:
         raise InvalidUsage(f"--axis: {only} is none of the axes 0 to {rank - 1}")
     drawing = None if picture is None else load_pictures()
-    (told,) = tables([Call(made, dtype, input_shape, output_shape)])
-    kind = OPERATORS[made.name]
+    (told,) = tables([Call(operator, dtype, input_shape, output_shape)])
+    kind = OPERATORS[operator.name]
     forward = kind.counterpart if kind.gradient else kind.name
-    title = [f"{made!r}", f"{made.name}: {dtype} {input_shape} to {told.output_shape}"]
+    title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {told.output_shape}"]
     axes = range(rank) if only is None else (only,)
-    if as_json:
-        facts = {
-            "operator": made.name,
-            "attributes": made.shown(),
-            "gradient": kind.gradient,
-            "forward": forward,
-            "dtype": str(dtype),
-            "input_shape": list(input_shape),
-            "output_shape": list(told.output_shape),
-            "fill": told.fill,
-            "axes": [_facts(told.axes[axis], axis) for axis in axes],
-        }
-        click.echo(json.dumps(facts, allow_nan=False))
-    else:
-        note = (
-            f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs "
-            "to its inputs."
-        )
-        blocks = [line for axis in axes for line in _axis(told, axis, rows, alone=len(axes) == 1)]
-        click.echo("\n".join([*title, *([note] if kind.gradient else []), *blocks]))
+    facts = {
+        "operator": operator.name,
+        "attributes": operator.shown(),
+        "gradient": kind.gradient,
+        "forward": forward,
+        "dtype": str(dtype),
+        "input_shape": input_shape,
+        "output_shape": told.output_shape,
+        "fill": told.fill,
+        "axes": [_facts(told.axes[axis], axis) for axis in axes],
+    }
+    note = (
+        f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs to "
+        "its inputs."
+    )
+    blocks = [line for axis in axes for line in _axis(told, axis, rows, alone=len(axes) == 1)]
+    tell(facts, [*title, *([note] if kind.gradient else []), *blocks], as_json=as_json)
     if drawing is not None:
         drawing.draw(_captioned(told, only, forward), title="\n".join(title), path=picture)
         click.echo(f"\nWrote {picture}", err=as_json)

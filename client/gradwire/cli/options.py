@@ -156,15 +156,25 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
     return decorate
 
 
-def operator_kind(name: str) -> type[Operator]:
-    """Return the class of the operator called `name`."""
+def read_operator(name: str, assignments: Iterable[str]) -> Operator:
+    """Make the operator called `name` from --attr; raise CommandError where there is none."""
     if name in OPERATORS:
-        return OPERATORS[name]
+        return operator_from(OPERATORS[name], assignments)
     close = get_close_matches(name.lower().replace("-", "_"), OPERATORS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise CommandError(
         f"--op: {name!r} is not an operator; give one of {', '.join(OPERATORS)}{hint}", code=UNKNOWN
     )
+
+
+def operator_options(command: Decorated) -> Decorated:
+    """Add --op and --attr to a command, which reach it as `operator`."""
+
+    @functools.wraps(command)
+    def with_operator(*, operator: str, attributes: tuple[str, ...], **options: Any) -> Any:
+        return command(operator=read_operator(operator, attributes), **options)
+
+    return operator_option(help="See `gradwire operators`.")(attribute_option(with_operator))
 
 
 def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
@@ -177,8 +187,7 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
         name, separator, text = assignment.partition("=")
         lacking = "no '='" if not separator else "no name before '='" if not name else None
         if lacking:
-            message = f"--attr: {assignment!r} has {lacking}; give NAME=VALUE"
-            raise InvalidUsage(message)
+            raise InvalidUsage(f"--attr: {assignment!r} has {lacking}; give NAME=VALUE")
         if name in given:
             raise InvalidUsage(f"--attr: {name} is given twice; give it once")
         given[name] = _value(kind, name, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -10,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -192,6 +194,11 @@ def _shortened(words: list[str]) -> str:
     return " ".join(words)
 
 
+def tell(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print the facts as JSON, or else the lines."""
+    click.echo(json.dumps(facts, allow_nan=False) if as_json else "\n".join(lines))
+
+
 def index(place: Sequence[int]) -> str:
     """Write the index of an element."""
     return f"[{', '.join(map(str, place))}]"
@@ -250,36 +257,21 @@ def load_pictures() -> ModuleType:
 PATIENCE_S = 1.0
 
 
-# click has no complete types for it.
-_progressbar: Any = click.progressbar
-
-
-def _as_it_is(text: Any) -> Any:
-    return text
-
-
 @contextmanager
 def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
     """Yield a function that takes the number of bytes moved so far.
 
-    After a second a bar on stderr shows MB/s and the time left, if stderr is a terminal.
+    After a second a line on stderr shows the percentage, MB/s and the time left at that rate.
     """
     start = time.monotonic()
-    bar: Any = None
-    with ExitStack() as shown:
+    with status_line() as show:
 
         def moved(done_bytes: int) -> None:
-            nonlocal bar
             seconds = time.monotonic() - start
-            if bar is None and seconds > PATIENCE_S and sys.stderr.isatty():
-                shown_bar = _progressbar(
-                    length=total_bytes, label="gradwire", file=sys.stderr, item_show_func=_as_it_is
-                )
-                bar = shown.enter_context(shown_bar)
-                # The time left is estimated from the average rate.
-                bar.start -= seconds
-            if bar is not None:
-                bar.update(done_bytes - bar.pos, f"{done_bytes / seconds / 1e6:.0f} MB/s")
+            if done_bytes and seconds > PATIENCE_S:
+                left = timedelta(seconds=round(seconds * (total_bytes - done_bytes) / done_bytes))
+                rate = f"{done_bytes / seconds / 1e6:.0f} MB/s"
+                show(f"gradwire: {done_bytes / total_bytes:.0%}, {left} left, {rate}")
 
         yield moved
 
