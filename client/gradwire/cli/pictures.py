@@ -1,8 +1,7 @@
 """Pictures of `gradwire explain` and `gradwire demo`. Needs matplotlib.
 
-explain draws a row of three panels for each axis, all with the inputs downward: the outputs that
-read each input, the matrix of weights, and each input's total weight, which is the gradient of
-ones.
+explain draws two panels for each axis, both with the inputs downward: the matrix of weights, with
+the outputs at their coordinates, and each input's total weight, which is the gradient of ones.
 """
 
 # matplotlib leaves keyword arguments untyped.
@@ -28,13 +27,9 @@ from gradwire.cli.explain import AxisTable
 
 # Okabe and Ito's blue and vermilion, which people with any color vision tell apart.
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
-# Inputs up to which one plot shows all of them with their outputs; of more inputs it shows three
-# stretches.
-MOST_INPUTS, STRETCH = 30, 8
-# Weights up to which they are written into the matrix; inputs up to which each has a bar.
+# Weights up to which they are written into the matrix; inputs and outputs up to which each has a
+# bar and a marker.
 LEGIBLE, FEW = 130, 48
-# Elements with a number on each side of a plot.
-NUMBERED = 30
 
 
 def draw(captioned: Iterable[tuple[str, AxisTable]], *, title: str, path: Path) -> None:
@@ -43,73 +38,30 @@ def draw(captioned: Iterable[tuple[str, AxisTable]], *, title: str, path: Path) 
     The ending of path tells the format.
     """
     axes = list(captioned)
-    figure = Figure((15, 1 + 5 * len(axes)), layout="constrained")
+    figure = Figure((12, 1 + 5 * len(axes)), layout="constrained")
     figure.suptitle(title, fontsize=13)
     parts = figure.subfigures(len(axes), squeeze=False)[:, 0]
     for part, (caption, axis) in zip(parts, axes, strict=True):
         part.suptitle(caption, fontsize=11, color=GREY)
-        starts = (0, (axis.inputs - STRETCH) // 2, axis.inputs - STRETCH)
-        stretches = [(start, start + STRETCH) for start in starts]
-        if axis.inputs <= MOST_INPUTS:
-            stretches = [(0, axis.inputs)]
-        grid = part.add_gridspec(len(stretches), 3, width_ratios=(4, 5.5, 3))
-        matrix = part.add_subplot(grid[:, 1])
+        matrix, totals = part.subplots(1, 2, width_ratios=(2, 1))
         cells = _draw_matrix(matrix, axis)
         part.colorbar(cells, ax=matrix).ax.set_title("weight", fontsize=9)
-        for row, (first, stop) in enumerate(stretches):
-            _draw_links(part.add_subplot(grid[row, 0]), axis, cells, first, stop)
-        _draw_totals(part.add_subplot(grid[:, 2]), axis)
+        _draw_totals(totals, axis)
     figure.savefig(path)
-
-
-def _draw_links(plot: Axes, axis: AxisTable, colors: LineCollection, first: int, stop: int) -> None:
-    """Draw inputs first .. stop - 1 with outputs that read them.
-
-    The inputs are at the right.
-    """
-    places, where = axis.coordinates, "at its coordinate"
-    if places is None:
-        places = (np.arange(axis.outputs) + 0.5) * axis.inputs / axis.outputs - 0.5
-        where = "by its index"
-    top, bottom = first - 0.9, stop - 0.1
-    places = np.clip(places.astype(np.float64), top, bottom)
-    read = (axis.columns >= first) & (axis.columns < stop) & (axis.weight != 0)
-    # The heaviest weight is drawn last, on top.
-    chosen = np.flatnonzero(read)[np.argsort(np.abs(axis.weight[read]), kind="stable")]
-    weights = axis.weight[chosen]
-    ends = np.zeros((len(chosen), 2, 2))
-    ends[:, 1, 0] = 1
-    ends[:, :, 1] = np.stack([places[axis.rows[chosen]], axis.columns[chosen]], 1)
-    widths = 0.8 + 2.2 * np.abs(weights) / np.abs(axis.weight).max(initial=1e-30)
-    lines = LineCollection(list(ends), colors=colors.to_rgba(weights), linewidths=widths)
-    plot.add_collection(lines)
-    outputs = np.flatnonzero((places > top) & (places < bottom) | (stop - first == axis.inputs))
-    inputs, at = np.arange(first, stop), places[outputs]
-    plot.plot(outputs * 0, at, "o", inputs * 0 + 1, inputs, "s", color="0.15", ms=4.5)
-    for side, odd in (
-        (0, at[np.diff(axis.offset)[outputs] == 0]),
-        (1, np.intersect1d(inputs, axis.unread)),
-    ):
-        plot.plot(odd * 0 + side, odd, "X", color=VERMILION, ms=8)
-    every = max(1, len(outputs) // NUMBERED)
-    plot.set_yticks(at[::every], map(str, outputs[::every]))
-    plot.twinx().set(ylim=(bottom, top), yticks=inputs, frame_on=False)
-    plot.set(xlim=(-0.1, 1.1), ylim=(bottom, top), frame_on=False)
-    plot.set_xticks((0, 1), (f"output\n({where})", "input") if stop == axis.inputs else ("", "..."))
-    plot.set_title("" if first else "which outputs read each input", fontsize=10)
 
 
 def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
     """Draw a cell for each weight, darker for larger ones.
 
-    Negative weights have another hue.
+    Negative weights have another hue. Markers show the coordinates.
     """
     least, most = axis.weight.min(initial=0), axis.weight.max(initial=1e-30)
     used = axis.weight != 0
-    ends = np.repeat(axis.columns[used], 4).reshape(-1, 2, 2).astype(np.float64)
-    ends[:, :, 0] = np.stack([axis.rows[used] - 0.5, axis.rows[used] + 0.5], 1)
-    cells = LineCollection(
-        list(ends),
+    rows, columns = axis.rows[used], axis.columns[used]
+    cells = plot.hlines(
+        columns,
+        rows - 0.5,
+        rows + 0.5,
         # In points, of which the plot has about 320.
         linewidths=max(1.0, 310 / axis.inputs),
         capstyle="butt",
@@ -118,15 +70,22 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
         cmap="PuOr" if least < 0 else "viridis_r",
         rasterized=True,
     )
-    plot.add_collection(cells)
     if len(axis.weight) <= LEGIBLE:
         size = min(9.0, 300 / axis.outputs, 220 / axis.inputs)
         for output, input_, weight in zip(axis.rows, axis.columns, axis.weight, strict=True):
             dark = np.dot(cells.to_rgba(weight)[:3], (0.3, 0.59, 0.11)) < 0.55  # noqa: PLR2004
             style: Any = {"ha": "center", "va": "center", "size": size}
             plot.text(output, input_, f"{weight:.3g}", color="white" if dark else "black", **style)
+    outputs, idle = np.arange(axis.outputs), np.flatnonzero(np.diff(axis.offset) == 0)
+    places, label = axis.coordinates, "output; o: its coordinate"
+    if places is None or axis.outputs > FEW:
+        places, label = (outputs + 0.5) * axis.inputs / axis.outputs - 0.5, "output"
+    else:
+        shown = np.clip(places.astype(np.float64), -0.5, axis.inputs - 0.5)
+        plot.plot(outputs - 0.42, shown, "o", mfc="w", mec="0.15", ms=4, clip_on=False)
+    plot.plot(idle, places[idle], "X", color=VERMILION, ms=8 if axis.outputs <= FEW else 3)
     plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5), facecolor="0.965")
-    plot.set(xlabel="output", ylabel="input")
+    plot.set(xlabel=label, ylabel="input")
     plot.set_title("weights", fontsize=10)
     for ruler in (plot.xaxis, plot.yaxis):
         ruler.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
