@@ -115,7 +115,7 @@ def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPa
     done = run_here("bench", "--target", free_target, *SHORT)
     assert done.code == 7
     first, last = done.stderr.splitlines()
-    assert first == f"gradwire: waiting up to 0.7 s for the server at {free_target}"
+    assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {free_target}: ")
     assert last.startswith(f"gradwire: error: no server at {free_target}; start one with ")
 
 

@@ -104,7 +104,8 @@ def test_health_waits_for_a_server_only_so_long() -> None:
         done = run_here("health", "--target", gone, *options)
         assert (done.code, done.stdout) == (7, "")
         assert done.stderr.count("\n") == 1 + waits
-        assert done.stderr.count(f"Waiting for {gone}: no server answers yet.\n") == waits
+        waiting = f"gradwire: waiting up to 0.2 s for the server at {gone}: "
+        assert done.stderr.count(waiting) == waits
 
 
 def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
@@ -112,6 +113,6 @@ def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
         done = run_here("health", "--target", server.address, "--wait", "0.2")
     assert done.code == 7
     waiting, end = done.stderr.splitlines()
-    assert waiting.startswith(f"Waiting for {server.address}: no server answers yet: ")
+    assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {server.address}: ")
     assert "wants TLS (credentials, --tls-ca)" in waiting
     assert "wants TLS (credentials, --tls-ca)" in end

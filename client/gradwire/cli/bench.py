@@ -29,7 +29,7 @@ from gradwire.cli.options import (
     server_options,
 )
 from gradwire.cli.output import CommandError, InvalidUsage, status_line, table
-from gradwire.errors import PermissionDeniedError, UnavailableError, installing
+from gradwire.errors import PermissionDeniedError, installing
 from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import (
     FORMAT,
@@ -208,12 +208,8 @@ def bench(
 # Seconds that a server has to become ready: the first start of a local server compiles code.
 OWN_PATIENCE_S = 600.0
 TARGET_PATIENCE_S = 30.0
-# Seconds of waiting before a message says so.
-SILENT_WAIT_S = 0.5
 # Bytes shown of an endpoint's refusal.
 _MOST_SAID = 1000
-
-Show = Callable[[str], None]
 
 
 def _page_writer() -> Callable[[Document], str]:
@@ -239,7 +235,7 @@ def _run(
     results: list[ScenarioResult] = []
     ended: KeyboardInterrupt | CommandError | None = None
     with status_line() as show, _subject(connection, metrics_url) as (subject, probe, own):
-        server = _server(subject, show, own=own)
+        server = _server(subject, own=own)
         if isinstance(probe, MetricsEndpoint):
             _check_endpoint(probe, f"--metrics {metrics_url}")
         try:
@@ -348,19 +344,11 @@ def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
         )
 
 
-def _server(connection: Connection, show: Show, *, own: bool) -> ServerFacts:
+def _server(connection: Connection, *, own: bool) -> ServerFacts:
     """Wait until the server serves; return its facts."""
     target = connection.target or ""
-    patience_s = OWN_PATIENCE_S if own else TARGET_PATIENCE_S
-    waiting = f"waiting up to {patience_s:g} s for the server at {target}"
     with connection.client() as client:
-        show(waiting)
-        try:
-            client.wait_ready(min(SILENT_WAIT_S, patience_s))
-        except UnavailableError:
-            if not own and not sys.stderr.isatty():
-                click.echo(f"gradwire: {waiting}", err=True)
-            client.wait_ready(patience_s)
+        connection.wait_ready(client, OWN_PATIENCE_S if own else TARGET_PATIENCE_S)
         # A token that does not open calls would fail every one of them.
         client.operators()
         try:

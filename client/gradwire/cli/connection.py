@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+import click
 import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
@@ -29,6 +30,8 @@ from gradwire.errors import UnavailableError, installing
 
 # Seconds for which a command retries connecting while its user waits.
 _CONNECT_S = 1.5
+# Seconds of waiting before a message says so.
+_SILENT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +106,8 @@ class Connection:
         Raises InvalidRequestError if the token would travel to another machine in plain text.
         """
         parts = urlsplit(url)
-        bearer = read_bearer(
-            None, self._token_file(), target=(parts.netloc,), secure=parts.scheme == "https"
-        )
+        secure = parts.scheme == "https"
+        bearer = read_bearer(None, self._token_file(), target=(parts.netloc,), secure=secure)
         return {} if bearer is None else dict(bearer.metadata())
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -123,6 +125,15 @@ class Connection:
                 # grpc takes no key with a password, so none is asked for.
                 context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: b"")
         return context
+
+    def wait_ready(self, client: Client, patience_s: float) -> None:
+        """Wait until the server of a client serves; soon say so on stderr."""
+        try:
+            client.wait_ready(min(_SILENT_S, patience_s))
+        except UnavailableError as error:
+            waiting = f"waiting up to {patience_s:g} s for the server at {self.target}"
+            click.echo(f"gradwire: {waiting}: {error}", err=True)
+            client.wait_ready(patience_s)
 
     def health(self, *, timeout_s: float) -> str:
         """Return the health of the server at target, such as "SERVING"."""

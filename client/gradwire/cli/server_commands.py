@@ -12,8 +12,7 @@ from gradwire import AttributeInfo, OperatorInfo
 from gradwire._core.options import DEFAULT
 from gradwire.cli.connection import Connection
 from gradwire.cli.options import SECONDS, json_option, server_options
-from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError
-from gradwire.errors import DeadlineExceededError, UnavailableError
+from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError, tell
 from gradwire.health import SERVING
 from gradwire.ops import OPERATORS
 from gradwire.ops._base import Choice, rule_of
@@ -36,15 +35,13 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
             f"the server has no operator {name!r}; it has {', '.join(known)}", code=UNKNOWN
         )
     chosen = list(known.values()) if name is None else [known[name]]
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(info) for info in chosen], indent=2))
-    elif name is None:
-        width = max(len(info.name) for info in chosen) + 2
-        for info in chosen:
-            click.echo(f"{info.name:{width}}{info.summary}")
-        click.echo("\n`gradwire operators NAME` tells the attributes of one.")
+    if name is None:
+        width = max(map(len, known)) + 2
+        lines = [f"{info.name:{width}}{info.summary}" for info in chosen]
+        lines += ["", "`gradwire operators NAME` tells the attributes of one."]
     else:
-        click.echo(_described(chosen[0]))
+        lines = _described(known[name])
+    tell([dataclasses.asdict(info) for info in chosen], lines, as_json=as_json)
 
 
 @click.command()
@@ -54,18 +51,16 @@ def info(*, server: Connection, as_json: bool) -> None:
     """Print the server's version, backend and limits."""
     with server.client() as client:
         told = client.server_info()
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(told), indent=2))
-        return
-    to_come = f"\nto come    {told.backend_to_come}" if told.backend_to_come else ""
-    click.echo(
-        f"""gradwire {told.version}, numerics version {told.numerics_version}
-backend    {told.backend}: {told.backend_reason}{to_come}
-operators  {", ".join(told.operators)}
-limits"""
-    )
-    for limit, value in dataclasses.asdict(told.limits).items():
-        click.echo(f"  {limit:26}{value:>16,}")
+    facts = dataclasses.asdict(told)
+    lines = [
+        f"gradwire {told.version}, numerics version {told.numerics_version}",
+        f"backend    {told.backend}: {told.backend_reason}",
+        *([f"to come    {told.backend_to_come}"] if told.backend_to_come else []),
+        f"operators  {', '.join(told.operators)}",
+        "limits",
+        *(f"  {limit:26}{value:>16,}" for limit, value in facts["limits"].items()),
+    ]
+    tell(facts, lines, as_json=as_json)
 
 
 @click.command(short_help="Ask a running server for its health.")
@@ -87,9 +82,8 @@ limits"""
 def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_json: bool) -> None:
     """Report a running server's health; exit with 0 only if SERVING."""
     if wait_s is not None:
-        _tell_of_wait(server, timeout_s=min(timeout_s, wait_s))
         with server.client() as client:
-            client.wait_ready(wait_s)
+            server.wait_ready(client, wait_s)
     status = server.health(timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps({"target": server.target, "status": status}))
@@ -99,28 +93,7 @@ def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_jso
         click.echo(status)
 
 
-def _tell_of_wait(connection: Connection, *, timeout_s: float) -> None:
-    """Report on stderr the reason for waiting, if any."""
-    try:
-        status = connection.health(timeout_s=timeout_s)
-    except (UnavailableError, DeadlineExceededError, CommandError) as error:
-        if isinstance(error, CommandError) and error.code != UNAVAILABLE:
-            raise
-        told = "no server answers yet"
-        if isinstance(error, UnavailableError):
-            # Such as that it wants TLS. A refused connection is a CommandError.
-            told += f": {error}"
-    else:
-        if status == SERVING:
-            return
-        told = (
-            f"the server answers {status}; it is starting (the first start compiles for about "
-            "30 s) or stopping"
-        )
-    click.echo(f"Waiting for {connection.target}: {told}.", err=True)
-
-
-def _described(info: OperatorInfo) -> str:
+def _described(info: OperatorInfo) -> list[str]:
     few, many = info.min_rank, info.max_rank
     head = f"""{info.name}
   {info.summary}
@@ -137,7 +110,7 @@ def _described(info: OperatorInfo) -> str:
         values, default = _words(info.name, attribute)
         lines.append(f"  --attr {attribute.name}={values}")
         lines += indented.wrap(f"{attribute.description} {default}")
-    return "\n".join(lines)
+    return lines
 
 
 def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
