@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from gradwire._core.evaluation import Transfer
 from gradwire._core.options import CHUNK_BYTES
 from gradwire._core.retries import RetryPolicy, is_retryable
-from gradwire._transport.aio import AsyncClientChannels, LoopEvent, open_aio_channel
-from gradwire._transport.streams import StreamTry
-from gradwire._wire.requests import ArrayRequest, prepare
+from gradwire._transport.aio import AsyncRuntime, open_aio_channel
+from gradwire._transport.streams import StreamRun
+from gradwire._wire.requests import ArrayRequest
 from gradwire.async_client import AsyncClient
 from gradwire.errors import CallCancelledError, DeadlineExceededError, GradwireError
 from gradwire.loadtest.scenarios import Flow, Judge, Problem
@@ -146,42 +146,16 @@ async def evaluate_slowly(
     pause_s: float,
     timeout_s: float,
 ) -> NDArray[Any]:
-    """Evaluate by one try of a stream.
-
-    A pause of pause_s comes before each received chunk.
-    """
-    job = prepare(problem.operator, array, output_shape=problem.received, out=None)
-    transfer = _SlowTransfer(job, pause_s)
-    channels = channels_of(client)
-    blocking, ended = channels.blocking, LoopEvent(channels)
-    stream = StreamTry(
-        blocking,
-        transfer,
-        request_id=job.request_id,
-        chunk_bytes=CHUNK_BYTES,
-        eager=True,
-        timeout_s=timeout_s,
-        metadata=None if blocking.bearer is None else blocking.bearer.metadata(),
-        ended=ended,
+    """Evaluate by a stream, with a pause of pause_s before each received chunk."""
+    channels = client._channels()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    evaluation = channels.blocking.evaluation(
+        problem.operator, array, output_shape=problem.received, out=None, timeout_s=timeout_s
     )
-    stream.start()
-    try:
-        await ended.in_loop.wait()
-    except BaseException:
-        transfer.pause_s = 0.0
-        stream.cancel()
-        await ended.in_loop.wait()
-        raise
-    if (error := stream.outcome()) is not None:
-        raise error
-    if transfer.result is None:
-        raise AssertionError("a try without a result fails")
-    return transfer.result
-
-
-def channels_of(client: AsyncClient) -> AsyncClientChannels:
-    """Return the connections of a client."""
-    return client._channels()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    request = evaluation._request  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    transfer = _SlowTransfer(request, pause_s)
+    evaluation._transfer = transfer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    await StreamRun(evaluation, channels.blocking, AsyncRuntime(lambda: channels)).run()
+    return evaluation.result()
 
 
 class _SlowTransfer(Transfer):
@@ -189,10 +163,10 @@ class _SlowTransfer(Transfer):
 
     def __init__(self, job: ArrayRequest, pause_s: float) -> None:
         super().__init__(job, chunk_bytes=CHUNK_BYTES)
-        self.pause_s = pause_s
+        self._pause_s = pause_s
 
     def store(self, offset: int, data: bytes | memoryview) -> None:
-        time.sleep(self.pause_s)
+        time.sleep(self._pause_s)
         super().store(offset, data)
 
 
