@@ -327,9 +327,20 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     """Find "module:function" or "file.py:function", also in the current folder."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
-        message = f"{name!r} is no function; give module:function, or file.py:function"
-        raise InvalidUsage(message)
-    function: Any = _namespace(place)
+        raise InvalidUsage(f"{name!r} is no function; give module:function, or file.py:function")
+    is_file = place.endswith(".py")
+    if is_file and not Path(place).is_file():
+        raise InvalidUsage(f"there is no file {place}; give the name of one, or module:function")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function: Any = (
+            SimpleNamespace(**runpy.run_path(place)) if is_file else importlib.import_module(place)
+        )
+    except (Exception, SystemExit) as error:
+        message = f"{place} cannot be imported: {type(error).__name__}: {error}"
+        raise InvalidUsage(message) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
     for part in attribute.split("."):
         function = getattr(function, part, None)
     if not callable(function):
@@ -337,23 +348,6 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
         raise InvalidUsage(f"{name}: {attribute} is {kind}; a function is needed")
     found: Callable[[Any, Shape], Any] = function
     return found
-
-
-def _namespace(place: str) -> object:
-    """Return a module, or the names that a file defines."""
-    if place.endswith(".py") and not Path(place).is_file():
-        message = f"there is no file {place}; give the name of one, or module:function"
-        raise InvalidUsage(message)
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        if place.endswith(".py"):
-            return SimpleNamespace(**runpy.run_path(place))
-        return importlib.import_module(place)
-    except (Exception, SystemExit) as error:
-        message = f"{place} cannot be imported: {type(error).__name__}: {error}"
-        raise InvalidUsage(message) from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
 
 
 def shrunk(trial: Trial, failure: Failure) -> Failure:
