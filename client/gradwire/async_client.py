@@ -156,8 +156,10 @@ class AsyncClient(BaseClient):
 
     async def _ready(self) -> AsyncClientChannels:
         channels = self._channels()
-        if channels.blocking.replicas is not None:
-            await channels.known()
+        replicas = channels.blocking.replicas
+        if replicas is not None and not replicas.addresses:
+            # The first list of replicas, or its failure.
+            await asyncio.to_thread(replicas.wait)
         return channels
 
     async def __aenter__(self) -> Self:

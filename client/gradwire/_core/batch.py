@@ -43,8 +43,6 @@ from gradwire.errors import (
     UnsupportedOperatorError,
 )
 
-# Seconds that taking items may hold up results that could be handed over.
-QUICK_S = 0.05
 # Reasons after which an item may succeed on a stream of its own.
 _TOO_LARGE = frozenset({"USE_STREAM", "LAYOUT_NOT_STREAMABLE"})
 _NOTHING = memoryview(b"")

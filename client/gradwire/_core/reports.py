@@ -5,6 +5,7 @@ They are its version, limits and operators, and the time that a call took.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from gradwire.tensors import DTYPES
 
 # Trailing metadata in the syntax of the header Server-Timing (W3C), milliseconds.
 TIMING_KEY = "gradwire-timing"
+_PHASE = re.compile(r"\b(receive|queue|compute|send)\s*;[^,]*?\bdur=(\d+(?:\.\d+)?)\s*(?=[;,]|$)")
 
 Info = TypeVar("Info", bound=Any)
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -48,28 +50,9 @@ class Timing:
 def read_timing(trailers: Metadata, *, total_s: float, tries: int) -> Timing:
     """Decode the timing in trailing metadata; malformed parts count as missing."""
     told = next((text for key, text in trailers if key == TIMING_KEY), "")
-    phases = dict(map(_phase, told.split(","))) if isinstance(told, str) else {}
-    return Timing(
-        total_s=total_s,
-        tries=tries,
-        receive_s=phases.get("receive"),
-        queue_s=phases.get("queue"),
-        compute_s=phases.get("compute"),
-        send_s=phases.get("send"),
-    )
-
-
-def _phase(entry: str) -> tuple[str, float | None]:
-    """Decode "compute;dur=0.042" as seconds."""
-    name, *parameters = (part.strip() for part in entry.split(";"))
-    for parameter in parameters:
-        key, _, value = parameter.partition("=")
-        if key == "dur":
-            try:
-                return name, float(value) / 1e3
-            except ValueError:
-                break
-    return name, None
+    parts = _PHASE.findall(told) if isinstance(told, str) else ()
+    phases = {f"{name}_s": float(duration) / 1e3 for name, duration in parts}
+    return Timing(total_s=total_s, tries=tries, **phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

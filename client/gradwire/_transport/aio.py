@@ -59,12 +59,6 @@ class AsyncClientChannels:
         self._turn = asyncio.Lock()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="gradwire-starter")
 
-    async def known(self) -> None:
-        """Wait for the first list of replicas, or its failure."""
-        replicas = self.blocking.replicas
-        if replicas is not None and not replicas.addresses:
-            await asyncio.to_thread(replicas.wait)
-
     @asynccontextmanager
     async def admitted(
         self, count: int, *, timeout_s: float | None, too_late: Callable[[], Exception]

@@ -421,13 +421,12 @@ class _StallTimer:
         self._stopped.set()
 
     def _look(self) -> None:
-        # Intervals are short only while an operation is close to its limit.
-        left_s = self._timeout_s / self._LOOKS
-        while not self._stopped.wait(left_s):
+        left_s = self._timeout_s
+        while not self._stopped.wait(min(left_s, self._timeout_s / self._LOOKS)):
             since = self._since
-            left_s = self._timeout_s / self._LOOKS
+            left_s = self._timeout_s
             if since is not None:
-                left_s = since + self._timeout_s - time.monotonic()
+                left_s += since - time.monotonic()
             if left_s <= 0:
                 self.expired = True
                 self._on_stall()

@@ -12,8 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from operator import attrgetter
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -58,10 +56,6 @@ _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 SERVICE_PATH = "/gradwire.v1.GradientService/"
 _USER_AGENT = f"gradwire/{VERSION}"
-
-# grpc imports it for the first channel of a process, which would delay the first call.
-with contextlib.suppress(ImportError):
-    import_module("grpc._channel")
 
 
 def channel_options(
@@ -154,9 +148,6 @@ class PooledChannel(Generic[T]):
     retired: bool = False
 
 
-_CALLS = attrgetter("calls")
-
-
 class Pool(Generic[T]):
     """Connections to targets, each opened on first use.
 
@@ -186,7 +177,6 @@ class Pool(Generic[T]):
         self._lock = threading.Lock()
         self.targets = len(targets)
         self._turn = 0
-        self._avoided = False
         self._closed = False
         self._entries: list[PooledChannel[T]] = [
             PooledChannel(one) for _ in range(connections) for one in targets
@@ -222,7 +212,6 @@ class Pool(Generic[T]):
             entry.calls -= 1
             if failed:
                 entry.avoided_until = self._clock() + AVOIDED_S
-                self._avoided = True
             done = entry.retired and not entry.calls
             if done:
                 self._retired.remove(entry)
@@ -284,17 +273,16 @@ class Pool(Generic[T]):
         if self.targets > 1:
             self._turn = (self._turn + 1) % self.targets
             entries = entries[self._turn :] + entries[: self._turn]
-        if self._avoided:
-            now = self._clock()
-            failed = {entry.target for entry in entries if entry.avoided_until > now}
-            self._avoided = bool(failed)
+        now = self._clock()
+        failed = {entry.target for entry in entries if entry.avoided_until > now}
+        if failed:
             # Other connections of a failed target would probably fail too.
             entries = (
                 [entry for entry in entries if entry.target not in failed]
                 or [entry for entry in entries if entry.avoided_until <= now]
                 or entries
             )
-        return min(entries, key=_CALLS)
+        return min(entries, key=lambda entry: entry.calls)
 
 
 class ServiceChannel:
