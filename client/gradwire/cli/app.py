@@ -1,23 +1,36 @@
-"""The program `gradwire` and its commands."""
+"""The program `gradwire`, and its commands about a server: operators, info and health."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
 import click
 
-from gradwire import __version__
+from gradwire import AttributeInfo, OperatorInfo, __version__
+from gradwire._core.options import DEFAULT
 from gradwire._wire.environment import SERVER_VARIABLES, unknown_variables
 from gradwire.cli import output
 from gradwire.cli.bench import bench
 from gradwire.cli.check import check
 from gradwire.cli.compare import compare
+from gradwire.cli.connection import Connection
 from gradwire.cli.demo import demo
 from gradwire.cli.evaluate import evaluate
 from gradwire.cli.explain import explain
-from gradwire.cli.server_commands import health, info, operators
+from gradwire.cli.options import SECONDS, json_option, server_options
+from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError, tell
+from gradwire.health import SERVING
+from gradwire.ops import OPERATORS
+from gradwire.ops._base import Choice, rule_of
+
+WIDTH = 96
+# Types of numbers as --attr has them.
+NUMBERS = {"double": "float", "int64": "int", "int32": "int"}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -54,6 +67,114 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
     for words in unknown_variables(SERVER_VARIABLES):
         click.echo(f"gradwire: warning: {words}", err=True)
+
+
+@click.command(short_help="List operators, or tell all about one.")
+@click.argument("name", required=False)
+@server_options()
+@json_option
+def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
+    """List the server's operators, or describe the one called NAME."""
+    with server.client() as client:
+        known = {info.name: info for info in client.operators()}
+    if name is not None and name not in known:
+        raise CommandError(
+            f"the server has no operator {name!r}; it has {', '.join(known)}", code=UNKNOWN
+        )
+    chosen = list(known.values()) if name is None else [known[name]]
+    if name is None:
+        width = max(map(len, known)) + 2
+        lines = [f"{info.name:{width}}{info.summary}" for info in chosen]
+        lines += ["", "`gradwire operators NAME` tells the attributes of one."]
+    else:
+        lines = _described(known[name])
+    tell([dataclasses.asdict(info) for info in chosen], lines, as_json=as_json)
+
+
+@click.command()
+@server_options()
+@json_option
+def info(*, server: Connection, as_json: bool) -> None:
+    """Print the server's version, backend and limits."""
+    with server.client() as client:
+        told = client.server_info()
+    facts = dataclasses.asdict(told)
+    lines = [
+        f"gradwire {told.version}, numerics version {told.numerics_version}",
+        f"backend    {told.backend}: {told.backend_reason}",
+        *([f"to come    {told.backend_to_come}"] if told.backend_to_come else []),
+        f"operators  {', '.join(told.operators)}",
+        "limits",
+        *(f"  {limit:26}{value:>16,}" for limit, value in facts["limits"].items()),
+    ]
+    tell(facts, lines, as_json=as_json)
+
+
+@click.command(short_help="Ask a running server for its health.")
+@server_options(default=DEFAULT)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=SECONDS,
+    default=5.0,
+    help="Time it has to answer.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=SECONDS,
+    help="Wait so long for a server that is starting.",
+)
+@json_option
+def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_json: bool) -> None:
+    """Report a running server's health; exit with 0 only if SERVING."""
+    if wait_s is not None:
+        with server.client() as client:
+            server.wait_ready(client, wait_s)
+    status = server.health(timeout_s=timeout_s)
+    if as_json:
+        click.echo(json.dumps({"target": server.target, "status": status}))
+    if status != SERVING:
+        raise CommandError(f"the server at {server.target} is {status}", code=UNAVAILABLE)
+    if not as_json:
+        click.echo(status)
+
+
+def _described(info: OperatorInfo) -> list[str]:
+    few, many = info.min_rank, info.max_rank
+    head = f"""{info.name}
+  {info.summary}
+
+  {"forward" if info.gradient else "gradient":14}{info.counterpart}
+  axes          {few if few == many else f"{few} to {many}"}
+  types         {", ".join(info.data_types)}
+  output shape  {"always needed" if info.output_required else "told by attributes"}
+  source        {info.source}
+"""
+    lines = [head]
+    indented = textwrap.TextWrapper(WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
+    for attribute in info.attributes:
+        values, default = _words(info.name, attribute)
+        lines.append(f"  --attr {attribute.name}={values}")
+        lines += indented.wrap(f"{attribute.description} {default}")
+    return lines
+
+
+def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
+    """Return an attribute's values and default as --attr takes them.
+
+    An attribute unknown to this SDK keeps the server's words.
+    """
+    values, default = "|".join(attribute.allowed_values) or attribute.type, attribute.default_value
+    kind = OPERATORS.get(operator)
+    for field in dataclasses.fields(kind) if kind is not None else ():
+        rule = rule_of(field)
+        if field.name == attribute.name and isinstance(rule, Choice):
+            values = "|".join(rule.allowed)
+            default = field.default if isinstance(field.default, str) else default
+    number, array, _ = values.replace("bool", "true|false").partition("[]")
+    values = NUMBERS.get(number, number) + (",..." if array else "")
+    return values, "Required." if attribute.required else f"Default: {default}."
 
 
 for command in (
