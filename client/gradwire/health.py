@@ -14,7 +14,6 @@ from gradwire._core.options import channel_targets, read_target
 from gradwire._transport.channels import check_credentials, from_rpc_error, open_channel
 from gradwire._transport.replicas import resolve
 from gradwire._transport.unary import HEALTH_METHOD, SERVING, check_request, read_status
-from gradwire.errors import GradwireError
 
 __all__ = ["SERVING", "health"]
 
@@ -38,25 +37,14 @@ def health(
     addresses = [one for named in read_target(target) for one in resolve(named)]
     for one in channel_targets(addresses, secure=credentials is not None):
         try:
-            told = _health(one, service, timeout_s=timeout_s, credentials=credentials)
-        except GradwireError as error:
-            failure = error
+            with open_channel(one, credentials) as channel:
+                check = channel.unary_unary(HEALTH_METHOD)
+                told = read_status(check(check_request(service), timeout=timeout_s))
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+            told = "SERVICE_UNKNOWN" if failure.status == "NOT_FOUND" else told
         if told == SERVING:
             break
     if not told and failure is not None:
         raise failure
     return told
-
-
-def _health(
-    target: str, service: str, *, timeout_s: float, credentials: grpc.ChannelCredentials | None
-) -> str:
-    with open_channel(target, credentials) as channel:
-        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HEALTH_METHOD)
-        try:
-            return read_status(check(check_request(service), timeout=timeout_s))
-        except grpc.RpcError as error:
-            failure = from_rpc_error(error)
-        if failure.status == "NOT_FOUND":
-            return "SERVICE_UNKNOWN"
-        raise failure

@@ -148,28 +148,11 @@ def _read_evaluation(message: bytes, at: int) -> Parts | None:
     request_id, start = b"", at
     if message[at] == _REQUEST_ID:
         request_id, start = skip_name(message, at)
-    at, left = start, _MOST_FIELDS
-    # Each further field would extend an earlier one: that takes long here, and is left to protobuf.
-    while (tag := message[at]) in _HEADER and left:
-        length = message[at + 1]
-        if length < 0x80:  # noqa: PLR2004 - as read_varint() does, which takes longer
-            at += 2 + length
-        else:
-            length, at = read_varint(message, at + 1, LENGTH_BYTES)
-            at += length
-        left -= 1
-    stop, at = at, at + 1
-    # The data's length as the number of bytes left, which is quicker to compare than to read.
-    left = len(message) - at
-    most = (left.bit_length() + 6) // 7
-    size = varint(left - most)
-    if len(size) == most and message.startswith(size, at):
-        at += most
-    else:
-        length, at = read_varint(message, at, LENGTH_BYTES)
-        if at + length != len(message):
-            return None
-    if tag != _BULK or not request_id.isascii():
+    stop = skip_header(message, start)
+    if message[stop] != _BULK or not request_id.isascii():
+        return None
+    length, at = read_varint(message, stop + 1, LENGTH_BYTES)
+    if at + length != len(message):
         return None
     return request_id, message[start:stop], memoryview(message)[at:]
 
@@ -187,6 +170,7 @@ def skip_header(message: bytes, at: int) -> int:
 
     Raise IndexError if the message ends before.
     """
+    # Each further field would extend an earlier one: that takes long here, and is left to protobuf.
     left = _MOST_FIELDS
     while message[at] in _HEADER and left:
         length, at = read_varint(message, at + 1, LENGTH_BYTES)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import click
@@ -76,11 +76,7 @@ class Connection:
         """
         if self.target is not None:
             client = Client(
-                self.target,
-                credentials=self._credentials(),
-                token_file=self._token_file(),
-                connect_timeout_s=_CONNECT_S,
-                split=split,
+                self.target, **self._secrets(), connect_timeout_s=_CONNECT_S, split=split
             )
             with client, retries_shown(), self._reaching():
                 yield client
@@ -92,13 +88,7 @@ class Connection:
 
     def async_client(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
         """Return a client of target, for the running event loop."""
-        return AsyncClient(
-            self.target,
-            credentials=self._credentials(),
-            connections=connections,
-            retry=retry,
-            token_file=self._token_file(),
-        )
+        return AsyncClient(self.target, **self._secrets(), connections=connections, retry=retry)
 
     def headers(self, url: str) -> dict[str, str]:
         """Return the authorization header of an HTTP request, if any.
@@ -157,6 +147,9 @@ class Connection:
 
     def _token_file(self) -> str | None:
         return None if self.token_file is None else str(self.token_file)
+
+    def _secrets(self) -> dict[str, Any]:
+        return {"credentials": self._credentials(), "token_file": self._token_file()}
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls_ca is None:
