@@ -109,7 +109,7 @@ axis 2: 2 inputs, 4 outputs, 6 weights
 def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for() -> None:
     short = run_here(*LONG, "--rows", "4").stdout.splitlines()
     assert "  ... 996 more: --rows 0 prints all, so does --json" in short
-    assert "  1000 inputs that no output reads: 0 2 4 .. 994 more .. 1994 1996 1998" in short
+    assert "  1000 inputs that no output reads: 0 2 4 ... 994 more ... 1994 1996 1998" in short
     assert len(short) < 30
     assert len(run_here(*LONG, "--rows", "0").stdout.splitlines()) > 3000
 

@@ -470,7 +470,7 @@ def _addresses(targets: Sequence[str]) -> Iterator[_Address]:
 
 
 def _speaks_tls(address: _Address) -> bool:
-    """Whether the server at an address speaks TLS; connects, and may take a second."""
+    """Whether the server at an address speaks TLS; connects to it."""
     family, where = address
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # Nothing is sent beyond the handshake, so the peer need not be verified.

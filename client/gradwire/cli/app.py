@@ -1,4 +1,4 @@
-"""The program `gradwire`, and its commands about a server: operators, info and health."""
+"""The program `gradwire`, and its commands about a server."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Connection:
         return context
 
     def wait_ready(self, client: Client, patience_s: float) -> None:
-        """Wait until the server of a client serves; soon say so on stderr."""
+        """Wait until a client's server serves; report longer waits."""
         try:
             client.wait_ready(min(_SILENT_S, patience_s))
         except UnavailableError as error:

@@ -39,10 +39,10 @@ from gradwire.cli.output import (
     InvalidUsage,
     json_number,
     load_pictures,
-    middle_left_out,
     number,
     numbers,
     places,
+    shortened,
     table,
     tell,
 )
@@ -133,13 +133,15 @@ class Call:
 
     def header(self) -> bytes:
         """Return the request, serialized."""
-        header = v1.EvaluateRequest(operator=to_message(self.operator))
         data_type = data_type_of(self.dtype)
-        header.input.CopyFrom(v1.TensorDescriptor(data_type=data_type, sizes=self.input_shape))
+        request = v1.EvaluateRequest(
+            operator=to_message(self.operator),
+            input=v1.TensorDescriptor(data_type=data_type, sizes=self.input_shape),
+        )
         if self.output_shape is not None:
-            output = v1.TensorDescriptor(data_type=data_type, sizes=self.output_shape)
-            header.output.CopyFrom(output)
-        return header.SerializeToString()
+            request.output.data_type = data_type
+            request.output.sizes.extend(self.output_shape)
+        return request.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +276,10 @@ class Reason:
         for name in names:
             titles += [f"{name} coordinate".strip(), "weight"]
         rows: list[list[str] | str] = []
-        for place in middle_left_out(len(self.given), MOST_TERMS):
-            if place is None:
-                rows.append(f"... {len(self.given) - MOST_TERMS} more")
+        for one in shortened(self.given, MOST_TERMS):
+            if isinstance(one, str):
+                rows.append(one)
                 continue
-            one = self.given[place]
             cells = [str(one)]
             for known, weights in zip(self.coordinates(one), self.weights, strict=True):
                 cells += [
@@ -423,11 +424,10 @@ def _axis(told: Tables, place: int, rows: int, *, alone: bool) -> Iterator[str]:
 
 
 def _table(titles: list[str], count: int, rows: int, row: Callable[[int], list[str]]) -> list[str]:
-    shown = [
-        f"... {count - rows} more: --rows 0 prints all, so does --json" if at is None else row(at)
-        for at in middle_left_out(count, rows or sys.maxsize)
-    ]
-    return table(titles, shown, last_to_left=True)
+    hint = ": --rows 0 prints all, so does --json"
+    shown = shortened(range(count), rows or sys.maxsize, hint)
+    lines = [at if isinstance(at, str) else row(at) for at in shown]
+    return table(titles, lines, last_to_left=True)
 
 
 def _facts(axis: AxisTable, place: int) -> dict[str, Any]:

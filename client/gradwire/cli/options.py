@@ -157,7 +157,10 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
 
 
 def read_operator(name: str, assignments: Iterable[str]) -> Operator:
-    """Make the operator called `name` from --attr; raise CommandError where there is none."""
+    """Make the operator called `name` from assignments.
+
+    Raises CommandError for an unknown name.
+    """
     if name in OPERATORS:
         return operator_from(OPERATORS[name], assignments)
     close = get_close_matches(name.lower().replace("-", "_"), OPERATORS, n=1)

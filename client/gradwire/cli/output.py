@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import numpy as np
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from gradwire import errors
 from gradwire.errors import GradwireError, installing
+
+T = TypeVar("T")
 
 OTHER = 1
 INVALID = 2
@@ -174,7 +176,7 @@ def number(value: Any) -> str:
 
 def numbers(values: NDArray[Any]) -> str:
     """Write numbers; the middle of a long list is left out."""
-    return _shortened(list(map(number, values)))
+    return " ".join(shortened(list(map(number, values)), SHOWN, " ..."))
 
 
 def places(indices: NDArray[np.int64]) -> str:
@@ -184,14 +186,20 @@ def places(indices: NDArray[np.int64]) -> str:
     """
     runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1) if len(indices) else ()
     words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return _shortened(words) or "none"
+    return " ".join(shortened(words, SHOWN, " ...")) or "none"
 
 
-def _shortened(words: list[str]) -> str:
-    if len(words) > SHOWN:
-        half = SHOWN // 2
-        words = [*words[:half], f".. {len(words) - SHOWN} more ..", *words[-half:]]
-    return " ".join(words)
+def shortened(items: Sequence[T], most: int, hint: str = "") -> list[T | str]:
+    """Return the items; a text stands for the middle of too many.
+
+    most  items from both ends that are left
+    hint  end of the text
+    """
+    more = len(items) - most
+    if more <= 0:
+        return list(items)
+    first = (most + 1) // 2
+    return [*items[:first], f"... {more} more{hint}", *items[first + more :]]
 
 
 def tell(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
@@ -202,17 +210,6 @@ def tell(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
 def index(place: Sequence[int]) -> str:
     """Write the index of an element."""
     return f"[{', '.join(map(str, place))}]"
-
-
-def middle_left_out(count: int, shown: int) -> Iterable[int | None]:
-    """Return the indices below count, or `shown` from both ends.
-
-    A None stands for the middle that is left out.
-    """
-    if count <= shown:
-        return range(count)
-    first = (shown + 1) // 2
-    return (*range(first), None, *range(count - shown + first, count))
 
 
 def table(

@@ -146,7 +146,7 @@ async def evaluate_slowly(
     pause_s: float,
     timeout_s: float,
 ) -> NDArray[Any]:
-    """Evaluate by a stream, with a pause of pause_s before each received chunk."""
+    """Evaluate by a stream, with a pause before each received chunk."""
     channels = client._channels()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     evaluation = channels.blocking.evaluation(
         problem.operator, array, output_shape=problem.received, out=None, timeout_s=timeout_s
