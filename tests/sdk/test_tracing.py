@@ -121,7 +121,7 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
 def test_without_a_tracer_a_call_sends_nothing_more() -> None:
     with call_span("Evaluate", target="127.0.0.1:1", bearer=None) as span:
         assert span.metadata is None
-        span.note(None)
+        span.answer = None
 
 
 def test_an_error_without_a_status_is_unknown() -> None:

@@ -525,5 +525,5 @@ class BatchStream:
         if not ended:
             if self._taken is not None:
                 self._pool.give_back(self._taken, failed=self._failed)
-            self._span.note(error)
+            self._span.answer = error
             self._tracing.close()

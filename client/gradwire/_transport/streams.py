@@ -17,10 +17,11 @@ import grpc
 
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation, Shares, Transfer
+from gradwire._core.options import Sent
 from gradwire._core.reports import Metadata
 from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
-from gradwire._transport.tracing import Context, call_span
+from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import Runtime
 from gradwire._wire import checksums
 from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
@@ -52,7 +53,7 @@ class StreamTry:
         chunk_bytes: int,
         eager: bool,
         timeout_s: float | None,
-        metadata: Context | None,
+        metadata: Sent | None,
         pool: ChannelPool | None = None,
         ended: threading.Event | None = None,
     ) -> None:
@@ -475,10 +476,10 @@ class StreamRun:
         channels = self._channels
         with call_span("EvaluateStream", target=channels.target, bearer=channels.bearer) as span:
             error = await self._watch(span.metadata)
-            span.note(error)
+            span.answer = error
         return error
 
-    async def _watch(self, metadata: Context | None) -> GradwireError | None:
+    async def _watch(self, metadata: Sent | None) -> GradwireError | None:
         evaluation = self._evaluation
         stream = self._new(metadata)
         evaluation.stream = self._stream = stream
@@ -494,7 +495,7 @@ class StreamRun:
             raise
         return stream.outcome()
 
-    def _new(self, metadata: Context | None) -> StreamTry | SplitTry:
+    def _new(self, metadata: Sent | None) -> StreamTry | SplitTry:
         evaluation, channels = self._evaluation, self._channels
         # After a failure the sender waits for the server's answer: an error is lost more easily if
         # the sender is ahead.

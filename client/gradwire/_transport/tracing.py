@@ -17,8 +17,6 @@ from gradwire._wire.environment import VERSION
 from gradwire._wire.semantic_conventions import Conventions, of_address, span_name
 from gradwire.errors import DeadlineExceededError, GradwireError
 
-Context = Sent
-
 
 @dataclass(slots=True)
 class CallSpan:
@@ -28,12 +26,8 @@ class CallSpan:
     answer    of the ended call: a GradwireError, or any other value for success
     """
 
-    metadata: Context | None
+    metadata: Sent | None
     answer: object = None
-
-    def note(self, answer: object) -> None:
-        """Record the end of the call."""
-        self.answer = answer
 
 
 def call_span(
@@ -57,7 +51,7 @@ def status_of(answer: object) -> str:
 
 
 @contextmanager
-def _traced(method: str, *, target: str, sent: Context) -> Generator[CallSpan]:
+def _traced(method: str, *, target: str, sent: Sent) -> Generator[CallSpan]:
     """Start a CLIENT span; end it after the block with the answer.
 
     sent  metadata of the call beside the span's own

@@ -268,7 +268,7 @@ class UnaryCalls:
                 # A server of another kind may answer OK without a message.
                 why = "the server answered OK without a message"
                 reply = ServerError(why, request_id=request_id)
-            span.note(reply)
+            span.answer = reply
         return reply
 
     def _is_cancelled_by_closing(self) -> bool:
