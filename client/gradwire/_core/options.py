@@ -6,8 +6,9 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -134,7 +135,10 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Checked arguments of Client and AsyncClient, documented in Client."""
+    """Checked arguments of Client and AsyncClient, documented in Client.
+
+    tries  makes the retry state of a call, with the client's budget
+    """
 
     target: Sequence[str]
     credentials: Any = None
@@ -151,6 +155,7 @@ class Options:
     shared_memory: bool = True
     checksums: bool | None = None
     bearer: BearerToken | None = field(init=False, repr=False)
+    tries: Callable[[RetryBudget], Tries] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
@@ -178,15 +183,13 @@ class Options:
         secure = self.credentials is not None
         bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         object.__setattr__(self, "bearer", bearer)
-
-    def tries(self, budget: RetryBudget) -> Tries:
-        """Return the retry state of a call, with the client's budget."""
-        return Tries(
+        tries = partial(
+            Tries,
             self.retry,
-            budget,
             one_server=self.one_server,
             connect_timeout_s=self.connect_timeout_s,
         )
+        object.__setattr__(self, "tries", tries)
 
     @property
     def one_server(self) -> bool:
