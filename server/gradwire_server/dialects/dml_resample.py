@@ -50,45 +50,35 @@ class Resample(Protocol):
     """Attributes of all four operators.
 
     An array is empty or has one value per axis.
+
+    interpolation_mode    either nearest_neighbor or linear
+    scales                forward scales, output over input
+    input_pixel_offsets   added to an input coordinate before scaling
+    output_pixel_offsets  added to an output coordinate after scaling
     """
 
-    @property
-    def interpolation_mode(self) -> str:
-        """Either nearest_neighbor or linear."""
-        ...
-
-    @property
-    def scales(self) -> Sequence[float]:
-        """Forward scales, output over input."""
-        ...
-
-    @property
-    def input_pixel_offsets(self) -> Sequence[float]:
-        """Added to an input coordinate before scaling."""
-        ...
-
-    @property
-    def output_pixel_offsets(self) -> Sequence[float]:
-        """Added to an output coordinate after scaling."""
-        ...
+    interpolation_mode: str
+    scales: Sequence[float]
+    input_pixel_offsets: Sequence[float]
+    output_pixel_offsets: Sequence[float]
 
 
 class TieRule(Protocol):
-    """Additional attribute of dml_resample and dml_resample_grad."""
+    """Additional attribute of dml_resample and dml_resample_grad.
 
-    @property
-    def nearest_rounding(self) -> str:
-        """A key of TIE_RULES."""
-        ...
+    nearest_rounding  a key of TIE_RULES
+    """
+
+    nearest_rounding: str
 
 
 class RoundingDirection(Protocol):
-    """Additional attribute of dml_resample2 and dml_resample_grad1."""
+    """Additional attribute of dml_resample2 and dml_resample_grad1.
 
-    @property
-    def rounding_direction(self) -> str | None:
-        """A key of DIRECTIONS; with linear also None."""
-        ...
+    rounding_direction  a key of DIRECTIONS; with linear also None
+    """
+
+    rounding_direction: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,22 +35,16 @@ FLAT: Final = 1e-3
 
 
 class JaxAttributes(Protocol):
-    """Attributes of both operators."""
+    """Attributes of both operators.
 
-    @property
-    def method(self) -> str:
-        """Either nearest or a key of KERNELS."""
-        ...
+    method     either nearest or a key of KERNELS
+    shape      shape of the forward's output, or nothing
+    antialias  whether kernels are stretched where an axis shrinks
+    """
 
-    @property
-    def shape(self) -> Sequence[int]:
-        """Shape of the forward's output, or nothing."""
-        ...
-
-    @property
-    def antialias(self) -> bool:
-        """Whether kernels are stretched where an axis shrinks."""
-        ...
+    method: str
+    shape: Sequence[int]
+    antialias: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,22 +44,15 @@ class OnednnSizing(Protocol):
     """Attributes for dst's spatial sizes.
 
     Each is empty or has one value per spatial axis.
+
+    sizes         spatial sizes of dst
+    scales        spatial scales, dst over src
+    sizes_tensor  values of the optional third input, spatial sizes of dst
     """
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Spatial sizes of dst."""
-        ...
-
-    @property
-    def scales(self) -> Sequence[float]:
-        """Spatial scales, dst over src."""
-        ...
-
-    @property
-    def sizes_tensor(self) -> Sequence[int]:
-        """Values of the optional third input, spatial sizes of dst."""
-        ...
+    sizes: Sequence[int]
+    scales: Sequence[float]
+    sizes_tensor: Sequence[int]
 
 
 def require_sizes(attributes: OnednnSizing, operator: str) -> None:
@@ -156,25 +149,17 @@ def _scaled(size: int, scale: float, *, field: str) -> int:
 
 
 class OnednnAttributes(OnednnSizing, Protocol):
-    """Attributes of both operators."""
+    """Attributes of both operators.
 
-    @property
-    def mode(self) -> str:
-        """One of nearest, linear, bilinear, trilinear.
+    mode                            one of nearest, linear, bilinear, trilinear; the last three are
+                                    synonyms on any rank
+    coordinate_transformation_mode  a key of TRANSFORMATIONS
+    data_format                     either NXC or NCX
+    """
 
-        The last three are synonyms on any rank.
-        """
-        ...
-
-    @property
-    def coordinate_transformation_mode(self) -> str:
-        """A key of TRANSFORMATIONS."""
-        ...
-
-    @property
-    def data_format(self) -> str:
-        """Either NXC or NCX."""
-        ...
+    mode: str
+    coordinate_transformation_mode: str
+    data_format: str
 
 
 @dataclass(frozen=True, slots=True)

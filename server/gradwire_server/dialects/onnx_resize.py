@@ -56,30 +56,17 @@ class OnnxSizing(Protocol):
     """Attributes that determine lengths.
 
     An array has one value per axis, or per element of axes.
+
+    axes                      resized axes, each from -rank to rank - 1; empty means all of them
+    scales                    scales, output over input
+    sizes                     lengths of the forward's output
+    keep_aspect_ratio_policy  one of stretch, not_larger and not_smaller
     """
 
-    @property
-    def axes(self) -> Sequence[int]:
-        """Resized axes, each from -rank to rank - 1.
-
-        Empty means all of them.
-        """
-        ...
-
-    @property
-    def scales(self) -> Sequence[float]:
-        """Scales, output over input."""
-        ...
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Lengths of the forward's output."""
-        ...
-
-    @property
-    def keep_aspect_ratio_policy(self) -> str:
-        """One of stretch, not_larger and not_smaller."""
-        ...
+    axes: Sequence[int]
+    scales: Sequence[float]
+    sizes: Sequence[int]
+    keep_aspect_ratio_policy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,55 +213,29 @@ ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
 
 
 class OnnxAttributes(OnnxSizing, Protocol):
-    """Attributes of both operators."""
+    """Attributes of both operators.
 
-    @property
-    def mode(self) -> str:
-        """One of nearest, linear and cubic."""
-        ...
+    mode                            one of nearest, linear and cubic
+    coordinate_transformation_mode  a key of onnx_filters.TRANSFORMATIONS
+    nearest_mode                    a key of onnx_filters.NEAREST_MODES
+    cubic_coeff_a                   slope of the cubic kernel at distance 1
+    exclude_outside                 whether elements beyond the edge weigh nothing
+    antialias                       whether filters are stretched where an axis shrinks
+    roi                             starts of all resized axes, then ends; empty means the whole of
+                                    each axis
+    extrapolation_value             value of forward elements that read outside
+    arithmetic                      a key of ARITHMETICS
+    """
 
-    @property
-    def coordinate_transformation_mode(self) -> str:
-        """A key of onnx_filters.TRANSFORMATIONS."""
-        ...
-
-    @property
-    def nearest_mode(self) -> str:
-        """A key of onnx_filters.NEAREST_MODES."""
-        ...
-
-    @property
-    def cubic_coeff_a(self) -> float:
-        """Slope of the cubic kernel at distance 1."""
-        ...
-
-    @property
-    def exclude_outside(self) -> bool:
-        """Whether elements beyond the edge weigh nothing."""
-        ...
-
-    @property
-    def antialias(self) -> bool:
-        """Whether filters are stretched where an axis shrinks."""
-        ...
-
-    @property
-    def roi(self) -> Sequence[float]:
-        """Starts of all resized axes, then ends.
-
-        Empty means the whole of each axis.
-        """
-        ...
-
-    @property
-    def extrapolation_value(self) -> float:
-        """Value of forward elements that read outside."""
-        ...
-
-    @property
-    def arithmetic(self) -> str:
-        """A key of ARITHMETICS."""
-        ...
+    mode: str
+    coordinate_transformation_mode: str
+    nearest_mode: str
+    cubic_coeff_a: float
+    exclude_outside: bool
+    antialias: bool
+    roi: Sequence[float]
+    extrapolation_value: float
+    arithmetic: str
 
 
 def _axes(attributes: OnnxAttributes, call: OperatorCall) -> Axes:

@@ -51,27 +51,19 @@ LEAST_SUM: Final = np.float32(1000) * np.finfo(np.float32).tiny
 
 
 class TensorflowAttributes(Protocol):
-    """Attributes of both operators."""
+    """Attributes of both operators.
 
-    @property
-    def kind(self) -> str:
-        """One of bilinear, nearest_neighbor, bicubic."""
-        ...
+    kind                one of bilinear, nearest_neighbor, bicubic
+    size                height and width of the forward's output, or nothing
+    align_corners       whether the corner elements correspond
+    half_pixel_centers  whether elements have their centers at halves; not together with
+                        align_corners
+    """
 
-    @property
-    def size(self) -> Sequence[int]:
-        """Height and width of the forward's output, or nothing."""
-        ...
-
-    @property
-    def align_corners(self) -> bool:
-        """Whether the corner elements correspond."""
-        ...
-
-    @property
-    def half_pixel_centers(self) -> bool:
-        """Whether elements have their centers at halves; not together with align_corners."""
-        ...
+    kind: str
+    size: Sequence[int]
+    align_corners: bool
+    half_pixel_centers: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,52 +35,34 @@ SPATIAL_AXES: Final = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2,
 
 
 class TorchAttributes(Protocol):
-    """Attributes of both operators."""
+    """Attributes of both operators.
 
-    @property
-    def size(self) -> Sequence[int]:
-        """Spatial sizes of the forward's output.
+    size                    spatial sizes of the forward's output: none, one for all or one per
+                            spatial axis
+    scale_factor            spatial scales, output over input: none, one for all or one per spatial
+                            axis
+    mode                    one of nearest, nearest-exact, linear, bilinear, trilinear, bicubic,
+                            area, lanczos
+    align_corners           whether corners correspond
+    recompute_scale_factor  whether scale_factor tells the sizes only
+    antialias               whether the filter is stretched where an axis shrinks
+    """
 
-        None, one for all or one per spatial axis.
-        """
-        ...
-
-    @property
-    def scale_factor(self) -> Sequence[float]:
-        """Spatial scales, output over input.
-
-        None, one for all or one per spatial axis.
-        """
-        ...
-
-    @property
-    def mode(self) -> str:
-        """One of nearest, nearest-exact, linear, bilinear, trilinear, bicubic, area, lanczos."""
-        ...
-
-    @property
-    def align_corners(self) -> bool | None:
-        """Whether corners correspond."""
-        ...
-
-    @property
-    def recompute_scale_factor(self) -> bool | None:
-        """Whether scale_factor tells the sizes only."""
-        ...
-
-    @property
-    def antialias(self) -> bool:
-        """Whether the filter is stretched where an axis shrinks."""
-        ...
+    size: Sequence[int]
+    scale_factor: Sequence[float]
+    mode: str
+    align_corners: bool | None
+    recompute_scale_factor: bool | None
+    antialias: bool
 
 
 class Followed(TorchAttributes, Protocol):
-    """Additional attribute of torch_upsample_backward."""
+    """Additional attribute of torch_upsample_backward.
 
-    @property
-    def follow(self) -> str:
-        """Either backward_op or forward_adjoint."""
-        ...
+    follow  either backward_op or forward_adjoint
+    """
+
+    follow: str
 
 
 def _forward_axes(attributes: TorchAttributes, call: OperatorCall) -> Axes:
