@@ -51,6 +51,8 @@ from gradwire_server.plans.sampling import (
     Taps,
     added,
     in_blocks,
+    keys_inside,
+    keys_outside,
     sum_from,
     weights_from,
 )
@@ -184,25 +186,6 @@ TRANSFORMATIONS: Final[Mapping[str, Callable[[OnnxAxis, Coordinates], Coordinate
 Numbers = npt.NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxKeysFilter:
-    """Cubic kernel of Keys (1981), equation (4).
-
-    a is its slope at distance 1.
-    """
-
-    a: Number
-
-    def inside(self, x: Numbers) -> Numbers:
-        """Return the weight at distances up to 1."""
-        return ((self.a + 2) * x - (self.a + 3)) * x * x + 1
-
-    def outside(self, x: Numbers) -> Numbers:
-        """Return the weight at distances from 1 to 2."""
-        a = self.a
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-
-
 # ONNX Runtime treats values this close to a tie as ties, because its coordinates are rounded:
 # https://github.com/microsoft/onnxruntime/issues/28291.
 RUNTIME_TIE: Final = 1e-6
@@ -256,14 +239,13 @@ def linear(line: OnnxAxis) -> Taps:
     return _held(index, np.array([1 - t, t]).T, line, reads)
 
 
-def cubic(line: OnnxAxis, keys: OnnxKeysFilter) -> Taps:
-    """Read four elements."""
+def cubic(line: OnnxAxis, slope: Number) -> Taps:
+    """Read four elements; slope is that of Keys's kernel."""
     x, reads = line.coordinates(np.arange(line.outputs))
     whole = np.floor(x)
-    t = x - whole
-    weight = [keys.outside(t + 1), keys.inside(t), keys.inside(1 - t), keys.outside(2 - t)]
+    weight = sampling.keys_weights(x - whole, slope)
     index = whole.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
-    return _held(index, np.array(weight).T, line, reads)
+    return _held(index, weight.T, line, reads)
 
 
 def _held(index: Indices, weight: Numbers, line: OnnxAxis, reads: Flags) -> Taps:
@@ -319,16 +301,16 @@ def beyond_axis(line: OnnxAxis, radius: int) -> int:
     return math.ceil(_window_length(line, radius) / most_taps(line, radius))
 
 
-def antialiased(line: OnnxAxis, keys: OnnxKeysFilter | None) -> ComputedTaps:
-    """Read a stretched filter: Keys's kernel, or a triangle without one."""
-    radius = 1 if keys is None else 2
+def antialiased(line: OnnxAxis, slope: Number | None) -> ComputedTaps:
+    """Read a stretched filter: Keys's kernel, or a triangle without its slope."""
+    radius = 1 if slope is None else 2
     taps = most_taps(line, radius)
     window = _runtime_window if line.in_float32 else _window
 
     def block(outputs: Indices) -> Taps:
         if line.in_float32 and line.inputs == line.outputs:
             return _kept(line, outputs)
-        return _taps(window(line, keys, outputs), line, taps)
+        return _taps(window(line, slope, outputs), line, taps)
 
     coordinates = line.positions(np.arange(line.outputs))
     return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
@@ -340,7 +322,7 @@ def _window_length(line: OnnxAxis, radius: int) -> int:
     return 2 * math.ceil(radius / line.scale)
 
 
-def _window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indices) -> Window:
+def _window(line: OnnxAxis, slope: Number | None, outputs: Indices) -> Window:
     """Take elements around x, and weigh them by scaled distance.
 
     They are less than radius / scale from x; the kernel gets scale * distance.
@@ -348,13 +330,15 @@ def _window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indices) -> Wi
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
     t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
-    half = _window_length(line, 1 if keys is None else 2) // 2
+    half = _window_length(line, 1 if slope is None else 2) // 2
 
     def weigh(index: Indices, rows: Rows) -> Numbers:
         distance: Numbers = np.abs(line.scale * ((index - below[rows, np.newaxis]) - t[rows]))
-        if keys is None:
+        if slope is None:
             return np.maximum(1 - distance, 0)
-        weight = np.where(distance <= 1, keys.inside(distance), keys.outside(distance))
+        weight = np.where(
+            distance <= 1, keys_inside(distance, slope), keys_outside(distance, slope)
+        )
         return np.where(distance < 2, weight, 0)  # noqa: PLR2004
 
     return Window(below + (1 - half), below + (1 + half), weigh, reads)
@@ -375,27 +359,27 @@ def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Numbers, Flags]:
     return np.where(reads, center, np.float32(0.5)), reads
 
 
-def _runtime_window(line: OnnxAxis, keys: OnnxKeysFilter | None, outputs: Indices) -> Window:
+def _runtime_window(line: OnnxAxis, slope: Number | None, outputs: Indices) -> Window:
     """Take elements around c = x + 0.5, as ONNX Runtime does.
 
     They are floor(c - support + 0.5) up to floor(c + support + 0.5).
     """
     center, reads = _runtime_center(line, outputs)
-    support = np.float32(_runtime_support(line, 1 if keys is None else 2))
+    support = np.float32(_runtime_support(line, 1 if slope is None else 2))
     inverse = np.float32(1) / np.float32(line.scale)
     # The reciprocal of the reciprocal, which is not always the scale.
     stretch = np.float32(1) / inverse if inverse >= 1 else np.float32(1)
     first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
     stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
-    length = _window_length(line, 1 if keys is None else 2)
+    length = _window_length(line, 1 if slope is None else 2)
 
     def weigh(index: Indices, rows: Rows) -> Numbers:
         distance = index.astype(np.float32) - center[rows, np.newaxis] + np.float32(0.5)
         distance = np.abs(distance * stretch)
-        if keys is None:
+        if slope is None:
             return np.maximum(1 - distance, 0)
-        far = (((distance - 5) * distance + 8) * distance - 4) * keys.a
-        weight = np.where(distance < 1, keys.inside(distance), far)
+        far = (((distance - 5) * distance + 8) * distance - 4) * slope
+        weight = np.where(distance < 1, keys_inside(distance, slope), far)
         return np.where(distance < 2, weight, np.float32(0))  # noqa: PLR2004
 
     return Window(first, np.minimum(stop, first + length), weigh, reads)

@@ -38,7 +38,6 @@ from gradwire_server.dialects.onnx_filters import (
     CROP,
     WHOLE,
     OnnxAxis,
-    OnnxKeysFilter,
     antialiased,
     beyond_axis,
     most_taps,
@@ -258,17 +257,15 @@ def _stays(line: OnnxAxis, attributes: OnnxAttributes) -> bool:
 
 
 def _axis(line: OnnxAxis, attributes: OnnxAttributes) -> Axis:
-    keys = (
-        OnnxKeysFilter(line.kind(attributes.cubic_coeff_a)) if attributes.mode == "cubic" else None
-    )
+    slope = line.kind(attributes.cubic_coeff_a) if attributes.mode == "cubic" else None
     filter_: tuple[int, Callable[..., Taps | ComputedTaps], tuple[Hashable, ...]]
     effort = 1
     if attributes.antialias and (line.scale < 1 or line.in_float32):
-        radius = 1 if keys is None else 2
-        filter_ = most_taps(line, radius), antialiased, (line, keys)
+        radius = 1 if slope is None else 2
+        filter_ = most_taps(line, radius), antialiased, (line, slope)
         effort += beyond_axis(line, radius)
-    elif keys is not None:
-        filter_ = 4, onnx_filters.cubic, (line, keys)
+    elif slope is not None:
+        filter_ = 4, onnx_filters.cubic, (line, slope)
     elif attributes.mode == "linear":
         filter_ = 2, onnx_filters.linear, (line,)
     else:

@@ -143,27 +143,10 @@ def cubic(line: OpenvinoAxis) -> Taps:
     """Weigh four elements by Keys' kernel; those outside move to the edge."""
     x, a = line.coordinates(), np.float32(line.cube_coeff)
     low = np.floor(x)
-    s = x - low
-    weight = [
-        _keys_outside(s + np.float32(1), a),
-        _keys_inside(s, a),
-        _keys_inside(np.float32(1) - s, a),
-        _keys_outside(np.float32(2) - s, a),
-    ]
+    weight = sampling.keys_weights(x - low, a)
     base = np.clip(low, np.float32(-2), np.float32(line.length + 2)).astype(np.int64)
     index = base + np.arange(-1, 3)[:, np.newaxis]
-    return line.placed(np.clip(index, 0, line.length - 1).T, np.array(weight).T, x)
-
-
-def _keys_inside(x: Numbers, a: np.floating[Any] | float) -> Numbers:
-    one, two, three = (x.dtype.type(n) for n in (1, 2, 3))
-    weight: Numbers = ((a + two) * x - (a + three)) * x * x + one
-    return weight
-
-
-def _keys_outside(x: Numbers, a: np.float32) -> Numbers:
-    four, five, eight = (np.float32(n) for n in (4, 5, 8))
-    return ((a * x - five * a) * x + eight * a) * x - four * a
+    return line.placed(np.clip(index, 0, line.length - 1).T, weight.T, x)
 
 
 def linear_window(line: OpenvinoAxis) -> int:
@@ -237,7 +220,7 @@ def pillow(line: OpenvinoAxis, radius: int) -> ComputedTaps:
 
 def _pillow_keys(x: Numbers, a: float) -> Numbers:
     outside = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x < 1, _keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
+    return np.where(x < 1, sampling.keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
 
 
 def extra_window(line: OpenvinoAxis, window: int) -> int:

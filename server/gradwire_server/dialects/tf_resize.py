@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from gradwire_server.dialects.dialect import (
     Axes,
@@ -125,35 +124,13 @@ def _bicubic(line: TensorflowAxis) -> Taps:
     low = np.floor(x)
     between = np.rint((x - low) * np.float32(CUBIC_STEPS)).astype(np.float64) / CUBIC_STEPS
     slope = CUBIC_SLOPE if line.half_pixel_centers else LEGACY_CUBIC_SLOPE
-    weight = np.array(
-        [
-            _keys_outside(1 + between, slope),
-            _keys_inside(between, slope),
-            _keys_inside(1 - between, slope),
-            _keys_outside(2 - between, slope),
-        ]
-    ).astype(np.float32)
+    # Exact for multiples of 1/1024.
+    weight = sampling.keys_weights(between, slope).astype(np.float32)
     wanted = low.astype(np.int64) + np.arange(-1, 3)[:, np.newaxis]
     index = np.clip(wanted, 0, line.inputs - 1)
     if line.half_pixel_centers:
         weight = _renormalized(np.where(index == wanted, weight, np.float32(0)))
     return Taps(index.T, weight.T, x)
-
-
-def _keys_inside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
-    """Return the kernel at distances up to 1.
-
-    It is exact for multiples of 1/1024.
-    """
-    return ((a + 2) * distance - (a + 3)) * distance * distance + 1
-
-
-def _keys_outside(distance: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
-    """Return the kernel at distances from 1 to 2.
-
-    It is exact for multiples of 1/1024.
-    """
-    return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
 
 
 def _renormalized(weight: Coordinates) -> Coordinates:

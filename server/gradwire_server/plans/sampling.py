@@ -19,6 +19,8 @@ from gradwire_server.plans.cancellation import ask
 Coordinates = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 Rounding = Callable[[Coordinates], Coordinates]
+# In the type of the coordinates, or a Python number.
+Slope = np.floating[Any] | float
 
 # Taps computed at once: their intermediate values fit a core's cache.
 _BLOCK_TAPS = 1 << 15
@@ -138,6 +140,27 @@ def linear_taps(
 ) -> Taps:
     """Return two taps: index[0] with 1 - upper_weight, then index[1] with upper_weight."""
     return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T, coordinates)
+
+
+def keys_inside(x: Coordinates, a: Slope) -> Coordinates:
+    """Return Keys's cubic kernel (1981, equation 4) at distances up to 1; a is its slope at 1."""
+    weight: Coordinates = ((a + 2) * x - (a + 3)) * x * x + 1
+    return weight
+
+
+def keys_outside(x: Coordinates, a: Slope) -> Coordinates:
+    """Return the same kernel at distances from 1 to 2."""
+    weight: Coordinates = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return weight
+
+
+def keys_weights(t: Coordinates, a: Slope) -> Coordinates:
+    """Return the kernel's weights of the four elements around x, [4, outputs].
+
+    t  distance of x from the second element
+    """
+    inner = keys_inside(t, a), keys_inside(1 - t, a)
+    return np.array([keys_outside(t + 1, a), *inner, keys_outside(2 - t, a)])
 
 
 def in_blocks(
