@@ -26,7 +26,7 @@ from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
 from gradwire_server.rpc.segments import SegmentListener, Segments
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
-from gradwire_server.rpc.warm_up import check_backend, warm_up_calls
+from gradwire_server.rpc.warm_up import check_backend
 from gradwire_server.scheduling import malloc
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
@@ -182,7 +182,6 @@ class Server:
             self.service.use(backend, reason)
             self.instruments.note_backend(self.service)
             await self._compute_first(backend)
-        await self.warm_up_calls()
         self._warm_up_s = round(time.monotonic() - started, 3)
 
     async def _compute_first(self, backend: Backend) -> None:
@@ -211,18 +210,6 @@ class Server:
         self.instruments.note_backend(self.service)
         facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
         _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
-
-    async def warm_up_calls(self) -> None:
-        """Run warm-up calls through handlers like this server's.
-
-        They run on its backend and threads. All other parts are separate, so that the calls are not
-        cached, counted or traced.
-        """
-        settings = Settings(compute_threads=self.settings.threads)
-        in_use, active = BackendInUse(self.service.backend, ""), ActiveCalls()
-        service = _service_context(settings, self._pool, in_use, active, self._device)
-        service.ready.set()
-        await warm_up_calls(Handlers(service))
 
     @property
     def bound(self) -> str:

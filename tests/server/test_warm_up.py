@@ -1,20 +1,17 @@
-"""A server makes warm-up calls before it serves, which leave no trace but speed."""
+"""What a server does before it serves leaves no trace, and its first calls import nothing."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from support.many_calls import ManyCall, named
 from support.processes import environment, run_command, running_command
-from support.raw_calls import PATIENCE_S, REQUEST_ID, RawClient, published_request
+from support.raw_calls import RawClient, published_request
 from support.scraping import scrape
 from support.serving import serving
 
@@ -109,35 +106,3 @@ def test_nothing_of_it_is_kept() -> None:
         assert (service.admission.memory_bytes, service.admission.streams) == (0, 0)
         assert service.active.none_left.is_set()
         assert not any(service.active.in_phase.values())
-
-
-def test_who_calls_meanwhile_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The log leaves out the warm-up calls, not what happens meanwhile."""
-    caplog.set_level(logging.DEBUG, "gradwire_server")
-    with serving(warm_up=True) as server:
-        stop = threading.Event()
-
-        def call_on() -> None:
-            while not stop.is_set():
-                calls = server.server.warm_up_calls()
-                asyncio.run_coroutine_threadsafe(calls, server.loop).result(PATIENCE_S)
-
-        thread = threading.Thread(target=call_on)
-        thread.start()
-        call_all(server.address)
-        stop.set()
-        thread.join(PATIENCE_S)
-    calls = [vars(one)["facts"] for one in caplog.records if one.getMessage() == "call"]
-    assert [one["request_id"] for one in calls[:2]] == [REQUEST_ID, REQUEST_ID]
-    assert [one["method"] for one in calls] == ["Evaluate", "EvaluateStream", "EvaluateMany"]
-
-
-def test_a_server_whose_warm_up_calls_fail_says_so_and_serves(tmp_path: Path) -> None:
-    # A socket's path has at most 107 bytes.
-    folder = tmp_path / ("f" * 100)
-    folder.mkdir()
-    env = {"TMPDIR": str(folder)}
-    with running_command("--backend", "numpy_cpu", log=tmp_path / "log", env=env) as command:
-        assert command.log.count("warm-up calls failed") == 1
-        call_all(command.address)
-        assert list(folder.iterdir()) == []

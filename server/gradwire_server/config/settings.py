@@ -187,7 +187,7 @@ class Settings:
         "replaced if there are several, or a GPU.",
     )
     warm_up: bool = _setting(
-        default=True, text="Check the backend and make warm-up calls before serving."
+        default=True, text="Compare the backend's bits with NumPy's before serving."
     )
     wait_for_kernels: bool = _setting(
         default=False,

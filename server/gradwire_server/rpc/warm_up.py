@@ -1,31 +1,16 @@
-"""Warm-up evaluations and calls before the server serves.
-
-Python, gRPC and a backend do much only once: they import, specialize, start threads and allocate
-memory. Before a server serves, it evaluates tiny tensors of every data type and compares the
-results with NumPy's, and then answers its own calls through gRPC, on a socket in a folder that is
-private to its user.
-"""
+"""Comparison of a backend's bits with NumPy's before the server serves."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-import tempfile
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
-import grpc
 import numpy as np
 
 from gradwire import ops, tensors, v1
 from gradwire_server.backends import Backend, LeavesToCpu, NumpyCpu
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
 from gradwire_server.rpc import codec
-
-_log = logging.getLogger("gradwire_server")
 
 _FLOAT32 = v1.DataType.DATA_TYPE_FLOAT32
 _SMALL = (1, 2, 6, 34)
@@ -38,18 +23,6 @@ _OPERATORS = (
 
 _MEASURED = (1, 3, 64, 64)
 _RUNS = 5
-
-# Python specializes code that has run some ten times.
-_CALLS = 12
-# Several steps; the second stream reuses the memory that the first one allocated.
-_LARGE = (4, 4, 256, 256)
-_STREAMS = 2
-_CHUNK_BYTES = 1 << 20
-# Far more than the warm-up takes on an idle machine.
-_TIMEOUT_S = 2.0
-_GRACE_S = 0.5
-
-_is_warm_up = ContextVar("_is_warm_up", default=False)
 
 
 def check_backend(backend: Backend) -> float:
@@ -86,90 +59,6 @@ def _rate(preparer: Preparer, backend: Backend) -> float:
         at_once(prepared, data.data, backend)
         seconds = min(seconds, time.perf_counter() - began)
     return prepared.inline_work / seconds
-
-
-async def warm_up_calls(handlers: grpc.GenericRpcHandler) -> None:
-    """Call each kind of handler through gRPC, without log lines.
-
-    Without a folder, a socket or enough time, the warm-up is incomplete and the first calls are
-    slower.
-    """
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((handlers,))
-    try:
-        with _unheard(), tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
-            address = f"unix:{folder}/warm-up"
-            server.add_insecure_port(address)
-            await server.start()
-            try:
-                async with (
-                    asyncio.timeout(_TIMEOUT_S),
-                    grpc.aio.insecure_channel(address) as channel,
-                ):
-                    await _call(channel)
-            finally:
-                # With a grace period: otherwise grpc's client, which is closing, logs the end.
-                await server.stop(_GRACE_S)
-    except Exception as error:  # noqa: BLE001 - a server that is slow at first is fine
-        told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-        _log.warning("warm-up calls failed", extra={"facts": {"error": told}})
-
-
-@contextmanager
-def _unheard() -> Generator[None]:
-    """Keep calls out of the log.
-
-    The calls are those of a server that is started in this context.
-    """
-    token = _is_warm_up.set(True)  # handlers run in the context in which their server started
-    _log.addFilter(_is_of_callers)
-    try:
-        yield
-    finally:
-        _log.removeFilter(_is_of_callers)
-        _is_warm_up.reset(token)
-
-
-def _is_of_callers(_record: logging.LogRecord) -> bool:
-    return not _is_warm_up.get()
-
-
-async def _call(channel: grpc.aio.Channel) -> None:
-    stub = v1.GradientServiceStub(channel)
-    await stub.GetServerInfo(v1.GetServerInfoRequest())
-    for number in range(_CALLS):
-        await stub.Evaluate(_request(number))
-    requests = (v1.EvaluateManyRequest(evaluation=_request(number)) for number in range(_CALLS))
-    async for _result in stub.EvaluateMany(requests):
-        pass
-    for _ in range(_STREAMS):
-        async for _response in stub.EvaluateStream(_messages()):
-            pass
-
-
-def _request(number: int) -> v1.EvaluateRequest:
-    """Return a request whose size depends on number.
-
-    Each one builds tables.
-    """
-    header = _header(_LINEAR, _FLOAT32, (*_SMALL[:3], _SMALL[3] + 2 * number))
-    return v1.EvaluateRequest(
-        request_id=str(number),
-        operator=header.operator,
-        input=header.input,
-        output=header.output,
-        data=bytes(4 * math.prod(header.input.sizes)),
-    )
-
-
-def _messages() -> Iterator[v1.EvaluateStreamRequest]:
-    yield v1.EvaluateStreamRequest(open=_header(_LINEAR, _FLOAT32, _LARGE))
-    # Once a block this large is freed, glibc keeps a few times its size for all smaller blocks;
-    # before that it asks the system for memory each time.
-    data = bytes(4 * math.prod(_LARGE))
-    for offset in range(0, len(data), _CHUNK_BYTES):
-        chunk = v1.Chunk(offset=offset, data=data[offset : offset + _CHUNK_BYTES])
-        yield v1.EvaluateStreamRequest(chunk=chunk)
 
 
 def _header(
