@@ -120,7 +120,7 @@ def test_launches_read_what_is_there_and_write_it_all(
     written, whole = {X}, False
     for launch in program.launches:
         _keeps_the_limits(launch)
-        result, *others = (one.whole for one in launch.arguments if isinstance(one, Buffer))
+        result, *others = (one for one in launch.arguments if isinstance(one, Buffer))
         assert result != X
         for one in others:
             assert one in written or one.place == "table"
@@ -142,10 +142,7 @@ def _keeps_the_limits(launch: Launch) -> None:
 def _has_its_buffers(program: Program) -> None:
     """Every table and every scratch buffer is there, and is read."""
     used = {
-        one.whole
-        for launch in program.launches
-        for one in launch.arguments
-        if isinstance(one, Buffer)
+        one for launch in program.launches for one in launch.arguments if isinstance(one, Buffer)
     }
     assert {one for one in used if one.place == "table"} == {
         Buffer("table", number) for number in range(len(program.tables))
@@ -165,41 +162,6 @@ def test_scratch_holds_every_result_between_launches(plan: Plan, formats: progra
     room = plan.largest_intermediate * compute_dtype(formats[0]).itemsize
     assert 0 < max(program.scratch) <= room
     assert len(program.scratch) <= 2
-
-
-def test_large_results_between_launches_are_cut_into_outer_slices() -> None:
-    plan = Plan.build([None, X2, X2, X2], (40, 128, 128, 128))
-    cut = dispatch.program(plan, SINGLE, SINGLE)
-    # A slice of the first launch's results is 4 MiB: the middle axes of 128, the last of 64.
-    assert cut.scratch == (6 * 64 * 128 * 128 * 4,)
-    offsets = [
-        (one.place, one.offset)
-        for launch in cut.launches
-        for one in launch.arguments
-        if isinstance(one, Buffer) and one.place in {"x", "y"}
-    ]
-    assert offsets == [
-        (place, number * 6 * size)
-        for number in range(7)
-        for place, size in (("x", 128**3 * 4), ("y", 64**3 * 4))
-    ]
-
-
-@given(data=st.data(), formats=st.sampled_from(FORMATS))
-def test_slices_begin_at_whole_vectors_and_follow_each_other(
-    data: st.DataObject, formats: programs.Format
-) -> None:
-    outer, side = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 6))
-    up = maps.linear(side, side + 1)
-    plan = Plan.build([None, up, None, up], (outer, side, 3, side))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_SCRATCH_BYTES", data.draw(st.integers(1, 1 << 14)))
-        program = dispatch.program(plan, *formats)
-    reads = [launch.arguments[1] for launch in program.launches]
-    places = [one.offset for one in reads if isinstance(one, Buffer) and one.place == "x"]
-    assert places[0] == 0
-    assert all(place % 16 == 0 for place in places)
-    assert len({after - before for before, after in pairwise(places)}) <= 1
 
 
 def test_arguments_become_addresses_and_numbers() -> None:

@@ -11,8 +11,7 @@ import pytest
 from cudasim import child
 from cudasim.compiler import Mode
 from cudasim.module import FORWARD, REVERSE
-from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Program, every_kernel
+from gradwire_server.backends.cuda.programs import every_kernel
 from support.kernels import cuda_device, cuda_table
 from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_programs import SimulatedCuda
@@ -65,23 +64,6 @@ def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(
     assert looping
     for row in looping:
         row.check(_device(*_DEVICES[0]))
-
-
-def test_programs_that_are_cut_into_slices_have_the_bits_of_numpy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = [row for row in cuda_table.rows() if row.case.name.startswith("many slices")]
-    for row in rows:
-        whole = _program(row)
-        with monkeypatch.context() as patch:
-            patch.setattr(dispatch, "_SCRATCH_BYTES", sum(whole.scratch) // 3)
-            assert len(_program(row).launches) == 4 * len(whole.launches)
-            row.check(_device(*_DEVICES[0]))
-    assert rows
-
-
-def _program(row: cuda_table.Row) -> Program:
-    return dispatch.program(row.case.plan, *row.formats)
 
 
 def _loops(row: cuda_table.Row) -> bool:

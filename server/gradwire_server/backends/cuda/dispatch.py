@@ -3,9 +3,6 @@
 Passes are applied in the plan's order. Two consecutive passes on adjacent axes are one launch if a
 kernel can march over both. If their number is odd, the first is alone, since the others often read
 less then. Results between launches stay in the compute type.
-
-If results between launches are large, outer slices are processed in groups, so that these results
-stay in the device's L2 cache.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import numpy as np
 
 from gradwire_server.backends.cuda import launches
 from gradwire_server.backends.cuda.launches import Stage
-from gradwire_server.backends.cuda.programs import ALIGNMENT, Buffer, Launch, Program, X
+from gradwire_server.backends.cuda.programs import Buffer, Launch, Program, X
 from gradwire_server.plans import BandedMap, Pass, Plan
 
 # Axes of one launch of select_inputs.
@@ -29,10 +26,6 @@ _LONGEST_UNMOVED = 1 << 20
 
 # Multiprocessors of an H200, the device that the kernels were designed for.
 MULTIPROCESSORS = 132
-
-# Scratch memory of a program with several outer slices: two fifths of an H200's L2 cache, since x
-# and y pass through it too. Smaller slices would have shorter launches, with longer pauses.
-_SCRATCH_BYTES = 24 << 20
 
 
 def outer_axes(plan: Plan) -> int:
@@ -71,7 +64,7 @@ def program(
     selection = _selection(whole, passes, shape)
     if selection is not None:
         return whole.program([selection])
-    return _sliced(whole, passes, shape, out_shape)
+    return whole.program(*_chain(whole, passes, shape))
 
 
 def accumulation(
@@ -118,33 +111,6 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
     missing: list[launches.Axis] = [(None, 1)] * (_SELECTED - len(span))
     selected = [*missing, *((maps.get(axis), shape[axis]) for axis in span)]
     return launches.select(stage, selected, outer=math.prod(shape[: span.start]), inner=inner)
-
-
-def _sliced(
-    whole: Stage, passes: Sequence[Pass], shape: Sequence[int], out_shape: Sequence[int]
-) -> Program:
-    """Apply passes to [outer, *out_shape] in groups of slices.
-
-    Groups keep scratch memory small.
-    """
-    outer, *inner = shape
-    made, scratch = _chain(whole, passes, shape)
-    slices = _SCRATCH_BYTES * outer // max(1, sum(scratch))
-    sizes = [
-        math.prod(one) * dtype.itemsize
-        for one, dtype in zip((inner, out_shape), whole.formats, strict=True)
-    ]
-    slices -= slices % math.lcm(*(ALIGNMENT // math.gcd(ALIGNMENT, size) for size in sizes))
-    if len(made) == 1 or not 0 < slices < outer:
-        return whole.program(made, scratch)
-    counts = [min(slices, outer - begin) for begin in range(0, outer, slices)]
-    parts = {count: _chain(whole, passes, (count, *inner)) for count in dict.fromkeys(counts)}
-    made = [
-        launch.shifted(x=number * slices * sizes[0], y=number * slices * sizes[1])
-        for number, count in enumerate(counts)
-        for launch in parts[count][0]
-    ]
-    return whole.program(made, parts[slices][1])
 
 
 def _chain(

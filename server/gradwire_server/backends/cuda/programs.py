@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -13,8 +13,6 @@ from ml_dtypes import bfloat16
 
 from gradwire_server.backends.numpy_cpu import compute_dtype
 
-# Buffers are aligned to this many bytes: kernels read whole vectors.
-ALIGNMENT = 16
 # Alignment of buffers in one allocation: a line of the device's cache.
 _LINE_BYTES = 128
 
@@ -59,18 +57,10 @@ class Buffer(NamedTuple):
     """Pointer argument: x, y, a table or a scratch buffer.
 
     x and y are tensors; tables and scratch buffers are numbered.
-
-    offset  bytes from its beginning, a multiple of ALIGNMENT
     """
 
     place: Place
     number: int = 0
-    offset: int = 0
-
-    @property
-    def whole(self) -> Buffer:
-        """The buffer from its beginning."""
-        return self._replace(offset=0)
 
 
 X, Y = Buffer("x"), Buffer("y")
@@ -92,24 +82,10 @@ class Launch:
     arguments: tuple[Argument, ...]
 
     def resolved(self, addresses: Mapping[Buffer, int]) -> tuple[np.generic, ...]:
-        """Return the arguments with device addresses in place of buffers.
-
-        addresses  addresses of whole buffers
-        """
+        """Return the arguments with device addresses in place of buffers."""
         return tuple(
-            np.uint64(addresses[one.whole] + one.offset) if isinstance(one, Buffer) else one
-            for one in self.arguments
+            np.uint64(addresses[one]) if isinstance(one, Buffer) else one for one in self.arguments
         )
-
-    def shifted(self, **offsets: int) -> Launch:
-        """Return the launch with byte offsets added to buffers, by their place."""
-        arguments = (
-            one._replace(offset=offsets[one.place])
-            if isinstance(one, Buffer) and one.place in offsets
-            else one
-            for one in self.arguments
-        )
-        return replace(self, arguments=tuple(arguments))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
