@@ -200,9 +200,7 @@ class Server:
         try:
             backend, reason = await asyncio.to_thread(choose_backend, settings)
             if isinstance(backend, backends.StoresKernels):
-                await load_kernels(
-                    backend, cache_dir=settings.compile_cache, processes=settings.threads
-                )
+                await load_kernels(backend, cache_dir=settings.compile_cache)
                 rate = await asyncio.to_thread(check_backend, backend)
         except Exception as error:  # noqa: BLE001 - NumPy goes on after any error of compilers
             backend, reason = backends.instead_of_compiled(settings.backend, error)

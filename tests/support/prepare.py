@@ -15,34 +15,17 @@ from cudasim.compiler import why_not
 from support.kernels import cuda_device
 
 _KERNELS = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
-# Modules of kernels that take as long as each other, and compile without each other.
-_HALVES = (("nearest",), ("rows", "width"))
-_COMPILE_HALF = """
-import sys
-from importlib import import_module
-from gradwire_server.backends.numba_cpu import compilation
-
-half = [f"gradwire_server.backends.numba_cpu.{name}" for name in sys.argv[1:]]
-vars(compilation)["_import"] = lambda: [import_module(name) for name in half]
-compilation.load("")
-"""
 
 
 def main() -> None:
     """Compile both at once; exit with 1 if numba fails, with an error if g++ does."""
-    halves: list[subprocess.Popen[bytes]] = []
+    compiling: subprocess.Popen[bytes] | None = None
     if find_spec("numba") is not None:
-        halves = [_python("-c", _COMPILE_HALF, *half) for half in _HALVES]
+        compiling = subprocess.Popen([sys.executable, *_KERNELS])  # noqa: S603 - our own server
     if not why_not():
         cuda_device.compiled()
-    ended = [half.wait() for half in halves]
-    if any(ended):
-        sys.exit(1)
-    sys.exit(_python(*_KERNELS).wait() if halves else 0)
-
-
-def _python(*words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, *words])  # noqa: S603 - our own server
+    if compiling is not None:
+        sys.exit(compiling.wait())
 
 
 if __name__ == "__main__":

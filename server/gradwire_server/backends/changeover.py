@@ -1,7 +1,7 @@
 """Kernels for a server that computes with NumPy until they are there.
 
 NumPy has the same bits, so a server serves as soon as it listens. Kernels that the cache lacks are
-compiled into it by child processes of low priority; the server only loads them, which takes less
+compiled into it by a child process of low priority; the server only loads them, which takes less
 memory and leaves the interpreter to its calls. Servers that share a cache take a lock on its
 folder, so that one compiles and the others wait. Where the cache cannot be written to, a temporary
 folder takes its place. A child that fails is tried again; then NumPy goes on.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 from gradwire_server.backends import StoresKernels, cache_files
@@ -26,21 +26,17 @@ from gradwire_server.backends import StoresKernels, cache_files
 _log = logging.getLogger("gradwire_server")
 
 _PROGRAM = ("-m", "gradwire_server.backends.numba_cpu")
-# Modules of kernels that take as long as each other, and compile without each other.
-_HALVES = (("nearest",), ("rows", "width"))
-_ALL = ("blocks", "jobs", "threads")
 _TRIES = 3
 _PAUSE_S = 5.0
 _LOOK_AGAIN_S = 0.2
 
 
-async def load_kernels(backend: StoresKernels, *, cache_dir: str, processes: int) -> None:
-    """Load the kernels of a backend; children compile missing ones first.
+async def load_kernels(backend: StoresKernels, *, cache_dir: str) -> None:
+    """Load the kernels of a backend; a child compiles missing ones first.
 
     cache_dir  folder of the cache; empty for the user's
-    processes  most children at once
 
-    Raises RuntimeError if the children fail.
+    Raises RuntimeError if the child fails each time.
     """
     if await asyncio.to_thread(backend.load_stored, cache_dir):
         return
@@ -52,26 +48,20 @@ async def load_kernels(backend: StoresKernels, *, cache_dir: str, processes: int
                     return
                 if number:
                     await asyncio.sleep(_PAUSE_S)
-                # Two may have been too many for the memory that there is.
-                failure = await _compile(folder, 1 if number else processes)
+                failure = await _compile(folder)
             if not await asyncio.to_thread(backend.load_stored, str(folder)):
                 raise RuntimeError(f"kernels were not compiled: {failure}")
 
 
-async def _compile(folder: Path, processes: int) -> str:
+async def _compile(folder: Path) -> str:
     """Compile all kernels into a folder.
 
     Return what went wrong, empty if nothing did.
     """
     _log.info("compiling kernels, first start only", extra={"facts": {"folder": str(folder)}})
-    began, failure = time.monotonic(), ""
-    try:
-        for part in (_HALVES, (_ALL,)) if processes > 1 else ((_ALL,),):
-            async with asyncio.TaskGroup() as group:
-                for modules in part:
-                    group.create_task(_child(folder, modules))
-    except* ChildProcessError as failed:
-        failure = str(failed.exceptions[0])
+    began = time.monotonic()
+    failure = await _child(folder)
+    if failure:
         _log.warning("kernels were not compiled", extra={"facts": {"why": failure}})
     else:
         facts = {"seconds": round(time.monotonic() - began, 1)}
@@ -79,13 +69,10 @@ async def _compile(folder: Path, processes: int) -> str:
     return failure
 
 
-async def _child(folder: Path, modules: Sequence[str]) -> None:
-    """Compile modules in a child, which ends with this process.
-
-    Raises ChildProcessError if it fails.
-    """
+async def _child(folder: Path) -> str:
+    """Compile in a child, which ends with this process; return what went wrong."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *_PROGRAM, str(os.getpid()), str(folder), *modules),
+        *(sys.executable, *_PROGRAM, str(os.getpid()), str(folder)),
         stdin=DEVNULL,
         stdout=DEVNULL,
         stderr=PIPE,
@@ -98,11 +85,10 @@ async def _child(folder: Path, modules: Sequence[str]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    if process.returncode:
-        last = told.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ChildProcessError(
-            f"the compiling process ended with status {process.returncode}: {last}"
-        )
+    if not process.returncode:
+        return ""
+    last = told.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"the compiling process ended with status {process.returncode}: {last}"
 
 
 @contextlib.contextmanager

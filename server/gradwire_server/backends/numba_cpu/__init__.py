@@ -4,7 +4,7 @@ From a plan to machine code:
 
 - backend.py       the methods that the engine calls
 - compilation.py   compiles the kernels, or loads them from a file
-- __main__.py      compiles some of them, as a child of a server
+- __main__.py      compiles them, as a child of a server
 - jobs.py          from a plan to jobs, with tables.py, written as records.py states
 - threads.py       threads that share the blocks of a job
 - blocks.py        runs a block through up to three stages

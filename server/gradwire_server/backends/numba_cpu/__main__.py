@@ -1,6 +1,6 @@
 """Child process that compiles kernels into a cache at low priority.
 
-python -m gradwire_server.backends.numba_cpu PARENT FOLDER MODULE...
+python -m gradwire_server.backends.numba_cpu PARENT FOLDER
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NICENESS = 10
 
 def main() -> None:
     """Compile at most as long as the parent lives."""
-    parent, folder, *modules = sys.argv[1:]
+    parent, folder = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the server has ended")
     os.nice(_NICENESS)
-    compilation.compile_part(folder, modules)
+    compilation.compile_into(folder)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from importlib import import_module, resources
 from pathlib import Path
 from types import ModuleType
@@ -94,20 +94,13 @@ def load(folder: str, *, compiles: bool = True) -> Kernels:
         return _loaded[0]
 
 
-def compile_part(folder: str, modules: Sequence[str]) -> None:
-    """Compile some modules of kernels into the cache.
-
-    Other processes may compile others.
-
-    Raises OSError if the cache cannot be written to.
-    """
-    file = _file(folder)
+def compile_into(folder: str) -> None:
+    """Compile missing kernels into a cache; raise OSError if it cannot be written to."""
+    file = Path(folder) / _version() / _FILE
     code = _MachineCode(_stored(file))
     with _numba_caching_in(code):
-        for name in modules:
-            import_module(f"{_PACKAGE}.{name}")
-    if code.compiled and file is not None:
-        _add(file, code)
+        _import()
+    _add(file, code)
 
 
 def _file(folder: str) -> Path | None:
