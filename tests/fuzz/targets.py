@@ -51,7 +51,6 @@ _LIMITS: dict[str, Any] = {
 }
 _MOST_CHUNKS = 8
 # Its results must not depend on the messages it has read before.
-_READER = codec.RequestReader()
 _MODELS = Models(
     read_models('up=torch_upsample_backward:{"mode":"bilinear","output_shape":[1,1,2,2]}')
 )
@@ -60,7 +59,7 @@ _INFER_READER = InferReader(_MODELS)
 
 def evaluate(data: bytes) -> None:
     """Read the bytes as the server reads the request of Evaluate."""
-    outcome = _outcome(lambda: _run(_READER.read(data)[0]))
+    outcome = _outcome(lambda: _run(codec.read_evaluate(data)[0]))
     message = _parsed(v1.EvaluateRequest, data)
     if message is not None and message.HasField("checksum"):
         # Its bytes count: protobuf may write others, which the checksum does not match.
@@ -80,7 +79,7 @@ def evaluate_many(data: bytes) -> None:
         assert outcome[0] in {"INVALID_DATA", "CHECKSUM_MISMATCH"}
     elif isinstance(outcome, bytes):
         written = message.evaluation.SerializeToString()
-        assert outcome == _outcome(lambda: _run(_READER.read(written)[0]))
+        assert outcome == _outcome(lambda: _run(codec.read_evaluate(written)[0]))
 
 
 def evaluate_stream(data: bytes) -> None:

@@ -416,57 +416,23 @@ def well_formed(message: T | Malformed) -> T:
     return message
 
 
-# Headers that a RequestReader caches, the longest one, and a request_id with its tag and length.
-_MOST_KNOWN = 256
-_LONGEST_HEADER = 1 << 10
-_LONGEST_NAME = 2 + 0x80
-
-# RequestReader and batch.py convert the messages of Evaluate and EvaluateMany.
+# read_evaluate() and batch.py convert the messages of Evaluate and EvaluateMany.
 EVALUATE_STREAM = (_read_stream_request, None)
 LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.SerializeToString)
 GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.SerializeToString)
 
 
-class RequestReader:
-    """Splitter of EvaluateRequests.
+def read_evaluate(message: bytes) -> CheckedParts:
+    """Return request_id, header, data and checksum of an EvaluateRequest.
 
-    A known header with the same message length is not parsed again.
+    Raises InvalidDataError if the message is not an EvaluateRequest, ChecksumError if its checksum
+    does not match.
     """
-
-    def __init__(self) -> None:
-        # By message length without request_id: the header, and all bytes before the data.
-        self._known: dict[int, tuple[bytes, bytes]] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def read(self, message: bytes) -> CheckedParts:
-        """Return request_id, header, data and checksum of an EvaluateRequest.
-
-        Raises InvalidDataError if the message is not an EvaluateRequest, ChecksumError if its
-        checksum does not match.
-        """
-        # The request_id comes first, and has a length of one byte.
-        start = 2 + message[1] if message[:1] == b"\x0a" and len(message) > 1 else 0
-        known = self._known.get(len(message) - start)
-        if known is not None and start < _LONGEST_NAME and message.startswith(known[1], start):
-            request_id = message[2:start]
-            if request_id.isascii():
-                header, before = known
-                return (request_id, header, memoryview(message)[start + len(before) :]), None
-        parts = read_evaluation(message)
-        if parts is None:
-            return read_checked(checksums.read_evaluation, message) or (
-                parts_of(parse(v1.EvaluateRequest, message)),
-                None,
-            )
-        request_id, header, data = parts
-        if len(header) <= _LONGEST_HEADER and len(request_id) < _LONGEST_NAME - 2:
-            start = 2 + len(request_id) if request_id else 0
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[len(message) - start] = header, message[start : len(message) - len(data)]
+    parts = read_evaluation(message)
+    if parts is not None:
         return parts, None
+    checked = read_checked(checksums.read_evaluation, message)
+    return checked or (parts_of(parse(v1.EvaluateRequest, message)), None)
 
 
 def read_checked(

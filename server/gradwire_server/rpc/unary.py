@@ -188,7 +188,6 @@ class GradientService(UnaryEvaluator[bytes, ActiveCall]):
     ) -> None:
         super().__init__(service, budget)
         self._shares_memory = shares_memory
-        self._requests = codec.RequestReader()
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
@@ -200,7 +199,7 @@ class GradientService(UnaryEvaluator[bytes, ActiveCall]):
         return await self._answer(message, call)
 
     def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:
-        (request_id, header, data), call.checksum = self._requests.read(message)
+        (request_id, header, data), call.checksum = codec.read_evaluate(message)
         call.request_id = codec.read_request_id(request_id.decode())
         return header, data
 
