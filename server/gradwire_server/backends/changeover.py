@@ -70,7 +70,10 @@ async def _compile(folder: Path) -> str:
 
 
 async def _child(folder: Path) -> str:
-    """Compile in a child, which ends with this process; return what went wrong."""
+    """Compile in a child, which ends with this process.
+
+    Return what went wrong, empty if nothing did.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *_PROGRAM, str(os.getpid()), str(folder)),
         stdin=DEVNULL,

@@ -143,7 +143,10 @@ def linear_taps(
 
 
 def keys_inside(x: Coordinates, a: Slope) -> Coordinates:
-    """Return Keys's cubic kernel (1981, equation 4) at distances up to 1; a is its slope at 1."""
+    """Return Keys's cubic kernel (1981, equation 4) at distances up to 1.
+
+    a is its slope at distance 1.
+    """
     weight: Coordinates = ((a + 2) * x - (a + 3)) * x * x + 1
     return weight
 

@@ -95,7 +95,10 @@ def load(folder: str, *, compiles: bool = True) -> Kernels:
 
 
 def compile_into(folder: str) -> None:
-    """Compile missing kernels into a cache; raise OSError if it cannot be written to."""
+    """Compile missing kernels into a cache.
+
+    Raises OSError if it cannot be written to.
+    """
     file = Path(folder) / _version() / _FILE
     code = _MachineCode(_stored(file))
     with _numba_caching_in(code):
