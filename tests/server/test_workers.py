@@ -173,6 +173,36 @@ def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serv
         assert not [pid for pid in command.workers.values() if is_running(pid)]
 
 
+def ending(folder: Path, code: str) -> dict[str, str]:
+    """Return variables with which workers run code while they exit."""
+    hook = f"""
+import atexit, os, sys, time
+if "gradwire_server.processes.worker" in sys.orig_argv:
+    atexit.register(lambda: {code})
+"""
+    (folder / "sitecustomize.py").write_text(hook)
+    return {"PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
+
+
+def test_a_worker_that_exits_slowly_is_not_killed_as_hanging(tmp_path: Path) -> None:
+    env, flags = ending(tmp_path, "time.sleep(2)"), (*FLAGS, "--stall-timeout-s", "1")
+    with running_command(*flags, log=tmp_path / "log", env=env) as command:
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+        assert "worker hangs" not in command.log
+
+
+def test_every_worker_that_failed_is_named_and_the_first_one_last(tmp_path: Path) -> None:
+    env = ending(tmp_path, "os._exit(7)")
+    with running_command(*FLAGS, log=tmp_path / "log", env=env) as command:
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 1
+        assert "Traceback" not in command.log
+        assert "worker 1 ended with status 7, told to stop" in command.log
+        told = command.log.splitlines()[-1]
+        assert told == "Error: worker 0 ended with status 7, told to stop"
+
+
 TIMES = 40
 
 

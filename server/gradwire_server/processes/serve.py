@@ -90,6 +90,8 @@ async def serve(
         _end_without_device()
     if beating is not None:
         beating.cancel()
+        # The supervisor expects no more heartbeats: to exit may take longer than the stall timeout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _start(

@@ -27,6 +27,8 @@ _WORKER = "gradwire_server.processes.worker"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # A killed process ends sooner, unless it hangs in a driver.
 _KILL_S = 10.0
+# Time for a process to exit once its event loop, and with it its heartbeats, has ended.
+_EXIT_S = 20.0
 
 
 class WorkerProcess:
@@ -35,7 +37,8 @@ class WorkerProcess:
     A line on its standard output reports that it serves.
 
     After that line it sends heartbeats while its event loop runs. The kernel would continue to pass
-    connections to a stopped or hanging process, so the supervisor kills and replaces it.
+    connections to a stopped or hanging process, so the supervisor kills and replaces it. A process
+    closes its standard output after its last heartbeat.
 
     served_s  seconds for which it served
     stuck     set if it has not ended after SIGKILL, since it hangs in a driver
@@ -152,11 +155,16 @@ class WorkerProcess:
         while silences < 2:  # noqa: PLR2004
             try:
                 async with asyncio.timeout(patience_s / 2):
-                    if not await self._process.stdout.read(1 << 10):
-                        return
+                    beats = await self._process.stdout.read(1 << 10)
                 silences = 0
             except TimeoutError:
                 silences += 1
+                continue
+            if not beats:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), _EXIT_S)
+                    return
+                break
         _log.error("worker hangs", extra={"facts": {"pid": self.pid, "silent_s": patience_s}})
         self.send(signal.SIGKILL)
 

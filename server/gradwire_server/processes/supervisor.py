@@ -110,8 +110,11 @@ class Crew:
             loop.remove_signal_handler(number)
         if len(self._signals) > 1:
             signal.raise_signal(self._signals[-1])
-        for each in (*keeping, renewing):
-            await each
+        errors = [error for task in (*keeping, renewing) if (error := task.exception()) is not None]
+        for error in errors[1:]:
+            _log.error(str(error))
+        if errors:
+            raise errors[0]
         _log.info("all workers stopped")
 
     async def _start_worker(
