@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import re
 import ssl
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -35,6 +37,7 @@ from support.every_method import (
 )
 from support.papers import Pair, Papers, pair, trusting
 from support.raw_calls import RawClient, published_request, wait_idle, wait_until
+from support.scraping import get, scrape
 from support.served import refused, served
 from support.serving import ServerThread, serving
 
@@ -53,7 +56,12 @@ STRANGE = (
 )
 METHODS = (*EVERY, SHARED, UNKNOWN, *STRANGE)
 OPEN = tuple(f"/grpc.health.v1.Health/{method}" for method in ("Check", *["List"] * has_list()))
-PATHS = ("/", "/status.json", "/metrics", "/nothing", "//metrics", "/healthz/../metrics")
+# Paths of the HTTP port, and what they answer to callers who may inspect.
+PATHS = {
+    **dict.fromkeys(("/", "/status.json", "/metrics"), 200),
+    **dict.fromkeys(("/nothing", "//metrics", "/healthz/../metrics"), 404),
+}
+HEALTH_PATHS = ("/healthz", "/readyz")
 IN_BAND = {f"{SERVICE}/EvaluateStream", f"{SERVICE}/EvaluateMany"}
 
 Tokens = dict[str, str]
@@ -77,6 +85,22 @@ SHOWN: dict[str, tuple[Callable[[Tokens], Metadata], set[str] | None]] = {
 }
 
 
+def basic(user: str, password: str) -> tuple[str, str]:
+    """Return what a browser sends."""
+    return "authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+# The same over HTTP.
+HTTP_SHOWN = {
+    **{name: row for name, row in SHOWN.items() if name != "two tokens"},
+    "a password": (lambda tokens: (basic("anyone", tokens["inspect"]),), {"inspect"}),
+    "a password that may not": (lambda tokens: (basic("a", tokens["evaluate"]),), {"evaluate"}),
+    "a user": (lambda tokens: (basic(tokens["both"], ""),), None),
+    "no base64": (lambda _: (("authorization", "Basic ="),), None),
+    "no ASCII": (lambda _: (("authorization", "Bearer \xff"),), None),
+}
+
+
 class Place(NamedTuple):
     """A server with tokens, and certificates where it lets in clients of its authority only."""
 
@@ -95,19 +119,12 @@ class Place(NamedTuple):
             return RawClient(self.server.address)
         return RawClient(self.server.address, trusting(self.papers.roots, shown))
 
-    def ask(
-        self, path: str, metadata: Metadata, shown: Pair | None, folder: Path
-    ) -> tuple[int, str]:
+    def ask(self, path: str, metadata: Metadata, shown: Pair | None) -> tuple[int, str]:
         """Return what the HTTP port answers; raise OSError where it does not."""
         address = self.server.server.instruments.address
         connection = http.client.HTTPConnection(address, timeout=30)
         if self.papers is not None:
-            context = ssl.create_default_context(cadata=self.papers.roots.decode())
-            context.check_hostname = False
-            if shown is not None:
-                own = folder / "own.pem"
-                own.write_bytes(b"".join(shown))
-                context.load_cert_chain(own)
+            context = self.papers.context(shown)
             connection = http.client.HTTPSConnection(address, timeout=30, context=context)
         with closing(connection):
             connection.request("GET", path, headers=dict(metadata))
@@ -170,23 +187,27 @@ def test_a_method_is_open_to_its_scope_and_refused_to_all_others(place: Place, s
             assert call(client.channel, method, (b"",), *metadata)[1] is None
 
 
-@pytest.mark.parametrize("shown", [each for each in SHOWN if each != "two tokens"])
-def test_the_http_port_is_open_to_inspect(place: Place, shown: str, tmp_path: Path) -> None:
-    make, scopes = SHOWN[shown]
-    refusal = 401 if scopes is None else 403
-    for path in PATHS:
-        status, told = place.ask(path, make(place.tokens), place.shown, tmp_path)
+@pytest.mark.parametrize("shown", HTTP_SHOWN)
+def test_the_http_port_is_open_to_inspect_and_its_health_to_all(place: Place, shown: str) -> None:
+    make, scopes = HTTP_SHOWN[shown]
+    metadata = make(place.tokens)
+    for path, found in PATHS.items():
+        status, told = place.ask(path, metadata, place.shown)
         if scopes is not None and "inspect" in scopes:
-            assert status in {200, 404}
-        else:
-            assert status == refusal
-            place.check_silent(told)
+            assert status == found
+            continue
+        assert status == (401 if scopes is None else 403)
+        challenged = re.search(r'^WWW-Authenticate: Basic .*, Bearer realm="', told, re.MULTILINE)
+        assert bool(challenged) == (status == 401)
+        place.check_silent(told)
+    for path in HEALTH_PATHS:
+        assert place.ask(path, metadata, place.shown)[0] == 200
 
 
 @pytest.mark.parametrize("place", [LISTENING[1]], indirect=True, ids=str)
 @pytest.mark.parametrize("wrong", ["none", "another's", "expired", "of tomorrow", "plain text"])
 def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(
-    place: Place, wrong: str, tmp_path: Path
+    place: Place, wrong: str
 ) -> None:
     assert place.papers is not None
     authority = place.papers.authority
@@ -203,11 +224,14 @@ def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(
             replies, refusal = call(client.channel, method, (b"",), token)
             assert refusal is not None
             assert (refusal.code, replies) == (grpc.StatusCode.UNAVAILABLE, [])
-    if shown is not None:
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            place.ask("/healthz", (token,), shown, tmp_path)
-    elif wrong == "plain text":
-        assert bare.ask("/", (token,), None, tmp_path)[0] == 400
+    for path in (*PATHS, *HEALTH_PATHS):
+        if shown is not None:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                place.ask(path, (token,), shown)
+        else:
+            # Probes of health and readers with tokens need no certificate.
+            allowed = {**PATHS, **dict.fromkeys(HEALTH_PATHS, 200)}[path]
+            assert bare.ask(path, (token,), None)[0] == (400 if wrong == "plain text" else allowed)
 
 
 def test_a_stream_is_refused_before_it_is_read(place: Place) -> None:
@@ -261,13 +285,13 @@ def test_the_log_counts_refusals_and_names_no_token(
 
 
 def test_the_http_port_tells_the_log_whom_it_refuses_and_no_token(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "gradwire_server")
     revoked = place.tokens["revoked"]
 
     def told() -> list[dict[str, object]]:
-        place.ask("/metrics", (bearer(revoked),), place.shown, tmp_path)
+        place.ask("/metrics", (bearer(revoked),), place.shown)
         lines = [each.__dict__ for each in caplog.records if each.getMessage() == "refused"]
         return [line["facts"] for line in lines if line["facts"].get("port") == "http"]
 
@@ -276,6 +300,30 @@ def test_the_http_port_tells_the_log_whom_it_refuses_and_no_token(
     assert facts["unauthenticated"]
     assert str(facts["peer"]).startswith("ipv4:127.0.0.1:")
     assert revoked not in str(caplog.records)
+
+
+def test_the_http_port_takes_an_added_token_and_no_revoked_one(path: Path) -> None:
+    add_token(path, name="first", scopes=[Scope.EVALUATE])
+    with serving(http_port="0", tokens=str(path)) as server:
+        place = Place(server, None, {})
+
+        def status() -> int:
+            return place.ask("/", (bearer(later),), None)[0]
+
+        later = "later"
+        assert status() == 401
+        later = add_token(path, name="later", scopes=[Scope.INSPECT])
+        wait_until(lambda: status() == 200)
+        path.write_text("# none\n")
+        wait_until(lambda: status() == 401)
+
+
+def test_an_open_http_port_asks_nobody_for_a_token(path: Path) -> None:
+    add_token(path, name="reader", scopes=[Scope.INSPECT])
+    with serving(http_port="0.0.0.0:0", http_open=True, tokens=str(path)) as server:
+        port = server.server.instruments.address.rpartition(":")[2]
+        assert get(f"127.0.0.1:{port}", "/")[0] == 200
+        assert scrape(f"127.0.0.1:{port}").value("gradwire_worker_ready") == 1
 
 
 @pytest.mark.parametrize(

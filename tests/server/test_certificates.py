@@ -6,7 +6,9 @@ import json
 import logging
 import socket
 import ssl
+import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -15,12 +17,14 @@ import trustme
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.security.certificates import Certificates
+from support.every_method import own_address
 from support.load import repeated
 from support.papers import Pair, Papers, pair, trusting
-from support.processes import running_command
+from support.processes import QUICK, run_command, running_command
 from support.raw_calls import RawClient, published_request, wait_until
 from support.refusals import Refusal
-from support.serving import serving
+from support.scraping import get, scrape
+from support.serving import ServerThread, serving
 
 
 @pytest.fixture
@@ -235,3 +239,60 @@ def test_tls_is_1_2_or_newer(papers: Papers) -> None:
         assert not shakes_hands(server.address, papers.roots, ssl.TLSVersion.TLSv1_1)
         assert shakes_hands(server.address, papers.roots, ssl.TLSVersion.TLSv1_2)
         assert shakes_hands(server.address, papers.roots, ssl.TLSVersion.TLSv1_3)
+
+
+def http_address(server: ServerThread) -> str:
+    return server.server.instruments.address
+
+
+def test_the_http_port_has_the_servers_tls(papers: Papers) -> None:
+    with serving(**papers.settings, http_port="0") as server:
+        assert get(http_address(server), "/", tls=papers.context())[0] == 200
+        assert get(http_address(server), "/")[0] == 400
+        with pytest.raises(ssl.SSLCertVerificationError):
+            get(http_address(server), "/", tls=ssl.create_default_context())
+        old = papers.context()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            get(http_address(server), "/", tls=old)
+
+
+def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(
+    papers: Papers,
+) -> None:
+    def shown() -> tuple[str, float]:
+        host, port = http_address(server).split(":")
+        told = scrape(f"{host}:{port}", tls=papers.context())
+        name = "gradwire_certificate_expiration_timestamp_seconds"
+        return ssl.get_server_certificate((host, int(port))), told.value(name)
+
+    ends = [datetime(2100 + years, 1, 2, 3, 4, 5, tzinfo=UTC) for years in (0, 1)]
+    papers.write(not_after=ends[0])
+    with serving(**papers.settings, http_port="0") as server:
+        first, expires_s = shown()
+        assert expires_s == ends[0].timestamp()
+        papers.write(not_after=ends[1])
+        wait_until(lambda: shown()[0] != first and shown()[1] == ends[1].timestamp())
+        papers.put("chain.pem", b"nothing")
+        assert get(http_address(server), "/", tls=papers.context())[0] == 200
+
+
+def test_over_http_a_certificate_of_a_known_client_stands_for_a_token(papers: Papers) -> None:
+    own = own_address()
+    if own is None:
+        pytest.skip("this machine has no address but loopback, whose callers may inspect anyway")
+    papers.write(name=own)
+    with serving(**papers.mutual, http_port=f"{own}:0") as server:
+        for shown, status in ((None, 403), (pair(papers.authority), 200)):
+            tls = papers.context(shown)
+            assert get(http_address(server), "/", tls=tls)[0] == status
+            assert get(http_address(server), "/healthz", tls=tls)[0] == 200
+
+
+def test_files_that_cannot_be_used_are_told_in_one_line(papers: Papers) -> None:
+    papers.put("key.pem", b"-----BEGIN NOTHING-----")
+    done = run_command("--address", "127.0.0.1:0", "--http-port", "0", *QUICK, *papers.flags)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Error: " in done.stderr

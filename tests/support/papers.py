@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,14 @@ class Papers:
     def read(self, name: str) -> bytes:
         """Return what a file holds."""
         return (self._folder / name).read_bytes()
+
+    def context(self, shown: Pair | None = None) -> ssl.SSLContext:
+        """Return the TLS of an HTTP client that trusts the authority and shows a certificate."""
+        context = ssl.create_default_context(cadata=self.roots.decode())
+        if shown is not None:
+            self.put("own.pem", b"".join(shown))
+            context.load_cert_chain(self._folder / "own.pem")
+        return context
 
 
 def pair(authority: trustme.CA, *, expired: bool = False) -> Pair:

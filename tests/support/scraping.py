@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import math
+import ssl
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,20 +40,22 @@ class Scrape:
         return {dict(has)[label] for each, has in self.samples if each == name}
 
 
-def get(address: str, path: str = "/metrics", *, accept: str = "") -> tuple[int, str, str]:
+def get(
+    address: str, path: str = "/metrics", *, tls: ssl.SSLContext | None = None, **headers: str
+) -> tuple[int, str, str]:
     """Return status, content type and text of what is at a path."""
     connection = http.client.HTTPConnection(address, timeout=30)
-    try:
-        connection.request("GET", path, headers={"Accept": accept})
+    if tls is not None:
+        connection = http.client.HTTPSConnection(address, timeout=30, context=tls)
+    with closing(connection):
+        connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
-    finally:
-        connection.close()
 
 
-def scrape(address: str) -> Scrape:
+def scrape(address: str, *, tls: ssl.SSLContext | None = None) -> Scrape:
     """Read the metrics once."""
-    status, _, text = get(address)
+    status, _, text = get(address, tls=tls)
     assert status == 200, text
     return read(text)
 

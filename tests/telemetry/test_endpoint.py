@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import run_command, running_command
-from support.raw_calls import PATIENCE_S, RawClient, wait_until
+from support.raw_calls import PATIENCE_S, RawClient
 from support.scraping import get, scrape
 from support.serving import ServerThread, serving
 
@@ -49,7 +49,7 @@ def test_they_are_at_metrics() -> None:
 def test_it_speaks_openmetrics_to_who_asks() -> None:
     accept = "application/openmetrics-text; version=1.0.0"
     with serving(http_port=HERE) as server:
-        _, content_type, text = get(server.server.instruments.address, accept=accept)
+        _, content_type, text = get(server.server.instruments.address, Accept=accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert text.endswith("# EOF\n")
 
@@ -132,9 +132,3 @@ def test_an_address_that_cannot_be_had_is_told_in_one_line(workers: str) -> None
     assert done.returncode == 1
     assert f"Error: --http-port {address} cannot be had: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_an_open_port_is_for_everybody() -> None:
-    with serving(http_port="0.0.0.0:0", http_open=True) as server:
-        port = server.server.instruments.address.rpartition(":")[2]
-        wait_until(lambda: scrape(f"127.0.0.1:{port}").value("gradwire_worker_ready"))
