@@ -5,76 +5,49 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from gradwire import RetryPolicy
 from support.callers import Callers
-from support.processes import EAGER, environment, memory_kib, running_command
+from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import RawClient, identity_request
 from support.refusals import Refusal
 
-NUMPY = ("--backend", "numpy_cpu")
-_READY = "gradwire-server listening on "
+LOGGING = ("--access-log",)
 MIB = 1 << 20
 
 
-@contextmanager
-def serving_to(
-    stderr: IO[bytes] | int, *flags: str
-) -> Generator[tuple[subprocess.Popen[str], str]]:
-    """Run a server that logs there; yield its process and its address."""
-    command = [sys.executable, "-m", "gradwire_server", "--address", "127.0.0.1:0", *flags]
-    with subprocess.Popen(  # noqa: S603 - our own server
-        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(None)
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        try:
-            assert line.startswith(_READY)
-            yield process, line.removeprefix(_READY).strip()
-        finally:
-            process.kill()
-
-
-def check_and_stop(process: subprocess.Popen[str], address: str) -> None:
+def check_and_stop(command: Command) -> None:
     """Have some calls evaluated, so that something is logged, and end the server in order."""
-    with RawClient(address) as client:
+    with RawClient(command.address) as client:
         for _ in range(40):
             client.check_alive()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_log_on_a_full_disk_costs_nothing_else(workers: str) -> None:
-    with (
-        Path("/dev/full").open("wb") as full,
-        serving_to(full, *NUMPY, "--workers", workers) as (process, address),
-    ):
-        check_and_stop(process, address)
+    with running_command(*LOGGING, "--workers", workers, log=Path("/dev/full")) as command:
+        check_and_stop(command)
 
 
 def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
     reading, writing = os.pipe()
-    with serving_to(writing, *NUMPY) as (process, address):
+    with running_command(*LOGGING, log=Path(f"/dev/fd/{writing}")) as command:
         os.close(writing)
         os.close(reading)
-        check_and_stop(process, address)
+        check_and_stop(command)
 
 
 def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with (
-        running_command(*NUMPY, "--access-log", log=log) as command,
+        running_command(*LOGGING, log=log) as command,
         RawClient(command.address) as client,
     ):
         client.check_alive()
@@ -100,7 +73,7 @@ def mapped_after(seconds: float, pid: int) -> int:
 def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) -> None:
     request = identity_request(512 * 1024, data=bytes(2 * MIB))
     with (
-        running_command(*NUMPY, log=tmp_path / "log", env=EAGER) as command,
+        running_command(log=tmp_path / "log", env=EAGER) as command,
         RawClient(command.address) as client,
     ):
         assert client.evaluate(request).refusal is None
@@ -123,7 +96,7 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path: Path) -> None:
     patient = RetryPolicy(max_attempts=40, max_backoff_s=0.5)
-    with running_command(*NUMPY, "--workers", "2", log=tmp_path / "log") as command:
+    with running_command("--workers", "2", log=tmp_path / "log") as command:
         with Callers(command.address, "unary", "stream", "copy", retry=patient) as callers:
             callers.wait_for_more()
             pid = command.workers[0]
@@ -132,7 +105,7 @@ def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path
             resource.prlimit(pid, resource.RLIMIT_AS, (mapped, hard))
             callers.wait_for_more()
             # Whatever it could not do, it was not to answer with other bits.
-            os.kill(pid, signal.SIGKILL)
+            command.kill_worker(0)
             command.wait_for_log("worker serves worker=0 ", times=2)
             callers.wait_for_more()
         for tally in callers.tallies:

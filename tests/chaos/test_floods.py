@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 import pytest
 
 from chaos.attacks import ATTACKS, MIB, unfinished
+from support.load import repeated
 from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
     PUBLISHED_RESULT,
@@ -45,51 +45,20 @@ OTHERS = 10
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    flags = {
-        "--backend": "numpy_cpu",
-        "--log-level": "warning",
-        "--stall-timeout-s": STALL_S,
-        "--max-memory-bytes": BUDGET_MIB << 20,
-    }
-    given = [str(each) for pair in flags.items() for each in pair]
+    flags = ("--log-level", "warning", "--stall-timeout-s", str(STALL_S))
+    given = (*flags, "--max-memory-bytes", str(BUDGET_MIB << 20))
     log = tmp_path_factory.mktemp("floods") / "log"
     with running_command(*given, log=log, env=EAGER) as command:
         yield command
         assert "Traceback" not in command.log
 
 
-class Others:
-    """A caller that means well, in a thread of its own, until the block ends.
-
-    served  calls that were answered with the right bits
-    wrong   what became of the others
-    """
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._call, daemon=True)
-        self.served = 0
-        self.wrong: list[object] = []
-
-    def _call(self) -> None:
-        with RawClient(self._address) as client:
-            while not self._over.is_set():
-                answer = client.evaluate(published_request())
-                if answer.data == PUBLISHED_RESULT:
-                    self.served += 1
-                else:
-                    self.wrong.append(answer)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        wait_until(lambda: self.served)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
+def caller(address: str) -> Iterator[object]:
+    """Yield how each of many calls over one connection failed; None where it brought its bits."""
+    with RawClient(address) as client:
+        while True:
+            answer = client.evaluate(published_request())
+            yield None if answer.data == PUBLISHED_RESULT else answer
 
 
 def open_files(pid: int) -> int:
@@ -99,19 +68,19 @@ def open_files(pid: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_flood_takes_bounded_memory_and_others_are_served(command: Command, name: str) -> None:
-    with Others(command.address) as others:
-        wait_until(lambda: others.served >= OTHERS)
+    others = caller(command.address)
+    with closing(others), repeated(partial(next, others), threads=1) as load:
+        load.wait_for_more(OTHERS)
         files = open_files(command.pid)
         resident = memory_kib(command.pid, "VmRSS")
         Path(f"/proc/{command.pid}/clear_refs").write_text("5")  # forgets the highest VmRSS
-        least = others.served + OTHERS
+        least = load.calls + OTHERS
         ATTACKS[name](command.address)
-        while others.served < least:
+        while load.calls < least:
             time.sleep(0.1)  # they share an interpreter with the attack
             ATTACKS[name](command.address)
         assert memory_kib(command.pid, "VmHWM") < resident + MOST_MIB * 1024
         wait_until(lambda: open_files(command.pid) <= files)
-    assert not others.wrong
     with RawClient(command.address) as client:
         client.check_alive()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +49,7 @@ def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None
     flags = ("--http-port", "127.0.0.1:0", "--workers", "2", "--backend", "numpy_cpu")
     with running_command(*flags, log=tmp_path / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
-        (address,) = re.findall(r" http address=(\S+)", command.log)
+        address = command.http_address
         told = MetricsEndpoint(f"http://{address}/metrics")()
         seen = ProcessTree(command.pid)()
         assert told is not None

@@ -33,7 +33,7 @@ from gradwire._core.retries import RetryPolicy
 from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
 from support.papers import Papers
 from support.processes import Command, running_command
-from support.raw_calls import RawClient, as_stream, opening, published_request
+from support.raw_calls import RawClient, as_stream, opening, published_request, wrong_request
 
 ADAPTER = FILES.parent / "kubernetes/adapter-rules.yaml"
 FLAGS = ("--workers", "2", "--max-streams", "8", "--http-port", "127.0.0.1:0")
@@ -95,8 +95,7 @@ class Load:
 
     def _spoil(self) -> None:
         """Be refused for what is wrong, and for want of room."""
-        wrong = published_request()
-        wrong.input.sizes[0] = -1
+        wrong = wrong_request()
         while not self._over.is_set():
             with RawClient(self._address) as client:
                 client.evaluate(wrong)
@@ -205,7 +204,7 @@ def _check_certificates(folder: Path) -> None:
     certificate = ("--tls-certificate", papers.settings["tls_certificate"])
     key = ("--tls-key", papers.settings["tls_key"])
     with running_command(*FLAGS, *certificate, *key, log=folder / "server.log") as command:
-        (target,) = re.findall(r" http address=(\S+)", command.log)
+        target = command.http_address
         with prometheus(target, folder, authorities=folder / "ca.pem") as server:
             _until(lambda: _answers(server), "Prometheus has not scraped the server with TLS")
             asked = [(where, query) for where, query in alerts(server) if _of_certificates(query)]
@@ -223,7 +222,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as name,
         running_command(*FLAGS, log=Path(name) / "server.log") as command,
     ):
-        (target,) = re.findall(r" http address=(\S+)", command.log)
+        target = command.http_address
         with prometheus(target, Path(name)) as server:
             _check(server, command, Load(command.address))
     with tempfile.TemporaryDirectory() as name:

@@ -9,9 +9,7 @@ Panels stand where the dashboard has them, with their queries, legends and units
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import tempfile
 import time
 from argparse import ArgumentParser
@@ -172,13 +170,13 @@ def main() -> None:
         tempfile.TemporaryDirectory() as name,
         running_command(*FLAGS, log=Path(name) / "server.log", env={}) as command,
     ):
-        (target,) = re.findall(r" http address=(\S+)", command.log)
+        target = command.http_address
         with prometheus(target, Path(name)) as server:
             begin = time.time()
             callers = Callers(command.address)
             try:
                 time.sleep(given.seconds / 2)
-                os.kill(command.workers[1], signal.SIGKILL)
+                command.kill_worker(1)
                 time.sleep(given.seconds / 2)
                 draw(server, begin, given.file)
             finally:

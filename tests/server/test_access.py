@@ -121,7 +121,7 @@ class Place(NamedTuple):
 
     def ask(self, path: str, metadata: Metadata, shown: Pair | None) -> tuple[int, str]:
         """Return what the HTTP port answers; raise OSError where it does not."""
-        address = self.server.server.instruments.address
+        address = self.server.http_address
         connection = http.client.HTTPConnection(address, timeout=30)
         if self.papers is not None:
             context = self.papers.context(shown)
@@ -321,7 +321,7 @@ def test_the_http_port_takes_an_added_token_and_no_revoked_one(path: Path) -> No
 def test_an_open_http_port_asks_nobody_for_a_token(path: Path) -> None:
     add_token(path, name="reader", scopes=[Scope.INSPECT])
     with serving(http_port="0.0.0.0:0", http_open=True, tokens=str(path)) as server:
-        port = server.server.instruments.address.rpartition(":")[2]
+        port = server.http_address.rpartition(":")[2]
         assert get(f"127.0.0.1:{port}", "/")[0] == 200
         assert scrape(f"127.0.0.1:{port}").value("gradwire_worker_ready") == 1
 

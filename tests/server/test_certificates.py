@@ -24,7 +24,7 @@ from support.processes import QUICK, run_command, running_command
 from support.raw_calls import RawClient, published_request, wait_until
 from support.refusals import Refusal
 from support.scraping import get, scrape
-from support.serving import ServerThread, serving
+from support.serving import serving
 
 
 @pytest.fixture
@@ -241,28 +241,24 @@ def test_tls_is_1_2_or_newer(papers: Papers) -> None:
         assert shakes_hands(server.address, papers.roots, ssl.TLSVersion.TLSv1_3)
 
 
-def http_address(server: ServerThread) -> str:
-    return server.server.instruments.address
-
-
 def test_the_http_port_has_the_servers_tls(papers: Papers) -> None:
     with serving(**papers.settings, http_port="0") as server:
-        assert get(http_address(server), "/", tls=papers.context())[0] == 200
-        assert get(http_address(server), "/")[0] == 400
+        assert get(server.http_address, "/", tls=papers.context())[0] == 200
+        assert get(server.http_address, "/")[0] == 400
         with pytest.raises(ssl.SSLCertVerificationError):
-            get(http_address(server), "/", tls=ssl.create_default_context())
+            get(server.http_address, "/", tls=ssl.create_default_context())
         old = papers.context()
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             old.maximum_version = ssl.TLSVersion.TLSv1_1
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            get(http_address(server), "/", tls=old)
+            get(server.http_address, "/", tls=old)
 
 
 def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(
     papers: Papers,
 ) -> None:
     def shown() -> tuple[str, float]:
-        host, port = http_address(server).split(":")
+        host, port = server.http_address.split(":")
         told = scrape(f"{host}:{port}", tls=papers.context())
         name = "gradwire_certificate_expiration_timestamp_seconds"
         return ssl.get_server_certificate((host, int(port))), told.value(name)
@@ -275,7 +271,7 @@ def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(
         papers.write(not_after=ends[1])
         wait_until(lambda: shown()[0] != first and shown()[1] == ends[1].timestamp())
         papers.put("chain.pem", b"nothing")
-        assert get(http_address(server), "/", tls=papers.context())[0] == 200
+        assert get(server.http_address, "/", tls=papers.context())[0] == 200
 
 
 def test_over_http_a_certificate_of_a_known_client_stands_for_a_token(papers: Papers) -> None:
@@ -286,8 +282,8 @@ def test_over_http_a_certificate_of_a_known_client_stands_for_a_token(papers: Pa
     with serving(**papers.mutual, http_port=f"{own}:0") as server:
         for shown, status in ((None, 403), (pair(papers.authority), 200)):
             tls = papers.context(shown)
-            assert get(http_address(server), "/", tls=tls)[0] == status
-            assert get(http_address(server), "/healthz", tls=tls)[0] == 200
+            assert get(server.http_address, "/", tls=tls)[0] == status
+            assert get(server.http_address, "/healthz", tls=tls)[0] == 200
 
 
 def test_files_that_cannot_be_used_are_told_in_one_line(papers: Papers) -> None:

@@ -13,17 +13,16 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gradwire import Client, Item, ops, v1
+from gradwire import Client, ops, v1
 from gradwire_server.backends import cache_files, changeover
-from gradwire_server.local_client import LocalClient
+from support.callers import KINDS, Callers, problem
 from support.kernels.numba_here import compiled, needs_numba
 from support.many_calls import ManyCall, named
 from support.processes import Command, is_running, running_command
@@ -31,6 +30,7 @@ from support.raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
     chunks,
+    float32,
     opening,
     published_request,
     read_all,
@@ -40,14 +40,6 @@ from support.scraping import scrape
 
 AUTO = ("--backend", "auto")
 CHANGED = " backend=numba_cpu after_s="
-_DOWN = ops.InterpolateBackward(mode="linear", data_format="NCX")
-# Shapes of inputs and results: computed on the event loop, in a thread, and as a stream that adds
-# rows to running sums.
-SHAPES = (
-    ((1, 1, 16, 16), (1, 1, 8, 8)),
-    ((2, 3, 256, 256), (2, 3, 128, 128)),
-    ((1, 1, 3000, 700), (1, 1, 50, 350)),
-)
 Array = npt.NDArray[np.float32]
 
 
@@ -83,26 +75,23 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
     made.unlock()
 
 
-def example(number: int) -> tuple[Array, Array]:
-    """Return an input and the result by NumPy."""
-    shape, output_shape = SHAPES[number]
-    array = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    with LocalClient("numpy_cpu") as local:
-        return array, local.evaluate(_DOWN, array, output_shape=output_shape)
-
-
 @needs_numba
 def test_the_first_answer_comes_from_numpy_and_kernels_take_over(
     tmp_path: Path, cache: Cache
 ) -> None:
     flags = (*cache.flags, "--http-port", "127.0.0.1:0")
-    array, expected = example(0)
+    array, expected = problem(KINDS["unary"])
+
+    def evaluate(client: Client) -> Array:
+        operator = KINDS["unary"].operator
+        return client.evaluate(operator, array, output_shape=expected.shape)
+
     with (
         running_command(*flags, log=tmp_path / "log") as command,
         Client(command.address) as client,
     ):
-        (port,) = re.findall(r" http address=(\S+)", command.log)
-        first = client.evaluate(_DOWN, array, output_shape=expected.shape)
+        port = command.http_address
+        first = evaluate(client)
         info = client.server_info()
         assert (info.backend, info.backend_to_come) == ("numpy_cpu", "numba_cpu")
         told = scrape(port)
@@ -110,7 +99,7 @@ def test_the_first_answer_comes_from_numpy_and_kernels_take_over(
         assert told.value("gradwire_build_info", backend="numpy_cpu") == 1
         cache.fill()
         command.wait_for_log(CHANGED)
-        second = client.evaluate(_DOWN, array, output_shape=expected.shape)
+        second = evaluate(client)
         info = client.server_info()
         assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
         told = scrape(port)
@@ -122,88 +111,25 @@ def test_the_first_answer_comes_from_numpy_and_kernels_take_over(
     np.testing.assert_array_equal(second, expected)
 
 
-class Callers:
-    """Threads that evaluate without a pause, and compare every bit.
-
-    done    evaluations with the right bits, by caller
-    faults  what went wrong
-    """
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._over = threading.Event()
-        self.done = [0] * (len(SHAPES) + 1)
-        self.faults: list[object] = []
-        calls = [lambda n=n: self._evaluate(n) for n in range(len(SHAPES))]
-        self._threads = [threading.Thread(target=one) for one in (*calls, self._evaluate_many)]
-
-    @contextmanager
-    def calling(self) -> Generator[None]:
-        """Call while the block runs."""
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            for thread in self._threads:
-                thread.join()
-
-    def wait_for_more(self) -> None:
-        """Wait until every caller has had further results."""
-        before = list(self.done)
-        pairs = range(len(before))
-        wait_until(lambda: self.faults or all(self.done[n] >= before[n] + 3 for n in pairs))
-
-    def _evaluate(self, number: int) -> None:
-        array, expected = example(number)
-        try:
-            with Client(self._address) as client:
-                while not self._over.is_set():
-                    result = client.evaluate(_DOWN, array, output_shape=expected.shape)
-                    self._check(number, result, expected)
-        except Exception as error:  # noqa: BLE001 - the test shows it
-            self.faults.append(error)
-
-    def _evaluate_many(self) -> None:
-        array, expected = example(0)
-        item = Item(_DOWN, array, expected.shape)
-        try:
-            with Client(self._address) as client:
-                for result in client.evaluate_many(iter(lambda: self._next(item), None)):
-                    self._check(-1, result, expected)
-        except Exception as error:  # noqa: BLE001 - the test shows it
-            self.faults.append(error)
-
-    def _next(self, item: Item) -> Item | None:
-        return None if self._over.is_set() else item
-
-    def _check(self, number: int, result: Array, expected: Array) -> None:
-        if result.tobytes() != expected.tobytes():
-            self.faults.append(f"caller {number} got other bits")
-        self.done[number] += 1
-
-
 @needs_numba
 def test_under_load_no_call_is_lost_and_every_bit_is_right(tmp_path: Path, cache: Cache) -> None:
     with running_command(*cache.flags, log=tmp_path / "log") as command:
-        callers = Callers(command.address)
-        with callers.calling():
+        with Callers(command.address, "unary", "small stream", "sums", "many") as callers:
             callers.wait_for_more()
             cache.fill()
             command.wait_for_log(CHANGED)
             callers.wait_for_more()
-    assert callers.faults == []
+        callers.check()
 
 
 @needs_numba
 def test_open_streams_change_over_too(tmp_path: Path, cache: Cache) -> None:
     """Running sums that NumPy began are continued by kernels."""
-    array, expected = example(2)
+    array, expected = problem(KINDS["sums"])
     request = v1.EvaluateRequest(
-        operator=ops.to_message(_DOWN),
-        input=v1.TensorDescriptor(data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=array.shape),
-        output=v1.TensorDescriptor(data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=expected.shape),
+        operator=ops.to_message(KINDS["sums"].operator),
+        input=float32(*array.shape),
+        output=float32(*expected.shape),
     )
     goes_on = threading.Event()
 
@@ -320,8 +246,7 @@ def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path: Path
         compiling(command)
         assert command.log.count("kernels cannot be cached") == 1
         assert list(temporary.glob("gradwire-kernels-*"))
-        command.signal(signal.SIGTERM)
-        assert command.wait() == 0
+        command.stop()
     assert list(temporary.iterdir()) == []
 
 

@@ -118,15 +118,3 @@ def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
     assert refusal is not None
     assert refusal.in_band is not None
     assert refusal.in_band.reason == v1.ErrorReason.ERROR_REASON_DRAINING
-
-
-def test_a_second_signal_ends_the_grace_period(tmp_path: Path) -> None:
-    with commanded("--grace-s", "3600", log=tmp_path / "log") as (command, client):
-        stream = WaitingStream(client)
-        command.signal(signal.SIGTERM)
-        command.wait_for_log("draining")
-        command.signal(signal.SIGTERM)
-        command.wait()
-        stream.send()
-        with pytest.raises(grpc.RpcError):
-            next(stream.call)

@@ -27,6 +27,7 @@ from support.raw_calls import (
     as_stream,
     published_request,
     wait_idle,
+    wrong_request,
 )
 from support.served import commanded, copies, served, served_many
 from support.waiting_streams import WaitingStream
@@ -37,8 +38,7 @@ def good_and_bad_calls(command: Command) -> None:
     with RawClient(command.address) as client:
         client.evaluate(published_request())
         client.stream(as_stream(published_request()))
-        bad = published_request()
-        bad.input.sizes[0] = -1
+        bad = wrong_request()
         client.evaluate(bad)
         client.stream(as_stream(bad))
         client.stub.GetServerInfo(v1.GetServerInfoRequest())
@@ -60,8 +60,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     flags = ("--log-format", "json", "--stall-timeout-s", "0.5", "--backend", "auto")
     with running_command(*flags, "--access-log", log=log) as command:
         good_and_bad_calls(command)
-        command.signal(signal.SIGTERM)
-        assert command.wait() == 0
+        command.stop()
         return command.log.splitlines()
 
 
@@ -135,11 +134,9 @@ def test_calls_that_succeed_are_told_at_debug_unless_asked_for(tmp_path: Path) -
                 client.check_alive()
                 many.send(named(published_request(), "a"))
                 many.answers()
-                wrong = published_request()
-                wrong.input.sizes[0] = -1
+                wrong = wrong_request()
                 client.evaluate(wrong)
-            command.signal(signal.SIGTERM)
-            assert command.wait() == 0
+            command.stop()
             return re.findall(r" (\w+) +call method=\w+ status=(\w+)", command.log)
 
     refused = ("info", "INVALID_ARGUMENT")
@@ -209,8 +206,7 @@ NAMES = [str(number) for number in range(100)]
 def test_a_stream_is_one_line_in_the_log_and_tells_of_its_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bad = published_request()
-    bad.input.sizes[0] = -1
+    bad = wrong_request()
     with caplog.at_level(logging.DEBUG), served() as (server, client):
         with ManyCall(client) as call:
             call.send(*(named(published_request(), name) for name in NAMES), named(bad, "bad"))

@@ -106,10 +106,6 @@ def lose(command: Command, folder: Path, number: int = 0) -> None:
     wait_until(is_lost)
 
 
-def http(command: Command) -> str:
-    return str(re.findall(r" http address=(\S+)", command.log)[0])
-
-
 def check_replaced(command: Command, first: int, *, status: int) -> None:
     """Wait for the end of a worker and for the next one; assert that it computes."""
     ended = f"worker ended worker=0 pid={first} device=0 status={status} restarts="
@@ -160,8 +156,7 @@ def two(folder: Path) -> Iterator[Command]:
         command.wait_for_log(" worker serves ", times=2)
         yield command
         pids = list(command.workers.values())
-        command.signal(signal.SIGTERM)
-        assert command.wait() == 0
+        command.stop()
     assert not any(map(is_running, pids))
 
 
@@ -215,7 +210,7 @@ def test_metrics_tell_what_each_worker_takes_of_its_device(two: Command) -> None
         assert client.evaluate(request()).refusal is None
     wait_until(
         lambda: all(
-            scrape(http(two)).value("gradwire_device_memory_bytes", worker=number) > 0
+            scrape(two.http_address).value("gradwire_device_memory_bytes", worker=number) > 0
             for number in "01"
         )
     )
@@ -249,7 +244,7 @@ def test_while_one_device_is_away_the_other_one_serves_every_call(
         lose(two, folder)
         for _ in range(3):
             callers.wait_for_more()
-        assert get(http(two), "/readyz")[0] == 200
+        assert get(two.http_address, "/readyz")[0] == 200
         assert two.log.count(" worker serves worker=0 ") == served
         (folder / "waits-0").unlink()
         two.wait_for_log(" worker serves worker=0 ", times=served + 1)
@@ -320,10 +315,10 @@ def test_a_call_that_loses_the_device_says_so_and_the_next_one_finds_another_wor
         assert lost.retry_after_s == 0.25
         assert command.log.count("device lost") == losses + 1
         wait_until(lambda: not is_running(first))
-        assert get(http(command), "/readyz")[0] == 503
+        assert get(command.http_address, "/readyz")[0] == 503
         (folder / "waits-0").unlink()
         check_replaced(command, first, status=3)
-        wait_until(lambda: get(http(command), "/readyz")[0] == 200)
+        wait_until(lambda: get(command.http_address, "/readyz")[0] == 200)
 
 
 def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
@@ -381,21 +376,19 @@ def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(on
     check_replaced(one.command, first, status=3)
 
 
-def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [True, False], ids=["a caller waits", "none waits any more"])
+def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(
+    tmp_path: Path, *, waits: bool
+) -> None:
     with asked(tmp_path, "--stall-timeout-s", "1") as (command, client):
         first = worker(command)
         (tmp_path / "hung-0").touch()
-        lost = refused(client.evaluate(request()), "DEVICE_LOST")
-        assert "it has not answered for 1.0 s (GRADWIRE_STALL_TIMEOUT_S)" in lost.message
-        check_replaced(command, first, status=3)
-
-
-def test_a_device_that_hangs_is_lost_also_if_no_caller_waits_any_more(tmp_path: Path) -> None:
-    with asked(tmp_path, "--stall-timeout-s", "1.5") as (command, client):
-        first = worker(command)
-        (tmp_path / "hung-0").touch()
-        late = client.evaluate(request(), timeout_s=0.3)
-        assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        answer = client.evaluate(request(), timeout_s=30 if waits else 0.3)
+        if waits:
+            lost = refused(answer, "DEVICE_LOST")
+            assert "it has not answered for 1.0 s (GRADWIRE_STALL_TIMEOUT_S)" in lost.message
+        else:
+            assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
         check_replaced(command, first, status=3)
 
 
@@ -439,7 +432,7 @@ def test_a_device_that_was_never_there_keeps_no_other_one_from_serving(tmp_path:
     (tmp_path / "absent-0").touch()
     with serving(tmp_path, *HTTP, devices=2) as command:
         check_evaluates(command)
-        assert get(http(command), "/readyz")[0] == 200
+        assert get(command.http_address, "/readyz")[0] == 200
         (tmp_path / "absent-0").unlink()
         command.wait_for_log(" worker serves worker=0 ")
 
@@ -464,7 +457,7 @@ def test_a_worker_that_nothing_ends_holds_up_no_other_one_and_no_end(tmp_path: P
             return False
 
         wait_until(is_served)
-        assert get(http(command), "/readyz")[0] == 200
+        assert get(command.http_address, "/readyz")[0] == 200
         other = worker(command, 1)
         os.kill(other, signal.SIGKILL)
         wait_until(lambda: worker(command, 1) != other)

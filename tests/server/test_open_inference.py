@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -140,136 +141,106 @@ def test_messages_above_four_mebibytes_are_taken(
     wait_idle(server)
 
 
-def _wrong(**changes: Any) -> Any:
-    request = infer_request(gradient(), **changes.pop("parameters", {}))
-    for name, value in changes.items():
-        setattr(request, name, value)
-    return request
+def parameters(**given: str | int) -> dict[str, Any]:
+    """Return fields of a request with these parameters."""
+    kinds = {str: "string_param", int: "int64_param"}
+    typed = {
+        name: message("InferParameter")(**{kinds[type(value)]: value})
+        for name, value in given.items()
+    }
+    return {"parameters": typed}
 
 
-def _second_input() -> Any:
-    request = _wrong()
-    request.inputs.add(name="z", datatype="FP32", shape=[1])
-    return request
+def upsample(**given: str) -> dict[str, Any]:
+    return {"model_name": OPERATOR, **parameters(mode="bilinear", **given)}
 
 
-def _both() -> Any:
-    request = _wrong()
-    request.inputs[0].contents.fp32_contents.append(1.0)
-    return request
-
-
-def _without_raw() -> Any:
-    request = _wrong()
-    request.ClearField("raw_input_contents")
-    return request
-
-
-def _changed(path: str, value: Any) -> Any:
-    request = _wrong()
-    target: Any = request.inputs[0]
-    if path == "shape":
-        target.shape[:] = value
-    else:
-        setattr(target, path, value)
-    return request
-
-
-def _output(name: str, *parameters: str) -> Any:
-    request = _wrong()
-    tensor = request.outputs.add(name=name)
-    for each in parameters:
-        tensor.parameters[each].int64_param = 1
-    return request
-
-
-WRONG: dict[str, tuple[Any, str, str]] = {
-    "no model": (_wrong(model_name="nope"), "NOT_FOUND", "model_name: 'nope' is no model"),
-    "no name": (_wrong(model_name=""), "NOT_FOUND", "model_name: ''"),
-    "version": (_wrong(model_version="9"), "NOT_FOUND", "model_version: up has no version '9'"),
-    "parameter": (_wrong(parameters={"moode": "x"}), "INVALID_ARGUMENT", "parameters.moode"),
-    "python's": (_wrong(parameters={"cls": 1}), "INVALID_ARGUMENT", "parameters.cls"),
-    "value": (
-        _wrong(parameters={"mode": "best"}),
-        "INVALID_ARGUMENT",
-        "parameters.mode: is 'best'",
+X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": SHAPE}
+SMALL: dict[str, Any] = {"inputs": [X | {"shape": [1, 1, 2, 2]}], "raw_input_contents": [bytes(16)]}
+INVALID, NOT_FOUND = "INVALID_ARGUMENT", "NOT_FOUND"
+# Fields in place of those of a sound request, the status, and words of the message.
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no model": ({"model_name": "nope"}, NOT_FOUND, "model_name: 'nope' is no model"),
+    "no name": ({"model_name": ""}, NOT_FOUND, "model_name: ''"),
+    "version": ({"model_version": "9"}, NOT_FOUND, "model_version: up has no version '9'"),
+    "parameter": (parameters(moode="x"), INVALID, "parameters.moode"),
+    "python's": (parameters(cls=1), INVALID, "parameters.cls"),
+    "value": (parameters(mode="best"), INVALID, "parameters.mode: is 'best'"),
+    "deep": (parameters(size="[" * 9000), INVALID, "parameters.size"),
+    "long header": (parameters(parameter="x" * (17 << 10)), INVALID, "max_header_bytes"),
+    "input": (
+        {"inputs": [X, {"name": "z", "datatype": "FP32", "shape": [1]}]},
+        INVALID,
+        "inputs: x, z; x is needed",
     ),
-    "deep": (_wrong(parameters={"size": "[" * 9000}), "INVALID_ARGUMENT", "parameters.size"),
-    "input": (_second_input(), "INVALID_ARGUMENT", "inputs: x, z; x is needed"),
-    "no input": (infer_request(), "INVALID_ARGUMENT", "inputs: none; x is needed"),
-    "both": (_both(), "INVALID_ARGUMENT", "inputs.x: has typed contents and others"),
-    "neither": (_without_raw(), "INVALID_ARGUMENT", "raw_input_contents: 0 given; 1 are needed"),
-    "datatype": (_changed("datatype", "INT8"), "INVALID_ARGUMENT", "inputs.x.datatype: 'INT8'"),
-    "declared": (_changed("datatype", "FP64"), "INVALID_ARGUMENT", "up takes FP32"),
-    "shape": (_changed("shape", [1, 3, 64, 63]), "INVALID_ARGUMENT", "inputs.x.shape"),
-    "name of output": (_output("z"), "INVALID_ARGUMENT", "outputs: z; y is the only one"),
+    "no input": ({"inputs": [], "raw_input_contents": []}, INVALID, "inputs: none; x is needed"),
+    "both": (
+        {"inputs": [X | {"contents": {"fp32_contents": [1.0]}}]},
+        INVALID,
+        "inputs.x: has typed contents and others",
+    ),
+    "neither": ({"raw_input_contents": []}, INVALID, "raw_input_contents: 0 given; 1 are needed"),
+    "datatype": ({"inputs": [X | {"datatype": "INT8"}]}, INVALID, "inputs.x.datatype: 'INT8'"),
+    "declared": ({"inputs": [X | {"datatype": "FP64"}]}, INVALID, "up takes FP32"),
+    "shape": ({"inputs": [X | {"shape": [1, 3, 64, 63]}]}, INVALID, "inputs.x.shape"),
+    "name of output": ({"outputs": [{"name": "z"}]}, INVALID, "outputs: z; y is the only one"),
     "classes": (
-        _output("y", "classification"),
-        "INVALID_ARGUMENT",
+        {"outputs": [{"name": "y", **parameters(classification=1)}]},
+        INVALID,
         "outputs.y.parameters.classification",
     ),
-    "id": (_wrong(id="x" * 200), "INVALID_ARGUMENT", "request_id"),
+    "id": ({"id": "x" * 200}, INVALID, "request_id"),
+    "no shape": (upsample(), INVALID, "output_shape: absent"),
+    "ranks": (upsample(output_shape="[1, 3]"), INVALID, "output_shape"),
+    "words": (upsample(output_shape="abc"), INVALID, "output_shape: 'abc'; a list of sizes"),
+    "negative": (upsample(output_shape="[1, 3, 32, -1]"), INVALID, "output_shape"),
+    "huge": (upsample(output_shape="[1, 3, 1000000000, 1000000000]"), INVALID, "output"),
+    "above a message": (
+        {
+            "model_name": "dml_resample",
+            **SMALL,
+            **parameters(
+                interpolation_mode="linear",
+                scales="[1, 1, 1100, 1100]",
+                output_shape="[1, 1, 2200, 2200]",
+            ),
+        },
+        INVALID,
+        "outputs.y is 19360000 bytes",
+    ),
 }
 
 
-@pytest.mark.parametrize(("request_", "status", "words"), WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize(("changes", "status", "words"), WRONG.values(), ids=list(WRONG))
 def test_wrong_requests_are_refused_by_name(
-    client: InferenceClient, request_: Any, status: str, words: str
+    client: InferenceClient, changes: dict[str, Any], status: str, words: str
 ) -> None:
-    came, text = client.refused("ModelInfer", request_)
+    x = gradient().tobytes()
+    sound: dict[str, Any] = {"model_name": "up", "inputs": [X], "raw_input_contents": [x]}
+    came, text = client.refused("ModelInfer", **{**sound, **changes})
     assert (came, words in text) == (status, True), text
 
 
 def test_contents_of_another_size_are_refused_whether_known_or_not(
     client: InferenceClient,
 ) -> None:
-    for more in (1, -1):
+    request = infer_request(gradient())
+    raw = request.raw_input_contents[0]
+    for wrong in (raw + b"x", raw[:-1]):
         for _ in range(2):
-            request = infer_request(gradient())
-            raw = request.raw_input_contents[0]
-            request.raw_input_contents[0] = raw + b"x" if more > 0 else raw[:-1]
+            request.raw_input_contents[0] = wrong
             assert client.refused("ModelInfer", request) == (
-                "INVALID_ARGUMENT",
-                f"inputs.x: {len(raw) + more} bytes; input's descriptor takes {len(raw)}",
+                INVALID,
+                f"inputs.x: {len(wrong)} bytes; input's descriptor takes {len(raw)}",
             )
         client.call("ModelInfer", infer_request(gradient()))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({}, "output_shape: absent"),
-        ({"output_shape": "[1, 3]"}, "output_shape"),
-        ({"output_shape": "abc"}, "output_shape: 'abc'; a list of sizes"),
-        ({"output_shape": "[1, 3, 32, -1]"}, "output_shape"),
-        ({"output_shape": "[1, 3, 1000000000, 1000000000]"}, "output"),
-    ],
-)
-def test_output_shapes_that_cannot_be_are_refused(
-    client: InferenceClient, parameters: dict[str, str], words: str
-) -> None:
-    request = infer_request(gradient(), model=OPERATOR, mode="bilinear", **parameters)
-    status, text = client.refused("ModelInfer", request)
-    assert status == "INVALID_ARGUMENT"
-    assert words in text
-
-
-def test_results_above_a_message_are_refused(client: InferenceClient) -> None:
-    request = infer_request(gradient((1, 1, 2, 2)), model="dml_resample")
-    request.parameters["interpolation_mode"].string_param = "linear"
-    request.parameters["scales"].string_param = "[1, 1, 1100, 1100]"
-    request.parameters["output_shape"].string_param = "[1, 1, 2200, 2200]"
-    status, text = client.refused("ModelInfer", request)
-    assert (status, "outputs.y is 19360000 bytes" in text) == ("INVALID_ARGUMENT", True), text
-
-
-def test_long_headers_and_bytes_that_are_no_message_are_refused(client: InferenceClient) -> None:
-    request = infer_request(gradient(), parameter="x" * (17 << 10))
-    assert "max_header_bytes" in client.refused("ModelInfer", request)[1]
+def test_bytes_that_are_no_message_are_refused(client: InferenceClient) -> None:
     empty = b"\x0a\x00" * (1 << 20)
     assert "max_header_bytes" in client.refused("ModelInfer", empty)[1]
-    assert client.refused("ModelInfer", b"\x0a\xff")[0] == "INVALID_ARGUMENT"
-    assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == "INVALID_ARGUMENT"
+    assert client.refused("ModelInfer", b"\x0a\xff")[0] == INVALID
+    assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == INVALID
 
 
 def test_a_stream_answers_each_request_and_goes_on_after_errors(
@@ -294,7 +265,7 @@ def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
 
     before = counted()
     client.call("ModelInfer", infer_request(gradient()))
-    client.refused("ModelInfer", _changed("shape", [1, 3, 64, 64, 1]))
+    client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64, 1))))
     client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64)), nonsense="1"))
     after = counted()
     assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
@@ -340,6 +311,15 @@ class SharedFile:
         self.path.unlink(missing_ok=True)
 
 
+@contextmanager
+def registered(client: InferenceClient, data: bytes) -> Generator[SharedFile]:
+    """Register a file of shared memory as the region "in" until the block ends."""
+    with SharedFile(data) as file:
+        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=len(data))
+        yield file
+        client.call("SystemSharedMemoryUnregister")
+
+
 def _shared_request(nbytes: int, *, result_bytes: int = 0) -> Any:
     request = infer_request(gradient())
     request.ClearField("raw_input_contents")
@@ -355,9 +335,8 @@ def _shared_request(nbytes: int, *, result_bytes: int = 0) -> Any:
 
 def test_shared_memory_is_read_and_written(server: ServerThread, client: InferenceClient) -> None:
     x, result = gradient(), expected(server, gradient())
-    size = x.nbytes + len(result)
-    with SharedFile(x.tobytes() + bytes(len(result))) as file:
-        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=size)
+    data = x.tobytes() + bytes(len(result))
+    with registered(client, data) as file:
         for _ in range(2):
             reply = client.call("ModelInfer", _shared_request(x.nbytes))
             assert reply.raw_output_contents == [result]
@@ -365,7 +344,7 @@ def test_shared_memory_is_read_and_written(server: ServerThread, client: Inferen
         assert reply.raw_output_contents == [b""]
         assert file.path.read_bytes()[x.nbytes :] == result
         regions = client.call("SystemSharedMemoryStatus").regions
-        assert (regions["in"].key, regions["in"].byte_size) == (file.name, size)
+        assert (regions["in"].key, regions["in"].byte_size) == (file.name, len(data))
         client.call("SystemSharedMemoryUnregister", name="in")
         assert "not registered" in client.refused("ModelInfer", _shared_request(x.nbytes))[1]
 
@@ -379,16 +358,13 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
         attributes: dict[str, Any] = {"interpolation_mode": "linear"}
         kind = ops.OPERATORS[operator](**attributes)
         result = own.evaluate(kind, x, output_shape=sizes).tobytes()
-    with SharedFile(x.tobytes() + bytes(len(result))) as file:
-        size = x.nbytes + len(result)
-        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=size)
+    with registered(client, x.tobytes() + bytes(len(result))) as file:
         request = _shared_request(x.nbytes, result_bytes=len(result))
         request.model_name, request.inputs[0].shape[:] = operator, x.shape
         request.parameters["interpolation_mode"].string_param = "linear"
         request.parameters["output_shape"].string_param = str(list(sizes))
         client.call("ModelInfer", request)
         assert file.path.read_bytes()[x.nbytes :] == result
-        client.call("SystemSharedMemoryUnregister")
     wait_idle(server)
 
 
@@ -396,16 +372,13 @@ def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
     server: ServerThread, client: InferenceClient
 ) -> None:
     x, result = gradient(), expected(server, gradient())
-    size = x.nbytes + len(result)
-    with SharedFile(bytes(size)) as file:
-        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=size)
+    with registered(client, bytes(x.nbytes + len(result))) as file:
         for length, words in ((x.nbytes, "cannot be written"), (0, "has become shorter")):
             os.truncate(file.path, length)
             request = _shared_request(x.nbytes, result_bytes=len(result))
             status, text = client.refused("ModelInfer", request)
-            assert (status, words in text) == ("INVALID_ARGUMENT", True), text
+            assert (status, words in text) == (INVALID, True), text
             assert file.path.stat().st_size == length
-        client.call("SystemSharedMemoryUnregister")
     assert client.call("ServerLive").live
     wait_idle(server)
 
@@ -415,14 +388,14 @@ def test_ranges_outside_a_region_are_refused(client: InferenceClient) -> None:
         register = {"name": "in", "key": file.name}
         for fields in ({"byte_size": 101}, {"byte_size": 2**64 - 1, "offset": 2}, {"byte_size": 0}):
             refused = client.refused("SystemSharedMemoryRegister", **register, **fields)
-            assert refused[0] == "INVALID_ARGUMENT"
+            assert refused[0] == INVALID
         client.call("SystemSharedMemoryRegister", **register, byte_size=100)
         assert (
             "registered"
             in client.refused("SystemSharedMemoryRegister", **register, byte_size=100)[1]
         )
         assert client.refused("ModelInfer", _shared_request(4 * 3 * 64 * 64)) == (
-            "INVALID_ARGUMENT",
+            INVALID,
             "inputs.x: 49152 bytes from offset 0 of shared memory region 'in', which has 100",
         )
         assert "descriptor takes" in client.refused("ModelInfer", _shared_request(10))[1]
@@ -440,13 +413,13 @@ def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClie
             status, text = client.refused(
                 "SystemSharedMemoryRegister", name="in", key=key, byte_size=1
             )
-            assert status == "INVALID_ARGUMENT"
+            assert status == INVALID
             texts.add(text.replace(key, ""))
         assert len(texts) == 1  # it does not tell which files there are
         for key in ("other", "/etc/passwd", f"{prefix}/../../etc/passwd", "", "..", "\0"):
             assert (
                 client.refused("SystemSharedMemoryRegister", name="in", key=key, byte_size=1)[0]
-                == "INVALID_ARGUMENT"
+                == INVALID
             )
     finally:
         link.unlink()

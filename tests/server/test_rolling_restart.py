@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
@@ -85,7 +84,7 @@ def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config
             thread.start()
         command.signal(signal.SIGUSR2)
         command.wait_for_log(" rolling restart done")
-        os.kill(command.workers[0], signal.SIGKILL)
+        command.kill_worker(0)
         command.wait_for_log(" worker serves ", times=5)
         over.set()
         for thread in threads:
@@ -136,16 +135,14 @@ def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certifica
         command.signal(signal.SIGUSR2)
         command.wait_for_log(" rolling restart done")
         check_alive(command, other.cert_pem.bytes())
-        command.signal(signal.SIGTERM)
-        assert command.wait() == 0
+        command.stop()
 
 
 def test_a_stop_during_a_rolling_restart_ends_every_process(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         command.signal(signal.SIGUSR2)
         command.wait_for_log(" rolling restart")
-        command.signal(signal.SIGTERM)
-        assert command.wait() == 0
+        command.stop()
         assert "Traceback" not in command.log
         assert "Error" not in command.log
 
@@ -163,8 +160,7 @@ def test_no_call_is_lost_when_a_server_stops_and_another_one_follows(tmp_path: P
     with running_command(*FLAGS, log=tmp_path / "1") as command:
         with Callers(command.address, *LOAD) as callers:
             callers.wait_for_more()
-            command.signal(signal.SIGTERM)
-            assert command.wait() == 0
+            command.stop()
             flags = (*FLAGS, "--address", command.address)
             with running_command(*flags, log=tmp_path / "2"):
                 callers.wait_for_more()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 from gradwire import Client, v1
 from gradwire.ops import DmlResampleGrad, to_message
 from support.gated import gated, wait_for
-from support.raw_calls import PATIENCE_S, float32, wait_until
-from support.refusals import refusal_of
+from support.raw_calls import PATIENCE_S, float32, wait_idle, wait_until
+from support.refusals import Refusal, refusal_of
 from support.scraping import scrape
+from support.served import refused
 from support.serving import ServerThread, serving
 from support.shared_segments import (
     F_SEAL_WRITE,
@@ -105,18 +105,12 @@ def expected(server: ServerThread) -> NDArray[np.float32]:
         return result
 
 
-def refused(client: SharingClient, request: v1.EvaluateSharedRequest) -> tuple[str, str]:
+def check_refused(
+    client: SharingClient, request: v1.EvaluateSharedRequest, reason: str, **told: Any
+) -> Refusal:
     with pytest.raises(grpc.RpcError) as caught:
         client.call(request)
-    refusal = refusal_of(caught.value)
-    return refusal.info.reason, refusal.message
-
-
-def wait_until_free(server: ServerThread) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while server.server.service.admission.memory_bytes and time.monotonic() < until:
-        time.sleep(0.01)
-    assert server.server.service.admission.memory_bytes == 0
+    return refused(refusal_of(caught.value), reason, **told)
 
 
 def test_the_result_has_the_bits_of_evaluate(
@@ -178,17 +172,15 @@ def test_a_connection_that_closes_frees_its_memory(
 ) -> None:
     assert server.server.service.admission.memory_bytes >= 2 * GRADIENT.nbytes
     client.registrar.close()
-    wait_until_free(server)
-    reason, message = refused(client, client.request())
-    assert reason == "UNKNOWN_SEGMENT"
-    assert "input.handle" in message
+    wait_idle(server)
+    assert "input.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
 
 
 def test_a_metric_says_how_much_memory_is_shared(
     server: ServerThread, client: SharingClient
 ) -> None:
     def shared() -> float:
-        return scrape(server.server.instruments.address).value("gradwire_shared_memory_bytes")
+        return scrape(server.http_address).value("gradwire_shared_memory_bytes")
 
     registered = len(client.input.memory) + len(client.output.memory)
     wait_until(lambda: shared() == registered)
@@ -199,57 +191,57 @@ def test_a_metric_says_how_much_memory_is_shared(
 def test_a_handle_that_is_forgotten_is_unknown(client: SharingClient) -> None:
     client.registrar.forget(client.output)
     assert client.registrar.segment(PAGE).handle  # the server has read what came before
-    reason, message = refused(client, client.request())
-    assert reason == "UNKNOWN_SEGMENT"
-    assert "output.handle" in message
+    assert "output.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
 
 
-WRONG: dict[str, Callable[[v1.EvaluateSharedRequest], None]] = {
-    "input.length": lambda one: _set(one.input, length=4),
-    "output.length": lambda one: _set(one.output, length=GRADIENT.nbytes),
-    "input.offset": lambda one: _set(one.input, offset=32),
-    "output.offset": lambda one: _set(one.output, offset=-64),
-    "evaluation.data": lambda one: _set(one.evaluation, data=b"1234"),
-    "input.handle": lambda one: _set(one.input, handle="x" * 32),
+Change = Callable[[v1.EvaluateSharedRequest], object]
+
+
+def changed(name: str, **fields: Any) -> Change:
+    """Set fields of a part of the request."""
+
+    def change(request: v1.EvaluateSharedRequest) -> None:
+        for field, value in fields.items():
+            setattr(getattr(request, name), field, value)
+
+    return change
+
+
+def overlapping(request: v1.EvaluateSharedRequest) -> None:
+    request.output.handle, request.output.offset = request.input.handle, 64
+
+
+# The change, the reason, and the field at fault, or words of the message where there is none.
+WRONG: dict[str, tuple[Change, str, str]] = {
+    "input too short": (changed("input", length=4), "INVALID_FIELD", "input.length"),
+    "output too long": (changed("output", length=57600), "INVALID_FIELD", "output.length"),
+    "input not aligned": (changed("input", offset=32), "INVALID_FIELD", "input.offset"),
+    "output before its segment": (changed("output", offset=-64), "INVALID_FIELD", "output.offset"),
+    "data besides": (changed("evaluation", data=b"1234"), "INVALID_DATA", "evaluation.data"),
+    "unknown handle": (changed("input", handle="x" * 32), "UNKNOWN_SEGMENT", "input.handle: "),
+    "input beyond": (changed("input", offset=PAGE), "INVALID_FIELD", "input.offset"),
+    "input far beyond": (changed("input", offset=1 << 40), "INVALID_FIELD", "input.offset"),
+    "input at the end": (changed("input", offset=2**63 - 64), "INVALID_FIELD", "input.offset"),
+    "output over the input": (overlapping, "INVALID_FIELD", "output.offset"),
+    "unknown field": (
+        lambda request: request.input.MergeFromString(b"\x28\x01"),
+        "UNKNOWN_FIELD",
+        "field 5 of gradwire.v1.SharedRange at input ",
+    ),
 }
 
 
-def _set(message: Any, **fields: Any) -> None:
-    for name, value in fields.items():
-        setattr(message, name, value)
-
-
-@pytest.mark.parametrize("field", WRONG)
+@pytest.mark.parametrize(("change", "reason", "words"), WRONG.values(), ids=list(WRONG))
 def test_a_wrong_range_is_refused_by_name(
-    client: SharingClient, expected: NDArray[np.float32], field: str
+    client: SharingClient, expected: NDArray[np.float32], change: Change, reason: str, words: str
 ) -> None:
     request = client.request()
-    WRONG[field](request)
-    reason, message = refused(client, request)
-    assert reason in {"INVALID_FIELD", "INVALID_DATA", "UNKNOWN_SEGMENT"}
-    assert message.startswith(field)
+    change(request)
+    field = words if reason.startswith("INVALID") else None
+    refusal = check_refused(client, request, reason, field=field)
+    assert refusal.message.startswith(words)
     client.call(client.request())
     assert client.result.tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("offset", [PAGE, 1 << 40, 2**63 - 64])
-def test_a_range_beyond_the_memory_is_refused(client: SharingClient, offset: int) -> None:
-    request = client.request()
-    request.input.offset = offset
-    _, message = refused(client, request)
-    assert message.startswith("input.offset")
-
-
-def test_a_result_over_its_input_is_refused(client: SharingClient) -> None:
-    request = client.request()
-    request.output.handle, request.output.offset = client.input.handle, 64
-    assert "overlap" in refused(client, request)[1]
-
-
-def test_an_unknown_field_is_refused(client: SharingClient) -> None:
-    request = client.request()
-    request.input.MergeFromString(b"\x28\x01")
-    assert refused(client, request)[0] == "UNKNOWN_FIELD"
 
 
 def _pipe_end(_folder: Path) -> int:
@@ -264,13 +256,28 @@ def _file(folder: Path) -> int:
     return os.open(path, os.O_RDWR)
 
 
-FILES: dict[str, Callable[[Path], int]] = {
-    "unsealed": lambda _: memory_file(PAGE, seals=0),
-    "sealed in part": lambda _: memory_file(PAGE, seals=SEALS & ~2),
-    "not to be written": lambda _: memory_file(PAGE, seals=SEALS | F_SEAL_WRITE),
-    "a pipe": _pipe_end,
-    "a file": _file,
-    "a folder": lambda folder: os.open(folder, os.O_RDONLY),
+def _huge_pages(_folder: Path) -> int:
+    try:
+        return memory_file(2 << 20, flags=os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"no huge pages here: {error}")
+
+
+HALF = 32 << 20
+# What is registered, its length as told, and words of the answer.
+FILES: dict[str, tuple[Callable[[Path], int], int, str]] = {
+    "unsealed": (lambda _: memory_file(PAGE, seals=0), PAGE, "the file"),
+    "sealed in part": (lambda _: memory_file(PAGE, seals=SEALS & ~2), PAGE, "the file"),
+    "read only": (lambda _: memory_file(PAGE, seals=SEALS | F_SEAL_WRITE), PAGE, "the file"),
+    "a pipe": (_pipe_end, PAGE, "the file"),
+    "a file": (_file, PAGE, "the file"),
+    "a folder": (lambda folder: os.open(folder, os.O_RDONLY), PAGE, "the file"),
+    "huge pages": (_huge_pages, 2 << 20, "ordinary pages"),
+    "told as empty": (lambda _: memory_file(PAGE), 0, "the file has 4096 bytes"),
+    "told as shorter": (lambda _: memory_file(PAGE), PAGE - 1, "the file has 4096 bytes"),
+    "told as longer": (lambda _: memory_file(PAGE), 2 * PAGE, "the file has 4096 bytes"),
+    "told as endless": (lambda _: memory_file(PAGE), 2**64 - 1, "the file has 4096 bytes"),
+    "beyond half of the budget": (lambda _: memory_file(HALF), HALF, "max_memory_bytes"),
 }
 
 
@@ -278,43 +285,21 @@ FILES: dict[str, Callable[[Path], int]] = {
 def test_other_files_are_refused(
     client: SharingClient, server: ServerThread, folder: Path, name: str
 ) -> None:
-    before = server.server.service.admission.memory_bytes
-    file = FILES[name](folder)
-    answer = client.registrar.register(file, PAGE)
+    make, length, words = FILES[name]
+    admission = server.server.service.admission
+    before = admission.memory_bytes
+    assert admission.max_memory_bytes == 2 * HALF
+    file = make(folder)
+    answer = client.registrar.register(file, length).decode()
     os.close(file)
-    assert answer[:1] == b"E"
-    assert b"segment: the file" in answer
-    assert server.server.service.admission.memory_bytes == before
+    assert answer.startswith("Esegment: ")
+    assert words in answer
+    assert admission.memory_bytes == before
     client.call(client.request())
 
 
-def test_huge_pages_are_refused(client: SharingClient) -> None:
-    try:
-        file = memory_file(2 << 20, flags=os.MFD_HUGETLB)
-    except OSError as error:
-        pytest.skip(f"no huge pages here: {error}")
-    answer = client.registrar.register(file, 2 << 20)
-    os.close(file)
-    assert b"ordinary pages" in answer
-
-
-@pytest.mark.parametrize("length", [0, PAGE - 1, 2 * PAGE, 2**64 - 1])
-def test_a_lie_about_the_length_is_refused(client: SharingClient, length: int) -> None:
-    file = memory_file(PAGE)
-    answer = client.registrar.register(file, length)
-    os.close(file)
-    assert b"the file has 4096 bytes" in answer
-
-
-def test_memory_beyond_half_of_the_budget_is_refused(
-    client: SharingClient, server: ServerThread
-) -> None:
-    half = server.server.service.admission.max_memory_bytes // 2
-    file = memory_file(half)
-    answer = client.registrar.register(file, half)
-    os.close(file)
-    assert b"max_memory_bytes" in answer.lower()
-    client.call(client.request())
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_other_packets_are_refused(client: SharingClient) -> None:
@@ -329,26 +314,23 @@ def test_other_packets_are_refused(client: SharingClient) -> None:
 
 
 def test_no_descriptor_stays_open(client: SharingClient) -> None:
-    def count() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = count()
+    before = open_files()
     file = memory_file(PAGE)
     for _ in range(100):
         client.registrar.send(b"R" + struct.pack("<Q", PAGE), *[file] * 20)
     os.close(file)
-    assert count() <= before + 10  # grpc may open some
+    assert open_files() <= before + 10  # grpc may open some
 
 
 def test_an_empty_packet_ends_the_connection_and_its_file_is_closed(client: SharingClient) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     file = memory_file(PAGE)
     for _ in range(20):
         other = Registrar(client.path)
         assert other.send(b"", file) == b""
         other.close()
     os.close(file)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 10  # grpc may open some
+    assert open_files() <= before + 10  # grpc may open some
     client.call(client.request())
 
 
@@ -400,10 +382,10 @@ def test_memory_whose_connection_closes_amid_a_call_stays_until_the_call_ends(
         future = client.stub.EvaluateShared.future(request, timeout=PATIENCE_S)
         wait_for(server, computing=1, waiting=0)
         client.registrar.close()
-        assert refused(client, request)[0] == "UNKNOWN_SEGMENT"
+        check_refused(client, request, "UNKNOWN_SEGMENT")
         assert server.server.service.admission.memory_bytes >= large.memory.nbytes
         gate.set()
         future.result(timeout=PATIENCE_S)
         assert client.output.memory[:16].view(np.float32).tolist() == [256.0 * 256] * 4
-        wait_until_free(server)
+        wait_idle(server)
         client.close()

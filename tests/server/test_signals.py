@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support.processes import environment, is_running, run_command, running_command
+from support.processes import QUICK, environment, is_running, run_command, running_command
 from support.raw_calls import PATIENCE_S, wait_until
 from support.served import commanded
 from support.waiting_streams import WaitingStream
@@ -25,7 +25,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 os.kill(os.getpid(), signal.SIGUSR2)
 os.execv(sys.executable, [sys.executable, "-m", "gradwire_server", *sys.argv[1:]])
 """
-FLAGS = ("--address", "127.0.0.1:0", "--backend", "numpy_cpu")
+FLAGS = ("--address", "127.0.0.1:0", *QUICK)
 
 
 def is_among(number: int, pid: int, mask: str) -> bool:
@@ -94,13 +94,13 @@ def test_one_that_came_before_the_start_is_acted_on(
 
 
 def test_what_comes_after_is_heard_as_well(tmp_path: Path) -> None:
-    with running_command("--backend", "numpy_cpu", log=tmp_path / "log") as command:
+    with running_command(log=tmp_path / "log") as command:
         for times in (1, 2):
             command.signal(signal.SIGUSR2)
             command.wait_for_log("no rolling restart", times=times)
 
 
-WORKERS = ("--workers", "2", "--backend", "numpy_cpu")
+WORKERS = ("--workers", "2", *QUICK)
 
 
 @pytest.mark.slow
@@ -145,11 +145,13 @@ asyncio.run(interrupted())
     assert ended.stderr.rstrip().endswith("CancelledError")
 
 
-def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
-    with commanded(*WORKERS, "--grace-s", "3600", log=tmp_path / "log") as (command, client):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, workers: int) -> None:
+    flags = ("--workers", str(workers), "--grace-s", "3600")
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
         stream = WaitingStream(client)
         command.signal(signal.SIGTERM)
-        command.wait_for_log(" draining ", times=2)
+        command.wait_for_log(" draining ", times=workers)
         command.signal(signal.SIGTERM)
         assert command.wait() == -signal.SIGTERM
         stream.send()

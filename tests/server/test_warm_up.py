@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +86,7 @@ def test_no_trace_of_it_is_left(tmp_path: Path, workers: int) -> None:
     folder.mkdir()
     flags = ("--http-port", "127.0.0.1:0", "--workers", str(workers))
     with running_command(*flags, log=tmp_path / "log", env={"TMPDIR": str(folder)}) as command:
-        (address,) = re.findall(r" http address=(\S+)", command.log)
+        address = command.http_address
         told = scrape(address)
         command.wait_for_log(" serving ", times=workers)
         assert "call" not in command.log

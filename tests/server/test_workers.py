@@ -156,7 +156,7 @@ def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serv
     papers, key = Papers(tmp_path), tmp_path / "key.pem"
     with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
         key.rename(hidden := tmp_path / "hidden.pem")
-        os.kill(command.workers[1], signal.SIGKILL)
+        command.kill_worker(1)
         command.wait_for_log(" restarts=3 ")
         assert is_running(command.workers[0])
         hidden.rename(key)
@@ -187,8 +187,7 @@ if "gradwire_server.processes.worker" in sys.orig_argv:
 def test_a_worker_that_exits_slowly_is_not_killed_as_hanging(tmp_path: Path) -> None:
     env, flags = ending(tmp_path, "time.sleep(2)"), (*FLAGS, "--stall-timeout-s", "1")
     with running_command(*flags, log=tmp_path / "log", env=env) as command:
-        command.signal(signal.SIGTERM)
-        assert command.wait() == 0
+        command.stop()
         assert "worker hangs" not in command.log
 
 

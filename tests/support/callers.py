@@ -45,6 +45,12 @@ KINDS = {
         (1, 2, 256, 256),
         (1, 2, 128, 128),
     ),
+    # Adds rows to running sums.
+    "sums": Kind(
+        ops.InterpolateBackward(mode="linear", data_format="NCX"),
+        (1, 1, 3000, 700),
+        (1, 1, 50, 350),
+    ),
     "copy": Kind(ops.DmlResample(interpolation_mode="linear"), (1024, 1024), (1024, 1024)),
     "large": Kind(ops.DmlResample(interpolation_mode="linear"), (8, 1024, 1024), (8, 1024, 1024)),
 }
@@ -111,10 +117,10 @@ class Callers:
     def _starter(self, kind: str, tally: Tally) -> Callable[[], None]:
         if kind == "many":
             unary = KINDS["unary"]
-            array, expected = _problem(unary)
+            array, expected = problem(unary)
             return lambda: self._call_many(unary, array, expected, tally)
         name = kind.removeprefix("async ")
-        array, expected = _problem(KINDS[name])
+        array, expected = problem(KINDS[name])
         if name == kind:
             return lambda: self._call(KINDS[name], array, expected, tally)
         return lambda: asyncio.run(self._await(KINDS[name], array, expected, tally))
@@ -185,7 +191,7 @@ def _judge(tally: Tally, result: Array | None, expected: Array) -> None:
     tally.calls += 1
 
 
-def _problem(kind: Kind) -> tuple[Array, Array]:
+def problem(kind: Kind) -> tuple[Array, Array]:
     """Return what is sent, and what must come back."""
     array = np.random.default_rng(0).normal(size=kind.sent).astype(np.float32)
     with LocalClient("numpy_cpu") as local:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +91,12 @@ class Command:
         serving = re.findall(r" worker serves worker=(\d+) pid=(\d+)", self.log)
         return {int(number): int(pid) for number, pid in serving}
 
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of the HTTP port, as the log tells it."""
+        (address,) = re.findall(r" http address=(\S+)", self.log)
+        return str(address)
+
     def wait_for_log(self, text: str, *, times: int = 1) -> None:
         """Wait until the log holds a text so many times; a failure shows what it holds instead."""
         until = time.monotonic() + _PATIENCE_S
@@ -105,6 +112,17 @@ class Command:
     def signal(self, number: int) -> None:
         """Send it a signal."""
         self._process.send_signal(number)
+
+    def kill_worker(self, number: int) -> int:
+        """Kill a worker; return its process."""
+        pid = self.workers[number]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def stop(self) -> None:
+        """Send SIGTERM, and check that it ends in order."""
+        self.signal(signal.SIGTERM)
+        assert self.wait() == 0, self.log
 
     def wait(self) -> int:
         """Wait until it has ended and return its exit status."""

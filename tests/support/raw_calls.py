@@ -40,6 +40,13 @@ def published_request() -> v1.EvaluateRequest:
     )
 
 
+def wrong_request() -> v1.EvaluateRequest:
+    """Ask for a tensor of a negative size."""
+    request = published_request()
+    request.input.sizes[0] = -1
+    return request
+
+
 def identity_request(*sizes: int, data: bytes = b"") -> v1.EvaluateRequest:
     """Ask for an operator that hands its float32 input on as it is."""
     mode = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR

@@ -55,6 +55,11 @@ class ServerThread:
         self.server = self._listening.result(timeout=30)
         self.address = self.server.bound
 
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of its HTTP port."""
+        return self.server.instruments.address
+
     def wait_until_serving(self) -> None:
         """Wait until a server that listens serves."""
         self._started.result(timeout=300)

@@ -11,8 +11,8 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.observability.definitions import METRICS
+from support.many_calls import ManyCall, named
 from support.raw_calls import (
-    PATIENCE_S,
     RawClient,
     as_stream,
     chunks,
@@ -20,9 +20,11 @@ from support.raw_calls import (
     opening,
     published_request,
     wait_until,
+    wrong_request,
 )
 from support.scraping import Scrape, scrape
 from support.serving import ServerThread, serving
+from support.waiting_streams import WaitingStream
 
 STREAM = {"method": "EvaluateStream"}
 MANY = {"method": "EvaluateMany"}
@@ -43,25 +45,7 @@ def client(server: ServerThread) -> Iterator[RawClient]:
 
 def told(server: ServerThread) -> Scrape:
     """Read the metrics of a server."""
-    return scrape(server.server.instruments.address)
-
-
-class OpenStream:
-    """A stream that waits for its caller."""
-
-    def __init__(self, client: RawClient) -> None:
-        self._over = threading.Event()
-        self.call = client.start(self._messages())
-        next(self.call)
-
-    def _messages(self) -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(published_request())
-        self._over.wait(PATIENCE_S)
-
-    def cancel(self) -> None:
-        """Give it up."""
-        self.call.cancel()
-        self._over.set()
+    return scrape(server.http_address)
 
 
 def test_calls_are_counted_by_method_operator_dtype_and_status(
@@ -71,8 +55,7 @@ def test_calls_are_counted_by_method_operator_dtype_and_status(
         client.evaluate(published_request())
     client.stream(as_stream(published_request()))
     client.stub.ListOperators(v1.ListOperatorsRequest())
-    wrong = published_request()
-    wrong.input.sizes[0] = -1
+    wrong = wrong_request()
     client.evaluate(wrong)
     seen = told(server)
     evaluated = {"operator": "dml_resample_grad", "dtype": "float32", "status": "OK"}
@@ -114,7 +97,7 @@ def test_bytes_are_those_of_the_tensors(server: ServerThread, client: RawClient)
 
 
 def test_what_goes_on_now_is_told(server: ServerThread, client: RawClient) -> None:
-    stream = OpenStream(client)
+    stream = WaitingStream(client)
     assert told(server).value("gradwire_requests_in_flight", worker="0", **STREAM) == 1
     wait_until(lambda: told(server).value("gradwire_streams", worker="0") == 1)
     seen = told(server)
@@ -133,12 +116,11 @@ def test_what_goes_on_now_is_told(server: ServerThread, client: RawClient) -> No
 def test_errors_are_counted_by_reason_and_by_the_setting_in_the_way(
     server: ServerThread, client: RawClient
 ) -> None:
-    streams = [OpenStream(client) for _ in range(2)]
+    streams = [WaitingStream(client) for _ in range(2)]
     assert client.stream(as_stream(published_request())).refusal is not None
     for stream in streams:
         stream.cancel()
-    wrong = published_request()
-    wrong.input.sizes[0] = -1
+    wrong = wrong_request()
     client.evaluate(wrong)
     unknown = published_request()
     unknown.operator.CopyFrom(v1.Operator.FromString(b"\xfa\x7f\x00"))
@@ -156,11 +138,9 @@ def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
 ) -> None:
     sound, wrong = published_request(), published_request()
     wrong.input.sizes[0] = -1
-    requests = list[v1.EvaluateManyRequest]()
-    for number, evaluation in enumerate((sound, sound, wrong, sound)):
-        evaluation.request_id = str(number)
-        requests.append(v1.EvaluateManyRequest.FromString(_item(evaluation)))
-    assert len(list(client.stub.EvaluateMany(iter(requests)))) == 4
+    with ManyCall(client) as call:
+        call.send(*(named(each, f"{n}") for n, each in enumerate((sound, sound, wrong, sound))))
+        assert len(call.answers()) == 4
     seen = told(server)
     evaluated = {"operator": "dml_resample_grad", "dtype": "float32", "status": "OK"}
     assert seen.value("gradwire_items_total", **evaluated) == 3
@@ -171,10 +151,6 @@ def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
     assert seen.value("gradwire_sent_bytes_sum", **MANY) == 3 * 16
     hits = {"cache": "evaluations", "outcome": "hit"}
     wait_until(lambda: told(server).value("gradwire_plan_cache_lookups_total", **hits) == 2)
-
-
-def _item(evaluation: v1.EvaluateRequest) -> bytes:
-    return v1.EvaluateManyRequest(evaluation=evaluation).SerializeToString()
 
 
 def test_lookups_of_prepared_evaluations_are_counted(

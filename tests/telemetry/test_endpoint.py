@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import threading
 from collections.abc import Generator
@@ -28,20 +27,20 @@ def threads() -> set[str]:
 def test_without_an_address_nothing_is_measured() -> None:
     with serving() as server, RawClient(server.address) as client:
         client.check_alive()
-        assert server.server.instruments.address == ""
+        assert server.http_address == ""
         assert server.server.service.active.observer.cells is None
         assert not threads() & {"gradwire-http", "gradwire-history"}
 
 
 def test_the_log_tells_the_port_that_was_taken(tmp_path: Path) -> None:
     with running_command("--http-port", HERE, log=tmp_path / "log") as command:
-        (address,) = re.findall(r" http address=(\S+)", command.log)
+        address = command.http_address
         assert scrape(address).value("gradwire_worker_ready") == 1
 
 
 def test_they_are_at_metrics() -> None:
     with serving(http_port=HERE) as server:
-        address = server.server.instruments.address
+        address = server.http_address
         assert get(address, "/metrics?x=1")[0] == 200
         assert get(address, "/etc/passwd")[0] == 404
 
@@ -49,7 +48,7 @@ def test_they_are_at_metrics() -> None:
 def test_it_speaks_openmetrics_to_who_asks() -> None:
     accept = "application/openmetrics-text; version=1.0.0"
     with serving(http_port=HERE) as server:
-        _, content_type, text = get(server.server.instruments.address, Accept=accept)
+        _, content_type, text = get(server.http_address, Accept=accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert text.endswith("# EOF\n")
 
@@ -57,7 +56,7 @@ def test_it_speaks_openmetrics_to_who_asks() -> None:
 def test_it_answers_before_the_server_serves_and_while_the_event_loop_is_busy() -> None:
     server = ServerThread(http_port=HERE)
     server.listen()
-    address = server.server.instruments.address
+    address = server.http_address
     assert scrape(address).value("gradwire_worker_ready") in {0, 1}
     server.wait_until_serving()
     over = threading.Event()
@@ -88,7 +87,7 @@ def readers(address: str, count: int, says: bytes) -> Generator[list[socket.sock
 @pytest.mark.parametrize("says", [b"", b"GET /metr", b"GET /metrics HTTP/1.0\r\nAccept: "])
 def test_readers_that_ask_for_nothing_hold_up_no_scrape_no_call_and_no_stop(says: bytes) -> None:
     with contextlib.ExitStack() as afterwards, serving(http_port=HERE) as server:
-        address = server.server.instruments.address
+        address = server.http_address
         silent = afterwards.enter_context(readers(address, 100, says))
         assert scrape(address).value("gradwire_worker_ready") == 1
         with RawClient(server.address) as client:
@@ -100,7 +99,7 @@ def test_readers_that_ask_for_nothing_hold_up_no_scrape_no_call_and_no_stop(says
 
 def test_readers_that_do_not_read_hold_up_no_scrape() -> None:
     with serving(http_port=HERE) as server:
-        address = server.server.instruments.address
+        address = server.http_address
         with readers(address, 20, b"GET /metrics HTTP/1.0\r\n\r\n"):
             assert scrape(address).value("gradwire_worker_ready") == 1
 
@@ -110,7 +109,7 @@ def test_scrapes_at_once_all_have_an_answer() -> None:
         serving(http_port=HERE) as server,
         ThreadPoolExecutor(16) as pool,
     ):
-        address = server.server.instruments.address
+        address = server.http_address
         answers = pool.map(scrape, [address] * 32)
         assert [each.value("gradwire_worker_ready") for each in answers] == [1] * 32
 
@@ -118,7 +117,7 @@ def test_scrapes_at_once_all_have_an_answer() -> None:
 def test_a_name_and_an_ipv6_address_are_served() -> None:
     for host in ("localhost", "[::1]"):
         with serving(http_port=f"{host}:0") as server:
-            address = server.server.instruments.address
+            address = server.http_address
             assert address.startswith(f"{host}:")
             assert scrape(address).value("gradwire_worker_ready") == 1
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.raw_calls import wrong_request
+
 pytest.importorskip(
     "opentelemetry.exporter.otlp.proto.http", reason='the extra "otel" is not installed'
 )
@@ -74,8 +76,7 @@ def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
 
 
 def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector: Collector) -> None:
-    wrong = published_request()
-    wrong.input.sizes[0] = -1
+    wrong = wrong_request()
     unknown = published_request()
     unknown.operator.Clear()
     unknown.operator.MergeFromString(b"\xfa\x7f\x00")
@@ -110,8 +111,7 @@ def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(
     with running_command(*flags, log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             reply = client.evaluate(published_request(), traceparent="")
-        command.signal(15)
-        assert command.wait() == 0
+        command.stop()
         log = command.log
     (seen,) = of_calls(collector).values()
     named = reply.trailers["traceparent"]
@@ -166,6 +166,5 @@ def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path: Path) -
     with running_command(*flags, log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             client.check_alive()
-        command.signal(15)
-        assert command.wait() == 0
+        command.stop()
         assert all(line.startswith("{") for line in command.log.splitlines())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from gradwire import Client, ops
-from support.processes import Command, running_command
+from support.processes import running_command
 from support.raw_calls import RawClient, published_request, wait_until
 from support.scraping import Scrape, scrape
 
@@ -22,17 +21,6 @@ KILLS = 4
 OPERATOR = ops.InterpolateBackward(mode="nearest", data_format="NCX")
 GRADIENT = np.ones((1, 1, 4, 4), np.float32)
 WORKERS = {"0", "1"}
-
-
-def endpoint(command: Command) -> str:
-    """Return the one address that the log tells."""
-    (address,) = re.findall(r" http address=(\S+)", command.log)
-    return str(address)
-
-
-def pid_of(command: Command, worker: str) -> int:
-    """Return the process that serves last as a worker."""
-    return int(re.findall(rf" worker serves worker={worker} pid=(\d+)", command.log)[-1])
 
 
 def counts(seen: Scrape) -> dict[object, float]:
@@ -46,7 +34,7 @@ def counts(seen: Scrape) -> dict[object, float]:
 
 def test_workers_are_merged_and_told_apart(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
-        address = endpoint(command)
+        address = command.http_address
         calls = 0
 
         def by_worker() -> list[float]:
@@ -75,7 +63,7 @@ def test_workers_are_merged_and_told_apart(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
-        address = endpoint(command)
+        address = command.http_address
         over = threading.Event()
         fallen: list[object] = []
         done = [0]
@@ -102,7 +90,7 @@ def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path
         for kill in range(KILLS):
             wait_until(partial(has_done, done[0] + 20))
             worker = str(kill % 2)
-            os.kill(pid_of(command, worker), signal.SIGKILL)
+            command.kill_worker(kill % 2)
             command.wait_for_log(f"worker serves worker={worker} ", times=2 + kill // 2)
         over.set()
         for thread in threads:
@@ -119,9 +107,9 @@ def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path
 
 def test_a_worker_that_is_away_is_not_ready(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
-        address = endpoint(command)
+        address = command.http_address
         wait_until(lambda: scrape(address).value("gradwire_worker_ready") == 2)
-        pid = pid_of(command, "1")
+        pid = command.workers[1]
         os.kill(pid, signal.SIGSTOP)
         # Its metrics are read where they are; it need not answer.
         assert scrape(address).value("gradwire_streams_limit", worker="1") == 32

@@ -6,7 +6,6 @@ PYTHONPATH=tests python -m web.picture docs/status.png [--seconds N] [--width N]
 from __future__ import annotations
 
 import random
-import re
 import sys
 import tempfile
 import threading
@@ -102,7 +101,7 @@ def main() -> None:
         running_command(*FLAGS, log=Path(name) / "log", env={}) as command,
         browsing() as browser,
     ):
-        (address,) = re.findall(r"http address=(\S+)", command.log)
+        address = command.http_address
         callers = Callers(command.address)
         try:
             time.sleep(given.seconds)

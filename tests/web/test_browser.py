@@ -52,7 +52,7 @@ def server() -> Iterator[ServerThread]:
 
 
 def url_of(server: ServerThread) -> str:
-    return f"http://{server.server.instruments.address}/"
+    return f"http://{server.http_address}/"
 
 
 def spoil(server: ServerThread, request_id: str) -> None:
@@ -166,7 +166,7 @@ def test_a_browser_asks_for_a_token_and_keeps_it(page: Page, tmp_path: Path) -> 
     tokens = tmp_path / "tokens"
     token = add_token(tokens, name="reader", scopes={Scope.INSPECT})
     with serving(http_port="0", backend=NumpyCpu(), tokens=str(tokens)) as server:
-        place = server.server.instruments.address
+        place = server.http_address
         page.goto(f"http://any:{token}@{place}/")
         page.evaluate("window.now = document.getElementById('now').innerText")
         # The page itself is fetched again with the same token.

@@ -47,7 +47,7 @@ def server() -> Iterator[ServerThread]:
 
 
 def place(server: ServerThread) -> tuple[str, int]:
-    host, port = server.server.instruments.address.split(":")
+    host, port = server.http_address.split(":")
     return host, int(port)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -21,35 +19,21 @@ from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.config.version import VERSION
 from gradwire_server.observability.cells import TOTAL, Worker, place
 from gradwire_server.observability.definitions import READY
-from support.processes import Command, memory_kib, running_command
+from support.processes import memory_kib, running_command
 from support.raw_calls import RawClient, as_stream, published_request, wait_until
+from support.scraping import get
 from support.serving import ServerThread, serving
 
 ITEM = ops.InterpolateBackward(mode="nearest", data_format="NCX"), np.ones((1, 1, 4, 4), np.float32)
 
 
 def told_at(address: str) -> dict[str, Any]:
-    connection = http.client.HTTPConnection(address, timeout=30)
-    try:
-        connection.request("GET", "/status.json")
-        told: dict[str, Any] = json.load(connection.getresponse())
-    finally:
-        connection.close()
+    told: dict[str, Any] = json.loads(get(address, "/status.json")[2])
     return told
 
 
 def status_at(address: str, path: str) -> int:
-    connection = http.client.HTTPConnection(address, timeout=30)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def http_address(command: Command) -> str:
-    (address,) = re.findall(r" http address=(\S+)", command.log)
-    return str(address)
+    return get(address, path)[0]
 
 
 def spoil(address: str, request_id: str = "nightly") -> None:
@@ -63,7 +47,7 @@ def spoil(address: str, request_id: str = "nightly") -> None:
 
 def test_calls_items_and_errors_are_told() -> None:
     with serving(http_port="0", backend=NumpyCpu(), max_streams=5) as server:
-        address = server.server.instruments.address
+        address = server.http_address
         with RawClient(server.address) as client:
             for _ in range(3):
                 client.evaluate(published_request())
@@ -102,7 +86,7 @@ def test_a_stream_that_is_refused_for_a_limit_has_its_operator(tmp_path: Path) -
         command.wait_for_log("reason=LIMIT_EXCEEDED")
         (line,) = (each for each in command.log.splitlines() if "LIMIT_EXCEEDED" in each)
         assert " operator=dml_resample_grad " in line
-        told = told_at(http_address(command))
+        told = told_at(command.http_address)
     (error,) = told["errors"]
     assert (error["method"], error["operator"]) == ("EvaluateStream", "dml_resample_grad")
     (row,) = told["operators"]
@@ -112,7 +96,7 @@ def test_a_stream_that_is_refused_for_a_limit_has_its_operator(tmp_path: Path) -
 def test_what_a_worker_takes_of_the_machine_is_told(tmp_path: Path) -> None:
     flags = ("--workers", "2", "--http-port", "0")
     with running_command(*flags, log=tmp_path / "log") as command:
-        told = told_at(http_address(command))
+        told = told_at(command.http_address)
         for worker in told["workers"]:
             (pid,) = worker["pids"]
             resident = memory_kib(pid, "VmRSS") << 10
@@ -125,7 +109,7 @@ def test_what_a_worker_takes_of_the_machine_is_told(tmp_path: Path) -> None:
 
 def test_rates_follow_calls() -> None:
     with serving(http_port="0", backend=NumpyCpu()) as server:
-        address = server.server.instruments.address
+        address = server.http_address
         with RawClient(server.address) as client:
 
             def is_told() -> bool:
@@ -146,7 +130,7 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     tokens = tmp_path / "secret"
     add_token(tokens, name="reader", scopes={Scope.INSPECT})
     with serving(http_port="0.0.0.0:0", http_open=True, tokens=str(tokens)) as server:
-        port = server.server.instruments.address.rpartition(":")[2]
+        port = server.http_address.rpartition(":")[2]
         told = told_at(f"127.0.0.1:{port}")
     assert told["settings"]["tokens"] == "***"
     assert str(tokens) not in json.dumps(told)
@@ -155,7 +139,7 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
 def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -> None:
     flags = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "0")
     with running_command(*flags, log=tmp_path / "log") as command:
-        address = http_address(command)
+        address = command.http_address
         told = told_at(address)
         assert (told["state"], told["workers_serving"]) == ("serving", 2)
         assert told["backend"] == "numpy_cpu"
@@ -171,7 +155,7 @@ def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -
 
         wait_until(both)
         wait_until(lambda: [one["count"] for one in told_at(address)["errors"]] == [len(seen)])
-        os.kill(command.workers[0], signal.SIGKILL)
+        command.kill_worker(0)
         command.wait_for_log(" worker serves worker=0 ", times=2)
         wait_until(lambda: [each["restarts"] for each in told_at(address)["workers"]] == [1, 0])
         wait_until(lambda: told_at(address)["workers_serving"] == 2)
@@ -205,19 +189,19 @@ def test_a_server_lives_as_long_as_one_event_loop_does() -> None:
 def test_probes_tell_whether_calls_are_taken(tmp_path: Path) -> None:
     server = ServerThread(http_port="0", backend=NumpyCpu())
     server.listen()
-    address = server.server.instruments.address
+    address = server.http_address
     assert status_at(address, "/healthz") == 200
     server.wait_until_serving()
     assert status_at(address, "/readyz") == 200
     server.stop()
     flags = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "0")
     with running_command(*flags, "--drain-delay-s", "60", log=tmp_path / "log") as command:
-        address = http_address(command)
+        address = command.http_address
 
         def is_partly() -> bool:
             # One that is back before anybody has looked is killed once more.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(command.workers[1], signal.SIGKILL)
+                command.kill_worker(1)
             return bool(told_at(address)["state"] == "partly")
 
         wait_until(is_partly)
