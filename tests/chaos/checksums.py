@@ -9,21 +9,19 @@ blocks it carries, in both directions. Ends with status 1 if a result is wrong o
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import AsyncClient, Client, GradwireError, Item, RetryPolicy, ops
+from gradwire import Client, GradwireError, Item, RetryPolicy, ops
 from gradwire_server import LocalClient
+from support.clients import AWAITED
 from support.relay import relaying
 from support.serving import serving
 
@@ -120,64 +118,17 @@ class Outcome:
         self.errors[name] = self.errors.get(name, 0) + 1
 
 
-Call = Callable[[Array], Array]
-
-
 def _result_shape(array: Array) -> tuple[int, ...]:
     batch, channels, height, width = array.shape
     return batch, channels, height // 2, width // 2
 
 
-def _items(arrays: Array) -> Iterator[Item]:
-    return (Item(LINEAR, each, _result_shape(each)) for each in arrays)
-
-
-@contextmanager
-def _calls(address: str, *, checksums: bool) -> Generator[list[tuple[Call, tuple[int, ...]]]]:
-    """Open both clients; give ways to evaluate an array, each with the array's shape."""
-    arguments: dict[str, Any] = {
-        "timeout_s": _TIMEOUT_S,
-        "retry": _PROMPT,
-        "checksums": checksums,
-        "chunk_bytes": 64 << 10,
-    }
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    def wait(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_PATIENCE_S)
-
-    client, other = Client(address, **arguments), AsyncClient(address, **arguments)
-
-    def many(array: Array) -> Array:
-        return np.stack(list(client.evaluate_many(_items(array))))
-
-    def many_async(array: Array) -> Array:
-        async def gather() -> Array:
-            return np.stack([each async for each in other.evaluate_many(_items(array))])
-
-        got: Array = wait(gather())
-        return got
-
-    def single(array: Array) -> Array:
-        return client.evaluate(LINEAR, array, output_shape=_result_shape(array))
-
-    def single_async(array: Array) -> Array:
-        got: Array = wait(other.evaluate(LINEAR, array, output_shape=_result_shape(array)))
-        return got
-
-    try:
-        yield [
-            *((each, shape) for each in (single, single_async) for shape in (SMALL, LARGE)),
-            *((each, (ITEMS, *SMALL)) for each in (many, many_async)),
-        ]
-    finally:
-        client.close()
-        wait(other.close())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+def _call(client: Any, array: Array) -> list[Array]:
+    """Evaluate an array, or several at once by evaluate_many; return the results."""
+    if array.ndim == len(SMALL):
+        return [client.evaluate(LINEAR, array, output_shape=_result_shape(array))]
+    items = [Item(LINEAR, each, _result_shape(each)) for each in array]
+    return list(client.evaluate_many(items))
 
 
 def run(calls: int, *, seed: int = 0, checksums: bool = True, one_in: int = _ONE_IN) -> Outcome:
@@ -186,23 +137,33 @@ def run(calls: int, *, seed: int = 0, checksums: bool = True, one_in: int = _ONE
     down, up = Damage(seed, one_in=one_in), Damage(seed + 1, one_in=one_in)
     with serving() as server, relaying(server.address) as relay, LocalClient() as local:
         relay.alter, relay.alter_up = down, up
-        with _calls(relay.address, checksums=checksums) as ways, ThreadPoolExecutor(_AT_ONCE) as at:
+        options: dict[str, Any] = {
+            "timeout_s": _TIMEOUT_S,
+            "retry": _PROMPT,
+            "chunk_bytes": 64 << 10,
+        }
+        with (
+            Client(relay.address, checksums=checksums, **options) as client,
+            AWAITED(relay.address, checksums=checksums, **options) as other,
+            ThreadPoolExecutor(_AT_ONCE) as at,
+        ):
+            shapes = (SMALL, LARGE, (ITEMS, *SMALL))
+            ways = [(each, shape) for shape in shapes for each in (client, other)]
 
             def one(number: int) -> None:
-                call, shape = ways[number % len(ways)]
+                caller, shape = ways[number % len(ways)]
                 array = np.random.default_rng((seed, number)).normal(size=shape).astype(np.float32)
-                each = array if len(shape) > len(SMALL) else array[None]
+                each = array[None] if array.ndim == len(SMALL) else array
                 expected = [
                     local.evaluate(LINEAR, item, output_shape=_result_shape(item)).tobytes()
                     for item in each
                 ]
                 try:
-                    got = call(array)
+                    found = _call(caller, array)
                 except GradwireError as error:
                     with lock:
                         outcome.fail(error)
                     return
-                found = got if len(shape) > len(SMALL) else got[None]
                 with lock:
                     outcome.wrong += [item.tobytes() for item in found] != expected
 

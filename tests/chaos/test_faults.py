@@ -15,6 +15,7 @@ from support.callers import Callers
 from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import RawClient, identity_request
 from support.refusals import Refusal
+from support.served import commanded
 
 LOGGING = ("--access-log",)
 MIB = 1 << 20
@@ -46,10 +47,7 @@ def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
 
 def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with (
-        running_command(*LOGGING, log=log) as command,
-        RawClient(command.address) as client,
-    ):
+    with commanded(*LOGGING, log=log) as (command, client):
         client.check_alive()
         command.wait_for_log("method=EvaluateStream")
         before = log.stat().st_size
@@ -72,10 +70,7 @@ def mapped_after(seconds: float, pid: int) -> int:
 @pytest.mark.slow
 def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) -> None:
     request = identity_request(512 * 1024, data=bytes(2 * MIB))
-    with (
-        running_command(log=tmp_path / "log", env=EAGER) as command,
-        RawClient(command.address) as client,
-    ):
+    with commanded(log=tmp_path / "log", env=EAGER) as (command, client):
         assert client.evaluate(request).refusal is None
         _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
         # The least of a while: what the call before had is given back, or grpc would find it.
@@ -87,7 +82,7 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
             answer = client.evaluate(request)
             assert answer.refusal is not None or answer.data == request.data
             refusals += [answer.refusal] if answer.refusal else []
-        assert {each.info.reason for each in refusals} <= {"OUT_OF_MEMORY"}, refusals
+        assert {each.info.reason for each in refusals} == {"OUT_OF_MEMORY"}, refusals
         resource.prlimit(command.pid, resource.RLIMIT_AS, (hard, hard))
         client.check_alive()
         assert "Traceback" not in command.log

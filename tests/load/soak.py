@@ -23,19 +23,18 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from benchmarks import machine
-from gradwire import AsyncClient, RetryPolicy
 from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import ScenarioResult, failures
-from gradwire.loadtest.runner import Fleet, ProcessTree, Runner, Usage
+from gradwire.loadtest.runner import ProcessTree, Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
 from load.program import reported
+from support.loading import fleet_of
 from support.processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.
@@ -191,11 +190,6 @@ def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, fl
     return float(slope) * span, max(3 * error * span, _PART * float(np.median(size)))
 
 
-def connect(target: str, *, connections: int, retry: RetryPolicy) -> AsyncClient:
-    """Make a client, in the process that calls."""
-    return AsyncClient(target, connections=connections, retry=retry)
-
-
 class _Probe:
     """Looks at memory that is no file of a disk."""
 
@@ -219,7 +213,7 @@ def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResu
     phase = Phase(
         flows=(), duration_s=duration_s, warm_up_s=warm_up_s, timeout_s=30.0, connections=2
     )
-    with Fleet(partial(connect, command.address), processes=1) as fleet:
+    with fleet_of(command.address) as fleet:
         return Runner(fleet, phase, probe=_Probe(command.pid), cores=None, show=show).run(MIXED)
 
 

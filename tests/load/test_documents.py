@@ -162,6 +162,7 @@ def test_a_page_of_nothing_is_a_page() -> None:
 def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioResult]) -> None:
     first = document(*results)
     rows, notes = comparison(first, first)
+    assert rows
     assert all(set(row[2:6]) <= {"1.00", "-"} for row in rows)
     assert len(notes) == 1
     flow = results[1].flows[0]

@@ -31,6 +31,7 @@ SERIES = OWN | {
 
 def test_there_are_queries() -> None:
     assert len(DASHBOARD) > 30
+    assert len(ALERTS) > 10
     assert len(ALERTS) == (FILES / "alerts.yml").read_text().count("- alert: ")
 
 

@@ -15,6 +15,7 @@ import pytest
 from support.processes import run_command, running_command
 from support.raw_calls import PATIENCE_S, RawClient
 from support.scraping import get, scrape
+from support.served import served
 from support.serving import ServerThread, serving
 
 HERE = "127.0.0.1:0"
@@ -25,7 +26,7 @@ def threads() -> set[str]:
 
 
 def test_without_an_address_nothing_is_measured() -> None:
-    with serving() as server, RawClient(server.address) as client:
+    with served() as (server, client):
         client.check_alive()
         assert server.http_address == ""
         assert server.server.service.active.observer.cells is None
