@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from gradwire_server.command import gradwire_server
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
-from support.processes import Command, run_command, running_command
+from support.processes import QUICK, Command, run_command
 from support.raw_calls import RawClient
-from support.served import served
+from support.served import commanded, served
 from support.serving import serving
 
 CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
@@ -29,6 +29,12 @@ def refused_in_one_line(*flags: str) -> str:
     (line,) = (each for each in done.stderr.splitlines() if not CORE_LINE.match(each))
     assert line.startswith("Error: ")
     return line
+
+
+def refused(address: str, *, workers: str = "2") -> str:
+    """Run a server on an address that it cannot have; return why."""
+    flags = ("--workers", workers, *QUICK, "--insecure", "--address", address)
+    return refused_in_one_line(*flags)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:50051", "example.org:50051"])
@@ -64,20 +70,32 @@ def test_a_unix_socket_is_served(tmp_path: Path) -> None:
         client.check_alive()
 
 
-def test_a_second_server_on_one_port_is_refused_in_one_line(tmp_path: Path) -> None:
-    with running_command(log=tmp_path / "log") as command:
-        line = refused_in_one_line("--address", command.address)
-        assert command.address in line
-        with RawClient(command.address) as client:
-            client.check_alive()
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_port_of_another_server_is_refused_in_one_line(tmp_path: Path, workers: str) -> None:
+    with commanded(log=tmp_path / "log") as (command, client):
+        assert command.address in refused(command.address, workers=workers)
+        client.check_alive()
 
 
-@pytest.mark.parametrize("address", ["unix:/no/such/socket", "no.such.host.invalid:1", "taken"])
-def test_an_address_that_cannot_be_had_is_refused_in_one_line(address: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_port_of_several_workers_is_refused_in_one_line(crew: Command, workers: str) -> None:
+    assert crew.address in refused(crew.address, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("address", "workers"),
+    [
+        ("unix:/no/such/socket", "1"),
+        ("no.such.host.invalid:1", "1"),
+        ("no.such.host.invalid:1", "2"),
+        ("taken", "1"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_refused_in_one_line(address: str, workers: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         if address == "taken":
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert address in refused_in_one_line("--insecure", "--address", address)
+        assert address in refused(address, workers=workers)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":1", ""])
@@ -98,16 +116,14 @@ def test_a_certificate_that_cannot_be_used_is_refused_in_one_line(
     assert content is not None or str(path) in line
 
 
-def test_the_line_on_stdout_has_the_port_that_was_taken(tmp_path: Path) -> None:
-    command = Command("--address", "localhost:0", log=tmp_path / "log")
-    try:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_line_on_stdout_has_the_port_that_was_taken(tmp_path: Path, workers: str) -> None:
+    flags = ("--workers", workers, "--address", "localhost:0")
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
         host, _, port = command.address.rpartition(":")
         assert host == "localhost"
         assert 0 < int(port) < 1 << 16
-        with RawClient(command.address) as client:
-            client.check_alive()
-    finally:
-        command.close()
+        client.check_alive()
 
 
 def test_a_unix_socket_that_answers_is_not_taken_over(tmp_path: Path) -> None:
@@ -115,18 +131,6 @@ def test_a_unix_socket_that_answers_is_not_taken_over(tmp_path: Path) -> None:
     with served(address=address) as (_server, client):
         assert address in refused_in_one_line("--address", address)
         client.check_alive()
-
-
-WORKERS = ("--workers", "2", "--backend", "numpy_cpu")
-
-
-def refused(address: str) -> str:
-    """Run a server with workers on an address that it cannot have; return why."""
-    return refused_in_one_line(*WORKERS, "--insecure", "--address", address)
-
-
-def test_a_port_of_other_workers_is_refused(crew: Command) -> None:
-    assert crew.address in refused(crew.address)
 
 
 @pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
@@ -141,18 +145,22 @@ def test_a_port_of_another_program_is_refused(*, sharing: bool, listening: bool)
         assert address in refused(address)
 
 
+def leave_in_time_wait(listener: socket.socket) -> None:
+    """Accept a connection and close it first, like a server of one worker that stops."""
+    with socket.create_connection(listener.getsockname()) as client:
+        listener.accept()[0].close()
+        assert not client.recv(1)
+
+
 def test_a_port_with_connections_in_time_wait_is_had(tmp_path: Path) -> None:
-    # The side that closes first keeps its end in TIME_WAIT, like a server of one worker that stops.
     with socket.create_server(("127.0.0.1", 0)) as earlier:
         port = earlier.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            earlier.accept()[0].close()
-            assert not client.recv(1)
+        leave_in_time_wait(earlier)
     address = f"127.0.0.1:{port}"
-    with running_command(*WORKERS, "--address", address, log=tmp_path / "log") as command:
+    flags = ("--workers", "2", "--address", address)
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
         assert command.address == address
-        with RawClient(address) as client:
-            client.check_alive()
+        client.check_alive()
 
 
 @pytest.mark.parametrize("waiting", [False, True], ids=["unused before", "in TIME_WAIT"])
@@ -160,25 +168,6 @@ def test_a_port_that_is_held_for_workers_that_start_is_refused(*, waiting: bool)
     with socket.create_server(("127.0.0.1", 0)) as earlier:
         port = earlier.getsockname()[1]
         if waiting:
-            with socket.create_connection(("127.0.0.1", port)) as client:
-                earlier.accept()[0].close()
-                assert not client.recv(1)
+            leave_in_time_wait(earlier)
     with addresses.held(f"127.0.0.1:{port}") as address:
         assert address in refused(address)
-
-
-def test_a_single_server_is_refused_the_port_of_workers(crew: Command) -> None:
-    done = run_command("--address", crew.address)
-    assert done.returncode == 1
-    assert crew.address in done.stderr
-
-
-def test_an_address_that_is_not_there_is_refused() -> None:
-    assert "no.such.host.invalid:1" in refused("no.such.host.invalid:1")
-
-
-def test_a_name_with_several_addresses_is_served_by_workers(tmp_path: Path) -> None:
-    with running_command(*WORKERS, "--address", "localhost:0", log=tmp_path / "log") as command:
-        assert command.address.startswith("localhost:")
-        with RawClient(command.address) as client:
-            client.check_alive()

@@ -276,20 +276,3 @@ def test_a_trace_and_a_name_return_in_every_reply(client: RawClient) -> None:
     ):
         assert answer.trailers["gradwire-request-id"] == published_request().request_id
         assert answer.trailers["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
-
-
-def test_an_unnamed_request_is_given_a_name(client: RawClient) -> None:
-    request = published_request()
-    request.request_id = ""
-    names = {client.evaluate(request).trailers["gradwire-request-id"] for _ in range(3)}
-    assert len(names) == 3
-    assert all(len(name) == 32 for name in names)
-
-
-@pytest.mark.parametrize("name", [" ", " a ", "~" * 128, "%25 \"'\\"])
-def test_any_printable_name_returns_as_it_is(client: RawClient, name: str) -> None:
-    request = published_request()
-    request.request_id = name
-    answer = client.evaluate(request)
-    assert answer.refusal is None
-    assert answer.trailers["gradwire-request-id"] == name

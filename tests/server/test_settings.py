@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -83,29 +84,28 @@ def config(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     return told
 
 
+def refused(*flags: str) -> str:
+    """Return what the command says of flags that it does not take."""
+    done = CliRunner().invoke(gradwire_server, ["--print-config", *flags])
+    assert (done.exit_code, done.stdout) == (2, "")
+    return done.stderr
+
+
 def test_print_config_tells_every_setting_and_its_default() -> None:
     told = config()
     assert list(told) == NAMES
     assert told == {name: getattr(Settings(), name) for name in NAMES}
 
 
-def test_every_setting_is_a_flag() -> None:
-    flags = [text for name in NAMES for text in flags_of(name)]
-    assert config(*flags) == {name: other(name)[1] for name in NAMES}
+def as_flags(_file: Path) -> tuple[list[str], dict[str, str]]:
+    return [text for name in NAMES for text in flags_of(name)], {}
 
 
-def test_every_setting_is_an_environment_variable() -> None:
-    env = {f"GRADWIRE_{name.upper()}": other(name)[0] for name in NAMES}
-    assert config(env=env) == {name: other(name)[1] for name in NAMES}
+def as_variables(_file: Path) -> tuple[list[str], dict[str, str]]:
+    return [], {f"GRADWIRE_{name.upper()}": other(name)[0] for name in NAMES}
 
 
-def test_a_flag_wins_over_the_environment() -> None:
-    told = config("--max-streams", "3", env={"GRADWIRE_MAX_STREAMS": "4"})
-    assert told["max_streams"] == 3
-
-
-def test_every_setting_is_a_key_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "gradwire.toml"
+def as_a_file(file: Path) -> tuple[list[str], dict[str, str]]:
     lines: list[str] = []
     for name in NAMES:
         text = other(name)[0]
@@ -113,7 +113,20 @@ def test_every_setting_is_a_key_of_a_file(tmp_path: Path) -> None:
         # JSON's texts, numbers and truth values are TOML's.
         lines.append(f"{name} = {json.dumps(value)}\n")
     file.write_text("".join(lines))
-    assert config("--config", str(file)) == {name: other(name)[1] for name in NAMES}
+    return ["--config", str(file)], {}
+
+
+@pytest.mark.parametrize("given", [as_flags, as_variables, as_a_file])
+def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(
+    tmp_path: Path, given: Callable[[Path], tuple[list[str], dict[str, str]]]
+) -> None:
+    flags, env = given(tmp_path / "gradwire.toml")
+    assert config(*flags, env=env) == {name: other(name)[1] for name in NAMES}
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    told = config("--max-streams", "3", env={"GRADWIRE_MAX_STREAMS": "4"})
+    assert told["max_streams"] == 3
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -151,15 +164,12 @@ def test_a_file_with_a_fault_is_refused_by_the_keys_name(
 ) -> None:
     file = tmp_path / "gradwire.toml"
     file.write_text(text)
-    done = CliRunner().invoke(gradwire_server, ["--print-config", "--config", str(file)])
-    assert done.exit_code == 2
-    assert words in done.stderr
+    assert words in refused("--config", str(file))
 
 
 def test_a_missing_file_is_refused() -> None:
-    done = CliRunner().invoke(gradwire_server, ["--print-config", "--config", "/nowhere"])
-    assert done.exit_code == 2
-    assert "--config is /nowhere: No such file or directory" in done.stderr
+    words = "--config is /nowhere: No such file or directory"
+    assert words in refused("--config", "/nowhere")
 
 
 def test_memory_in_a_file_counts_as_given(tmp_path: Path) -> None:
@@ -186,9 +196,7 @@ def test_a_port_beside_another_address_is_refused(
     flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADWIRE_ADDRESS", "unix:/tmp/gradwire")
-    done = CliRunner().invoke(gradwire_server, ["--port", "7", *flags])
-    assert done.exit_code == 2
-    assert words in done.stderr
+    assert words in refused("--port", "7", *flags)
 
 
 def test_print_config_masks_secrets() -> None:
@@ -214,92 +222,73 @@ def test_version_is_told() -> None:
     assert done.stdout.startswith("gradwire-server 0.")
 
 
-WRONG: dict[str, tuple[tuple[str, ...], str]] = {
-    "no number": (("--max-streams", "many"), "many"),
-    "zero": (("--max-streams", "0"), "--max-streams is 0; at least 1"),
-    "negative": (("--max-work", "-1"), "--max-work is -1; at least 1"),
-    "negative threads": (("--compute-threads", "-1"), "--compute-threads is -1; at least 0"),
-    "no time": (("--stall-timeout-s", "0"), "--stall-timeout-s is 0.0"),
-    "not a number": (("--stall-timeout-s", "nan"), "--stall-timeout-s is nan"),
-    "endless": (("--stall-timeout-s", "inf"), "--stall-timeout-s is inf"),
-    "endless grace": (("--grace-s", "inf"), "--grace-s is inf"),
-    "beyond int64": (("--max-elements", str(2**63)), "--max-elements is 9223372036854775808"),
-    "message beyond int32": (
-        ("--max-message-bytes", str(2**31)),
-        "--max-message-bytes is 2147483648",
-    ),
-    "rank beyond the wire": (("--max-rank", "9"), "--max-rank is 9"),
-    "workers below none": (("--workers", "-1"), "--workers is -1; at least 0"),
-    "a port for workers": (("--workers", "50051"), "--workers is 50051; at most 1024"),
-    "a GPU on a unix socket": (
-        ("--backend", "cuda", "--address", "unix:/tmp/gradwire"),
+# Flags and words of the message.
+WRONG: list[tuple[str, str]] = [
+    ("--max-streams many", "many"),
+    ("--max-streams 0", "--max-streams is 0; at least 1"),
+    ("--max-work -1", "--max-work is -1; at least 1"),
+    ("--compute-threads -1", "--compute-threads is -1; at least 0"),
+    ("--stall-timeout-s 0", "--stall-timeout-s is 0.0"),
+    ("--stall-timeout-s nan", "--stall-timeout-s is nan"),
+    ("--stall-timeout-s inf", "--stall-timeout-s is inf"),
+    ("--grace-s inf", "--grace-s is inf"),
+    ("--max-elements 9223372036854775808", "--max-elements is 9223372036854775808"),
+    ("--max-message-bytes 2147483648", "--max-message-bytes is 2147483648"),
+    ("--max-rank 9", "--max-rank is 9"),
+    ("--workers -1", "--workers is -1; at least 0"),
+    ("--workers 50051", "--workers is 50051; at most 1024"),
+    (
+        "--backend cuda --address unix:/tmp/gradwire",
         "--backend is cuda and --address unix:/tmp/gradwire: a worker that loses its GPU is",
     ),
-    "workers on a unix socket": (
-        ("--workers", "2", "--address", "unix:/tmp/gradwire"),
-        "--workers is 2 and --address unix:/tmp/gradwire",
-    ),
-    "GPUs by words": (
-        ("--backend", "cuda", "--cuda-devices", "all"),
+    ("--workers 2 --address unix:/tmp/gradwire", "--workers is 2 and --address unix:/tmp/gradwire"),
+    (
+        "--backend cuda --cuda-devices all",
         "--cuda-devices is all; numbers such as 0,2 are needed, or nothing",
     ),
-    "a GPU twice": (
-        ("--backend", "cuda", "--cuda-devices", "0,1,0"),
+    (
+        "--backend cuda --cuda-devices 0,1,0",
         "--cuda-devices is 0,1,0, which names device 0 more than once; name each once",
     ),
-    "GPUs for a CPU": (
-        ("--backend", "numpy_cpu", "--cuda-devices", "0"),
+    (
+        "--backend numpy_cpu --cuda-devices 0",
         "--cuda-devices is 0 and --backend numpy_cpu, which takes no GPU; give --backend cuda, or",
     ),
-    "GPUs for no backend": (
-        ("--cuda-devices", "0"),
-        "--cuda-devices is 0 and --backend auto, which",
-    ),
-    "unknown backend": (("--backend", "abacus"), "abacus"),
-    "unknown level": (("--log-level", "loud"), "loud"),
-    "unknown flag": (("--nonsense",), "--nonsense"),
-    "certificate alone": (("--tls-certificate", "c.pem"), "and --tls-key are"),
-    "key alone": (("--tls-key", "k.pem"), "--tls-certificate and"),
-    "authorities alone": (("--tls-client-ca", "a.pem"), "needs --tls-certificate"),
-    "HTTP without a port": (
-        ("--http-port", "127.0.0.1"),
-        "--http-port is 127.0.0.1; PORT or",
-    ),
-    "HTTP on no port": (("--http-port", "65536"), "--http-port is 127.0.0.1:65536; PORT or"),
-    "HTTP for all": (
-        ("--http-port", "0.0.0.0:0", "--insecure"),
+    ("--cuda-devices 0", "--cuda-devices is 0 and --backend auto, which"),
+    ("--backend abacus", "abacus"),
+    ("--log-level loud", "loud"),
+    ("--nonsense", "--nonsense"),
+    ("--tls-certificate c.pem", "and --tls-key are"),
+    ("--tls-key k.pem", "--tls-certificate and"),
+    ("--tls-client-ca a.pem", "needs --tls-certificate"),
+    ("--http-port 127.0.0.1", "--http-port is 127.0.0.1; PORT or"),
+    ("--http-port 65536", "--http-port is 127.0.0.1:65536; PORT or"),
+    (
+        "--http-port 0.0.0.0:0 --insecure",
         "--http-port is 0.0.0.0:0, which is not loopback: give --tokens, or --tls-client-ca",
     ),
-    "tokens in the clear over HTTP": (
-        ("--http-port", "0.0.0.0:0", "--tokens", "tokens"),
+    (
+        "--http-port 0.0.0.0:0 --tokens tokens",
         "--http-port is 0.0.0.0:0, where tokens would travel in the clear: give --tls-certificate",
     ),
-    "no host in a URL": (
-        ("--otlp-endpoint", "http://:4318"),
-        "--otlp-endpoint is http://:4318; a URL",
-    ),
-    "no port in a URL": (("--otlp-endpoint", "http://a:x"), "--otlp-endpoint is http://a:x; a URL"),
-    "no URL": (("--otlp-endpoint", "127.0.0.1:4318"), "--otlp-endpoint is 127.0.0.1:4318; a URL"),
-    "memory for no message": (
-        ("--max-memory-bytes", "10"),
+    ("--otlp-endpoint http://:4318", "--otlp-endpoint is http://:4318; a URL"),
+    ("--otlp-endpoint http://a:x", "--otlp-endpoint is http://a:x; a URL"),
+    ("--otlp-endpoint 127.0.0.1:4318", "--otlp-endpoint is 127.0.0.1:4318; a URL"),
+    (
+        "--max-memory-bytes 10",
         "--max-memory-bytes is 10; at least 16777216 is needed, --max-message-bytes for each of",
     ),
-    "memory for one message, of three workers": (
-        ("--max-memory-bytes", "16777216", "--workers", "3"),
+    (
+        "--max-memory-bytes 16777216 --workers 3",
         "--max-memory-bytes is 16777216; at least 50331648 is needed",
     ),
-    "small messages": (("--max-message-bytes", "1000"), "--max-message-bytes is 1000"),
-}
+    ("--max-message-bytes 1000", "--max-message-bytes is 1000"),
+]
 
 
-@pytest.mark.parametrize(("flags", "word"), WRONG.values(), ids=list(WRONG))
-def test_a_setting_that_makes_no_sense_is_refused_by_name(
-    flags: tuple[str, ...], word: str
-) -> None:
-    done = CliRunner().invoke(gradwire_server, [*flags, "--print-config"])
-    assert done.exit_code == 2
-    assert word in done.stderr
-    assert not done.stdout
+@pytest.mark.parametrize(("flags", "words"), WRONG)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(flags: str, words: str) -> None:
+    assert words in refused(*flags.split())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is that of a thread on Linux alone")

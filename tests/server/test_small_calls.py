@@ -53,7 +53,7 @@ def test_results_are_those_of_streams_however_many_calls_of_one_length_take_turn
         assert answer.data == client.stream(as_stream(asked)).data
 
 
-@pytest.mark.parametrize("name", ["a", "two words", "x" * 127, "x" * 128])
+@pytest.mark.parametrize("name", ["a", "two words", " ", " a ", "x" * 127, "~" * 128, "%25 \"'\\"])
 def test_the_name_comes_back_in_message_and_trailers(client: RawClient, name: str) -> None:
     for seed in range(3):
         answer = client.evaluate(request(seed, request_id=name))
