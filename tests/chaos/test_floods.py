@@ -6,7 +6,7 @@ import re
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         assert "Traceback" not in command.log
 
 
-def caller(address: str) -> Iterator[object]:
+def caller(address: str) -> Generator[object]:
     """Yield how each of many calls over one connection failed; None where it brought its bits."""
     with RawClient(address) as client:
         while True:
