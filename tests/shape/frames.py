@@ -1,7 +1,11 @@
 """Modules and frames of one call, on the server's side and on the client's.
 
-Server and client are two processes, so that a frame's process tells whose it is. Calls are
-repeated, since the server also has tasks that run every few seconds.
+    python -m shape.frames FLAGS    is gradwire-server, but records its frames
+
+A frame counts whenever it is entered: a coroutine or a generator also each time it is resumed.
+Compiled code, numba's kernels included, has no frames. Server and client are two processes, so that
+a frame's process tells whose it is. Calls are repeated, since the server also has tasks that run
+every few seconds.
 """
 
 from __future__ import annotations
@@ -9,20 +13,22 @@ from __future__ import annotations
 import json
 import os
 import queue
+import runpy
+import signal
 import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import IO
+from types import FrameType
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from gradwire import Client, ops, v1
-from shape.recording import Recorder
 from support.processes import environment
 from support.raw_calls import RawClient, chunk, float32, opening
 
@@ -31,6 +37,9 @@ _READY = "gradwire-server listening on "
 _FLAGS = ("--address", "127.0.0.1:0", "--backend", "numpy_cpu", "--compute-threads", "1")
 _REPEATS = 7
 _BACKENDS = "gradwire_server.backends"
+# After a call its threads still count, and log lines are written together, some 0.1 s later: work
+# has ended when no frame came for so long.
+_QUIET_S = 0.15
 _CHUNK = 1 << 20
 # A chunk of the stream is two of its rows, and the gradient of a bilinear enlargement needs two new
 # rows for each row of its result: every chunk completes a result.
@@ -40,8 +49,7 @@ _MIDDLE = range(2, _CHUNKS - 1)
 _RESULT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Crossed:
+class Crossed(NamedTuple):
     """What one call crossed.
 
     modules  distinct modules of gradwire and gradwire_server, without the generated gradwire.v1
@@ -62,33 +70,68 @@ def crossed(repeats: list[Counter[str]], *, calls: int = 1) -> Crossed:
     Modules are those of every repeat, frames the median of repeats for one call.
     """
 
-    def median(*, ours: bool, backend: bool) -> int:
-        sums = [
-            sum(
-                count
-                for name, count in entered.items()
-                if (_is_ours(name), _is_in(name, _BACKENDS)) == (ours, backend)
-            )
-            for entered in repeats
-        ]
+    def median(owner: str) -> int:
+        sums = [sum(n for name, n in one.items() if _owner(name) == owner) for one in repeats]
         return round(statistics.median(sums) / calls)
 
     always = set(repeats[0]).intersection(*repeats)
-    return Crossed(
-        sum(map(_is_ours, always)),
-        median(ours=True, backend=False),
-        median(ours=True, backend=True),
-        median(ours=False, backend=False),
-    )
+    modules = sum(_owner(name) != "others" for name in always)
+    return Crossed(modules, median("frames"), median("backend"), median("others"))
 
 
-def _is_ours(module: str) -> bool:
-    product = _is_in(module, "gradwire") or _is_in(module, "gradwire_server")
-    return product and not _is_in(module, "gradwire.v1")
+def _owner(module: str) -> str:
+    def within(package: str) -> bool:
+        return f"{module}.".startswith(f"{package}.")
+
+    if within(_BACKENDS):
+        return "backend"
+    product = within("gradwire_server") or (within("gradwire") and not within("gradwire.v1"))
+    return "frames" if product else "others"
 
 
-def _is_in(module: str, package: str) -> bool:
-    return f"{module}.".startswith(f"{package}.")
+class Recorder:
+    """Notes the modules of the frames that this thread and those started later enter."""
+
+    def __init__(self) -> None:
+        self._entered: list[str] = []
+        self._recording = False
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and self._recording:
+            # Appending is atomic, so that threads need no lock.
+            self._entered.append(frame.f_globals.get("__name__", ""))
+
+    def start(self) -> None:
+        """Forget what was noted, and note from now on."""
+        self._entered, self._recording = [], True
+
+    def settle(self) -> None:
+        """Wait until no frame is entered any more."""
+        before = -1
+        while len(self._entered) != before:
+            before = len(self._entered)
+            time.sleep(_QUIET_S)
+
+    def stop(self) -> Counter[str]:
+        """Stop, and return how many frames of each module were entered."""
+        self._recording = False
+        return Counter(name for name in self._entered if name != __name__)
+
+    def close(self) -> None:
+        """Note nothing any more."""
+        self._recording = False
+        threading.setprofile(None)
+        sys.setprofile(None)
+
+
+def _obey(recorder: Recorder) -> None:
+    """Run the command in each line of the input; the end of the input stops the server."""
+    sys.setprofile(None)  # frames of this thread are not the server's
+    for line in sys.stdin:
+        print(json.dumps(getattr(recorder, line.strip())()), flush=True)  # noqa: T201 - the answer
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class RecordedServer:
@@ -106,16 +149,13 @@ class RecordedServer:
 
     def frames_of(self, work: Callable[[], object]) -> Counter[str]:
         """Return the frames of each module entered while work runs and until nothing follows."""
-        self._ask("start")
+        self.ask("start")
         work()
-        self.settle()
-        return Counter(json.loads(self._ask("stop")))
+        self.ask("settle")
+        return Counter(json.loads(self.ask("stop")))
 
-    def settle(self) -> None:
-        """Wait until the server waits."""
-        self._ask("settle")
-
-    def _ask(self, command: str) -> str:
+    def ask(self, command: str) -> str:
+        """Run a command of the recorder there, and return its answer."""
         self._commands.write(f"{command}\n")
         self._commands.flush()
         return self._answers.readline()
@@ -125,7 +165,7 @@ class RecordedServer:
 def recorded_server() -> Generator[RecordedServer]:
     """Run a server that records."""
     with subprocess.Popen(  # noqa: S603 - our own server
-        [sys.executable, "-m", "shape.recorded_server", *_FLAGS],
+        [sys.executable, "-m", "shape.frames", *_FLAGS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -140,11 +180,19 @@ def recorded_server() -> Generator[RecordedServer]:
 def measure(server: RecordedServer) -> dict[str, Crossed]:
     """Return what each kind of call crosses."""
     with RawClient(server.address) as client:
+
+        def unary(*sizes: int) -> Crossed:
+            found = [server.frames_of(lambda at=size: _call(client, at)) for size in sizes]
+            return crossed(found[-_REPEATS:])
+
+        repeats = _REPEATS + 2
         return {
-            "warm Evaluate of 12 KiB, server": _warm(server, client, size=16),
-            "warm Evaluate of 768 KiB, server": _warm(server, client, size=128),
-            "cold Evaluate, a new shape, server": _cold(server, client),
-            "chunk of 1 MiB of a stream, server": _streamed(server, client),
+            "warm Evaluate of 12 KiB, server": unary(*[16] * repeats),
+            "warm Evaluate of 768 KiB, server": unary(*[128] * repeats),
+            "cold Evaluate, a new shape, server": unary(*range(17, 17 + _REPEATS)),
+            "chunk of 1 MiB of a stream, server": crossed(
+                [_one_stream(server, client) for _ in range(_REPEATS)], calls=len(_MIDDLE)
+            ),
             "Client.evaluate of 12 MiB, client": _large(server.address),
         }
 
@@ -162,30 +210,12 @@ def _request(rows: int, columns: int, *, channels: int = 3) -> v1.EvaluateReques
     )
 
 
-def _unary(server: RecordedServer, client: RawClient, *, size: int) -> Counter[str]:
+def _call(client: RawClient, size: int) -> None:
     request = _request(size, size)
     request.data = bytes(4 * 3 * 2 * size * 2 * size)
-
-    def call() -> None:
-        refusal = client.evaluate(request).refusal
-        if refusal is not None:
-            raise RuntimeError(f"the call failed: {refusal}")
-
-    return server.frames_of(call)
-
-
-def _warm(server: RecordedServer, client: RawClient, *, size: int) -> Crossed:
-    return crossed([_unary(server, client, size=size) for _ in range(_REPEATS + 2)][2:])
-
-
-def _cold(server: RecordedServer, client: RawClient) -> Crossed:
-    sizes = range(17, 17 + _REPEATS)
-    return crossed([_unary(server, client, size=size) for size in sizes])
-
-
-def _streamed(server: RecordedServer, client: RawClient) -> Crossed:
-    repeats = [_one_stream(server, client) for _ in range(_REPEATS)]
-    return crossed(repeats, calls=len(_MIDDLE))
+    refusal = client.evaluate(request).refusal
+    if refusal is not None:
+        raise RuntimeError(f"the call failed: {refusal}")
 
 
 def _one_stream(server: RecordedServer, client: RawClient) -> Counter[str]:
@@ -210,7 +240,7 @@ def _one_stream(server: RecordedServer, client: RawClient) -> Counter[str]:
     messages.put(opening(_request(_CHUNKS, _ROW // 2, channels=1)))
     messages.put(chunk(0, bytes(_CHUNK)))  # the first result needs the second chunk, too
     send(range(1, _MIDDLE.start))
-    server.settle()
+    server.ask("settle")
     entered = server.frames_of(lambda: send(_MIDDLE))
     messages.put(chunk(_MIDDLE.stop * _CHUNK, bytes(_CHUNK)))
     messages.put(None)
@@ -222,20 +252,19 @@ def _large(address: str) -> Crossed:
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
     gradient = np.ones((4, 3, 512, 512), np.float32)
     recorder = Recorder()
+    found: list[Counter[str]] = []
     try:
         with Client(address) as client:
-            return crossed(list(_large_calls(recorder, client, operator, gradient)))
+            for _ in range(_REPEATS + 2):
+                recorder.start()
+                client.evaluate(operator, gradient, output_shape=(4, 3, 256, 256))
+                recorder.settle()
+                found.append(recorder.stop())
     finally:
         recorder.close()
+    return crossed(found[2:])
 
 
-def _large_calls(
-    recorder: Recorder, client: Client, operator: ops.Operator, gradient: np.ndarray
-) -> Iterator[Counter[str]]:
-    for number in range(_REPEATS + 2):
-        recorder.start()
-        client.evaluate(operator, gradient, output_shape=(4, 3, 256, 256))
-        recorder.settle()
-        entered = recorder.stop()
-        if number >= 2:
-            yield entered
+if __name__ == "__main__":
+    threading.Thread(target=_obey, args=(Recorder(),), daemon=True).start()
+    runpy.run_module("gradwire_server", run_name="__main__")

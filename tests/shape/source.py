@@ -1,4 +1,4 @@
-"""Counts of the source: tokens, modules, layers, names, callers, complexity, length.
+"""Counts of the source: tokens, modules, layers, names, callers, complexity.
 
 All take folders or texts and return values; none knows where this project keeps what.
 """
@@ -12,23 +12,15 @@ import token
 import tokenize
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-# Layout and remarks. What is left is NAME, NUMBER, STRING and OP; an f-string is one STRING.
-_NOT_COUNTED = {
-    token.COMMENT,
-    token.DEDENT,
-    token.ENCODING,
-    token.ENDMARKER,
-    token.INDENT,
-    token.NEWLINE,
-    token.NL,
-}
 # From Python 3.12 on an f-string is several tokens.
 _FSTRING_START = getattr(token, "FSTRING_START", None)
 _FSTRING_END = getattr(token, "FSTRING_END", None)
+_COUNTED = {token.NAME, token.NUMBER, token.OP, token.STRING, _FSTRING_START}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def modules(folder: Path, *, without: Iterable[Path] = ()) -> list[Path]:
@@ -48,36 +40,23 @@ def folders(folder: Path, *, without: Iterable[Path] = ()) -> dict[str, list[Pat
 
 
 def tokens(source: str) -> int:
-    """Count a module's tokens without comments, docstrings, line ends and indentation."""
-    docstrings = {(one.lineno, one.col_offset) for one in _docstrings(ast.parse(source))}
+    """Count names, numbers, strings and operators; an f-string is one, a docstring none."""
+    docstrings = [
+        ((text.lineno, text.col_offset), (text.end_lineno or 0, text.end_col_offset or 0))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None
+        for text in (cast("ast.Expr", node.body[0]).value,)
+    ]
     count = depth = 0
-    inside = False
     for one in tokenize.generate_tokens(io.StringIO(source).readline):
-        inside = _in_docstring(one, docstrings, inside=inside)
-        if one.type == _FSTRING_START:
-            depth += 1
-            count += depth == 1
-        elif one.type == _FSTRING_END:
-            depth -= 1
-        elif one.type not in _NOT_COUNTED and not inside:
-            count += depth == 0
+        depth -= one.type == _FSTRING_END
+        if depth == 0 and one.type in _COUNTED:
+            documents = one.type == token.STRING and any(
+                start <= one.start < stop for start, stop in docstrings
+            )
+            count += not documents
+        depth += one.type == _FSTRING_START
     return count
-
-
-def _in_docstring(
-    one: tokenize.TokenInfo, docstrings: set[tuple[int, int]], *, inside: bool
-) -> bool:
-    """Tell whether a token is part of a docstring, which may be several strings in a row."""
-    if one.type != token.STRING:
-        return inside and one.type == token.NL
-    return inside or one.start in docstrings
-
-
-def _docstrings(tree: ast.Module) -> Iterator[ast.expr]:
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, owners) and ast.get_docstring(node, clean=False) is not None:
-            yield cast("ast.Expr", node.body[0]).value
 
 
 def repeated_classes(sources: Iterable[str]) -> dict[str, int]:
@@ -103,22 +82,16 @@ def backend_callers(sources: Mapping[str, str]) -> list[str]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Attribute)
         and node.attr in {"apply", "accumulate"}
-        and _last_name(node.value).lower().endswith("backend")
+        and ast.unparse(node.value).lower().endswith("backend")
     ]
     return [f"{name}:{line}" for name, line in sorted(found)]
 
 
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def layers(pyproject: str, contract: str) -> int:
-    """Count the layers of import-linter's contract of this name."""
+def layers(pyproject: str, contract: str) -> list[str]:
+    """Return the layers of import-linter's contract of this name."""
     contracts = tomllib.loads(pyproject)["tool"]["importlinter"]["contracts"]
-    (found,) = (one for one in contracts if one["name"] == contract)
-    return len(found["layers"])
+    (found,) = (one["layers"] for one in contracts if one["name"] == contract)
+    return list(found)
 
 
 def complex_functions(report: str, root: Path) -> list[str]:
@@ -128,9 +101,3 @@ def complex_functions(report: str, root: Path) -> list[str]:
         f"{Path(one['filename']).relative_to(root)}:{one['location']['row']} {one['message']}"
         for one in found
     )
-
-
-def longer_than(most: int, sources: Mapping[str, str]) -> dict[str, int]:
-    """Return the lines of each module that has more than so many."""
-    lines = {name: len(source.splitlines()) for name, source in sources.items()}
-    return {name: count for name, count in lines.items() if count > most}
