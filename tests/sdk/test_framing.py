@@ -2,75 +2,154 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
 import pytest
-from hypothesis import given
+from google.protobuf.message import DecodeError, Message
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire import v1
-from gradwire._wire.framing import chunk_frame, evaluation_frame, read_chunk, read_evaluation
+from gradwire._wire import framing
+from support.raw_calls import float32, published_request
 
 OFFSETS = st.integers(0, 2**63 - 1) | st.sampled_from([0, 127, 128, 2**31, 2**32, 2**63 - 1])
 DATA = st.binary(min_size=1, max_size=300)
-
-
-def read(message: bytes) -> tuple[int, bytes] | None:
-    chunk = read_chunk(message)
-    return None if chunk is None else (chunk[0], bytes(chunk[1]))
-
-
-@given(OFFSETS, DATA)
-def test_a_frame_is_what_protobuf_writes_in_both_directions(offset: int, data: bytes) -> None:
-    chunk = v1.Chunk(offset=offset, data=data)
-    frame = chunk_frame(offset, memoryview(data))
-    assert frame == v1.EvaluateStreamRequest(chunk=chunk).SerializeToString()
-    assert frame == v1.EvaluateStreamResponse(chunk=chunk).SerializeToString()
-
-
-@given(OFFSETS, DATA)
-def test_a_chunk_of_protobuf_is_read_back(offset: int, data: bytes) -> None:
-    message = v1.EvaluateStreamResponse(chunk=v1.Chunk(offset=offset, data=data))
-    assert read(message.SerializeToString()) == (offset, data)
-
-
-@given(OFFSETS, DATA, st.data())
-def test_a_truncated_frame_is_no_chunk(offset: int, data: bytes, draw: st.DataObject) -> None:
-    frame = chunk_frame(offset, data)
-    assert read(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
-
-
-def test_other_messages_are_no_chunks() -> None:
-    for message in (
-        v1.EvaluateStreamResponse(),
-        v1.EvaluateStreamResponse(opened=v1.Opened(read_from_byte=1)),
-        v1.EvaluateStreamResponse(error=v1.Error(message="no")),
-        v1.EvaluateStreamResponse(chunk=v1.Chunk(offset=5)),
-    ):
-        assert read(message.SerializeToString()) is None
-
-
-IDS = st.text(st.characters(codec="ascii"), max_size=200)
+NAMES = st.text(st.characters(codec="ascii"), max_size=200)
 TENSORS = st.builds(
     v1.TensorDescriptor,
     data_type=st.just(v1.DataType.DATA_TYPE_FLOAT32),
     sizes=st.lists(st.integers(1, 2**63 - 1), max_size=8),
 )
+NO_ERROR = v1.Error(message="no")
+M = TypeVar("M", bound=Message)
 
 
-@given(IDS, TENSORS, st.none() | TENSORS, DATA)
-def test_a_request_framed_by_hand_is_what_protobuf_writes_and_is_read_back(
-    request_id: str, source: v1.TensorDescriptor, result: v1.TensorDescriptor | None, data: bytes
-) -> None:
+class Framed(NamedTuple):
+    """A message, its frame made by hand, and what is read of it."""
+
+    message: Message
+    frame: bytes
+    parts: tuple[Any, ...]
+
+
+@st.composite
+def streamed_chunk(draw: st.DrawFn, kind: Callable[..., Message]) -> Framed:
+    offset, data = draw(OFFSETS), draw(DATA)
+    message = kind(chunk=v1.Chunk(offset=offset, data=data))
+    return Framed(message, framing.chunk_frame(offset, memoryview(data)), (offset, data))
+
+
+@st.composite
+def request(draw: st.DrawFn) -> Framed:
     operator = v1.Operator(interpolate_backward=v1.Interpolate(sizes=(1, 2**40)))
+    source, result = draw(TENSORS), draw(st.none() | TENSORS)
     header = v1.EvaluateRequest(operator=operator, input=source, output=result)
-    whole = v1.EvaluateRequest(request_id=request_id, data=data)
+    return framed(header, draw(NAMES), draw(DATA), framing.evaluation_frame)
+
+
+@st.composite
+def response(draw: st.DrawFn) -> Framed:
+    header = v1.EvaluateResponse(output=draw(TENSORS))
+    return framed(header, draw(NAMES), draw(DATA), framing.evaluation_frame)
+
+
+@st.composite
+def one_of_many(draw: st.DrawFn) -> Framed:
+    header = published_request()
+    header.ClearField("request_id")
+    header.ClearField("data")
+    made = framed(header, draw(NAMES.filter(bool)), draw(DATA), framing.many_request_frame)
+    return made._replace(message=v1.EvaluateManyRequest(evaluation=made.message))
+
+
+@st.composite
+def result_of_many(draw: st.DrawFn) -> Framed:
+    header = v1.EvaluateResponse(output=float32(2, 300, strides=(0, 1)))
+    made = framed(header, draw(NAMES.filter(bool)), draw(DATA), framing.many_result_frame)
+    name = made.parts[0].decode()
+    return made._replace(message=v1.EvaluateManyResponse(request_id=name, result=made.message))
+
+
+def framed(header: Any, name: str, data: bytes, frame: Callable[..., bytes]) -> Framed:
+    """Put name and data into a header's message, and all three into a frame."""
+    whole = type(header)(request_id=name, data=data)
     whole.MergeFrom(header)
-    frame = evaluation_frame(request_id.encode(), header.SerializeToString(), memoryview(data))
-    assert frame == whole.SerializeToString()
-    assert read_evaluation(frame) == (
-        request_id.encode(),
-        header.SerializeToString(),
-        memoryview(data),
-    )
+    parts = (name.encode(), header.SerializeToString(), data)
+    return Framed(whole, frame(parts[0], parts[1], memoryview(data)), parts)
+
+
+FORMS: dict[str, tuple[st.SearchStrategy[Framed], Callable[[bytes], Any]]] = {
+    "chunk sent": (streamed_chunk(v1.EvaluateStreamRequest), framing.read_chunk),
+    "chunk received": (streamed_chunk(v1.EvaluateStreamResponse), framing.read_chunk),
+    "Evaluate's request": (request(), framing.read_evaluation),
+    "Evaluate's response": (response(), framing.read_evaluation),
+    "EvaluateMany's request": (one_of_many(), framing.read_many_request),
+    "EvaluateMany's response": (result_of_many(), framing.read_many_result),
+}
+every_form = pytest.mark.parametrize(("form", "read"), FORMS.values(), ids=FORMS)
+
+
+@every_form
+@given(draw=st.data())
+def test_a_frame_is_what_protobuf_writes_and_is_read_back(
+    form: st.SearchStrategy[Framed], read: Callable[[bytes], Any], draw: st.DataObject
+) -> None:
+    one = draw.draw(form)
+    assert one.frame == one.message.SerializeToString()
+    parts = read(one.frame)
+    assert (*parts[:-1], bytes(parts[-1])) == one.parts
+
+
+@every_form
+@given(draw=st.data())
+def test_a_truncated_frame_is_none(
+    form: st.SearchStrategy[Framed], read: Callable[[bytes], Any], draw: st.DataObject
+) -> None:
+    frame = draw.draw(form).frame
+    assert read(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
+
+
+OTHERS: dict[str, list[Message]] = {
+    "chunk received": [
+        v1.EvaluateStreamResponse(),
+        v1.EvaluateStreamResponse(opened=v1.Opened(read_from_byte=1)),
+        v1.EvaluateStreamResponse(error=NO_ERROR),
+        v1.EvaluateStreamResponse(chunk=v1.Chunk(offset=5)),
+    ],
+    "EvaluateMany's request": [
+        v1.EvaluateManyRequest(),
+        v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(data=b"\x05")),
+        v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(request_id="ä", data=b"\x05")),
+        v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(request_id="a")),
+    ],
+    "EvaluateMany's response": [
+        v1.EvaluateManyResponse(),
+        v1.EvaluateManyResponse(request_id="a"),
+        v1.EvaluateManyResponse(request_id="a", error=NO_ERROR),
+        *(
+            v1.EvaluateManyResponse(
+                request_id=name, result=v1.EvaluateResponse(request_id="b", data=b"\x05")
+            )
+            for name in ("a", "")
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_messages_are_none(name: str) -> None:
+    _, read = FORMS[name]
+    for message in OTHERS[name]:
+        assert read(message.SerializeToString()) is None
+
+
+def test_a_request_without_a_name_is_none_of_many() -> None:
+    nameless = published_request()
+    nameless.ClearField("request_id")
+    message = v1.EvaluateManyRequest(evaluation=nameless)
+    assert framing.read_many_request(message.SerializeToString()) is None
 
 
 @pytest.mark.parametrize("bits", [7, 14, 21])
@@ -79,35 +158,71 @@ def test_data_of_every_length_is_read_back_and_not_a_byte_more_or_less(bits: int
         operator=v1.Operator(interpolate_backward=v1.Interpolate())
     ).SerializeToString()
     for length in range(2**bits - 6, 2**bits + 7):
-        frame = evaluation_frame(b"name", header, bytes(length))
-        assert read_evaluation(frame) == (b"name", header, memoryview(bytes(length)))
+        frame = framing.evaluation_frame(b"name", header, bytes(length))
+        assert framing.read_evaluation(frame) == (b"name", header, memoryview(bytes(length)))
         for other in (frame[:-2], frame[:-1], frame + b"\0", frame + b"\0\0"):
-            assert read_evaluation(other) is None
-
-
-@given(IDS, TENSORS, DATA)
-def test_a_response_framed_by_hand_is_what_protobuf_writes_and_is_read_back(
-    request_id: str, output: v1.TensorDescriptor, data: bytes
-) -> None:
-    header = v1.EvaluateResponse(output=output).SerializeToString()
-    frame = evaluation_frame(request_id.encode(), header, data)
-    whole = v1.EvaluateResponse(request_id=request_id, output=output, data=data)
-    assert frame == whole.SerializeToString()
-    assert read_evaluation(frame) == (request_id.encode(), header, memoryview(data))
-
-
-@given(IDS, TENSORS, DATA, st.data())
-def test_a_truncated_evaluation_is_none(
-    request_id: str, output: v1.TensorDescriptor, data: bytes, draw: st.DataObject
-) -> None:
-    frame = v1.EvaluateResponse(request_id=request_id, output=output, data=data).SerializeToString()
-    assert read_evaluation(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
+            assert framing.read_evaluation(other) is None
 
 
 def test_bulk_bytes_are_read_by_reference() -> None:
-    frame = evaluation_frame(b"a", b"", bytes(9))
-    parts, chunk = read_evaluation(frame), read_chunk(chunk_frame(3, bytes(9)))
+    frame = framing.evaluation_frame(b"a", b"", bytes(9))
+    parts, chunk = (
+        framing.read_evaluation(frame),
+        framing.read_chunk(framing.chunk_frame(3, bytes(9))),
+    )
     assert parts is not None
     assert parts[2].obj is frame
     assert chunk is not None
     assert isinstance(chunk[1].obj, bytes)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Bytes near to a message: some of them changed, left out or doubled."""
+    frame = bytearray(draw(one_of_many() | result_of_many()).frame)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(frame) - 1))
+        match draw(st.sampled_from(["change", "insert", "remove", "repeat"])):
+            case "change":
+                frame[at] = draw(st.integers(0, 255))
+            case "insert":
+                frame.insert(at, draw(st.integers(0, 255)))
+            case "remove" if len(frame) > 1:
+                del frame[at]
+            case _:
+                stop = draw(st.integers(at, len(frame)))
+                frame[at:at] = frame[at:stop]
+    return bytes(frame)
+
+
+def parsed(kind: type[M], data: bytes) -> M | None:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
+
+
+@given(st.binary(max_size=40) | damaged())
+# A name that is not UTF-8, lengths in more bytes than needed, a header that is no message.
+@example(b"\x0a\x07\x0a\x01\xff\x7a\x01\x05")
+@example(b"\x0a\x87\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00\x0a\x01a\x7a\x01\x05")
+@example(b"\x0a\x87\x00\x0a\x81\x00a\x7a\x81\x00\x05")
+@example(b"\x0a\x09\x0a\x01a\x12\x01\xff\x7a\x01\x05")
+def test_what_is_read_by_hand_protobuf_reads_alike(message: bytes) -> None:
+    parts = framing.read_many_request(message)
+    if parts is not None:
+        asked = parsed(v1.EvaluateManyRequest, message)
+        header = parsed(v1.EvaluateRequest, parts[1])
+        assert (asked is None) == (header is None)
+        if asked is not None and header is not None:
+            header.MergeFrom(v1.EvaluateRequest(request_id=parts[0].decode(), data=bytes(parts[2])))
+            assert asked == v1.EvaluateManyRequest(evaluation=header)
+    parts = framing.read_many_result(message)
+    if parts is not None:
+        answered = parsed(v1.EvaluateManyResponse, message)
+        result = parsed(v1.EvaluateResponse, parts[1])
+        assert (answered is None) == (result is None)
+        if answered is not None and result is not None:
+            name = parts[0].decode()
+            result.MergeFrom(v1.EvaluateResponse(request_id=name, data=bytes(parts[2])))
+            assert answered == v1.EvaluateManyResponse(request_id=name, result=result)

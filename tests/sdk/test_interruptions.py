@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -14,12 +16,24 @@ from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client
 from gradwire.errors import CallCancelledError, DeadlineExceededError, UnavailableError
-from support.clients import LARGE, SMALL, Face, copied, either_size, start_lost
+from support.clients import (
+    AWAITED,
+    ITEM,
+    LARGE,
+    ONCE,
+    SMALL,
+    Face,
+    copied,
+    either_size,
+    start_lost,
+)
 from support.raw_calls import wait_until
 from support.relay import Relay
-from support.serving import ServerThread
+from support.serving import ServerThread, serving_process
 
 pytestmark = pytest.mark.usefixtures("nothing_waits_for_the_watch")
+
+SMALL_CALL, LARGE_CALL = partial(copied, array=SMALL), partial(copied, array=LARGE)
 
 
 def test_a_stream_in_which_nothing_moves_is_given_up(relay: Relay, face: Face) -> None:
@@ -123,13 +137,8 @@ def test_a_closed_client_says_so(server: ServerThread, face: Face) -> None:
     client.server_info()
     client.close()
     client.close()
-    for call in (
-        client.server_info,
-        client.operators,
-        client.wait_ready,
-        lambda: copied(client, SMALL),
-        lambda: copied(client, LARGE),
-    ):
+    asked = (client.server_info, client.operators, client.wait_ready)
+    for call in (*asked, partial(SMALL_CALL, client), partial(LARGE_CALL, client)):
         with pytest.raises(RuntimeError, match="closed"):
             call()
 
@@ -147,3 +156,32 @@ def test_another_event_loop_is_refused(server: ServerThread) -> None:
         await client.close()
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("face", "call"),
+    [
+        (Client, SMALL_CALL),
+        (Client, LARGE_CALL),
+        (Client, lambda client: list(client.evaluate_many([ITEM] * 3))),
+        (AWAITED, SMALL_CALL),
+        (AWAITED, LARGE_CALL),
+    ],
+    ids=["Evaluate", "EvaluateStream", "EvaluateMany", "awaited", "awaited stream"],
+)
+def test_a_call_ends_that_no_server_answers_any_more(
+    monkeypatch: pytest.MonkeyPatch, face: Face, call: Callable[[Any], Any]
+) -> None:
+    # Takes 40 s by default.
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_MS", 1000)
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_TIMEOUT_MS", 500)
+    with (
+        serving_process() as server,
+        # Without keepalive calls would end with another error, after the timeout.
+        face(server.address, retry=ONCE, timeout_s=60) as client,
+    ):
+        call(client)
+        # Its sockets stay open, and nobody is behind them.
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(UnavailableError):
+            call(client)

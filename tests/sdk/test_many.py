@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, Item, ops
 from gradwire.errors import GradwireError, InvalidRequestError
-from support.clients import BILINEAR, COPY, Collect, both_clients, either_way, half
+from support.clients import BILINEAR, COPY, ONCE, Collect, Outcome, both_clients, either_way, half
 from support.oracles import oracles
-from support.serving import ServerThread
+from support.raw_calls import wait_idle
+from support.serving import ServerThread, serving
 from support.strided_arrays import arrays
 
 NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest")
@@ -41,6 +42,11 @@ def given_arrays() -> list[NDArray[Any]]:
     ]
 
 
+def check_places(outcomes: list[tuple[int, Outcome]], count: int, *, ordered: bool) -> None:
+    places = [index for index, _ in outcomes]
+    assert (places if ordered else sorted(places)) == list(range(count))
+
+
 @both_clients
 @either_way
 @pytest.mark.parametrize("most", [1, 3, 64])
@@ -49,8 +55,7 @@ def test_results_are_those_of_evaluate(
 ) -> None:
     items = [(op, array, half(array)) for array in given_arrays() * 4 for op in (BILINEAR, NEAREST)]
     outcomes = collect(server.address, iter(items), ordered=ordered, max_in_flight=most)
-    places = [index for index, _ in outcomes]
-    assert (places if ordered else sorted(places)) == list(range(len(items)))
+    check_places(outcomes, len(items), ordered=ordered)
     with Client(server.address) as client:
         for index, result in outcomes:
             op, array, shape = items[index]
@@ -152,13 +157,8 @@ def test_items_are_taken_only_as_there_is_room(
             seen.append(len(open_now))
             yield Item(COPY, np.full((2, 2), number, np.float32), (2, 2))
 
-    collect(
-        server.address,
-        items(),
-        ordered=ordered,
-        max_in_flight=most,
-        on_outcome=open_now.remove,
-    )
+    options = {"ordered": ordered, "max_in_flight": most}
+    collect(server.address, items(), on_outcome=open_now.remove, **options)
     assert max(seen) == most
     assert not open_now
 
@@ -205,10 +205,8 @@ def test_an_array_may_be_used_anew_for_the_next_item(
     def items() -> Iterator[Item]:
         for number in range(100):
             array[...] = number
-            # Of either layout.
-            yield Item(
-                COPY, array if number % 2 else array.T[::-1], (4, 6) if number % 2 else (6, 4)
-            )
+            layout = array if number % 2 else array.T[::-1]
+            yield Item(COPY, layout, layout.shape)
 
     for index, result in collect(server.address, items()):
         assert (np.asarray(result) == index).all()
@@ -252,3 +250,49 @@ def test_items_may_come_asynchronously(server: ServerThread) -> None:
             return seen + [float(result[0]) async for result in results]
 
     assert asyncio.run(run()) == list(range(50))
+
+
+# A stream for the small ones and another one for a large one would be one too many.
+either_limit = pytest.mark.parametrize("streams", [1, 64])
+
+
+@both_clients
+@either_way
+@either_limit
+def test_large_tensors_are_evaluated_among_small_ones(
+    streams: int, collect: Collect, *, ordered: bool
+) -> None:
+    large = np.random.default_rng(1).normal(size=(1, 1, 512, 512)).astype(np.float32)
+    sizes = [4, 512, 8, 512, 512, 4, 4]
+    items = [(BILINEAR, large[..., :n, :n], (1, 1, n // 2, n // 2)) for n in sizes]
+    with serving(max_streams=streams) as server:
+        outcomes = collect(server.address, items, ordered=ordered, options={"retry": ONCE})
+        check_places(outcomes, len(items), ordered=ordered)
+        with Client(server.address) as client:
+            for index, result in outcomes:
+                op, array, shape = items[index]
+                wanted = client.evaluate(op, array, output_shape=shape)
+                np.testing.assert_array_equal(np.asarray(result), wanted)
+        wait_idle(server)
+
+
+@both_clients
+@either_limit
+@pytest.mark.parametrize("spread", [False, True], ids=["plain", "broadcast"])
+def test_a_result_that_turns_out_to_be_large_is_fetched_by_a_stream(
+    streams: int, collect: Collect, *, spread: bool
+) -> None:
+    enlarge = ops.Interpolate(mode="nearest", scales=(160.0, 160.0), data_format="NCX")
+    array = np.random.default_rng(2).normal(size=(1, 1, 8, 8)).astype(np.float32)
+    if spread:
+        array = np.broadcast_to(array[:, :, :1], array.shape)
+    items = [(enlarge, array), (BILINEAR, array, (1, 1, 4, 4)), (enlarge, array)]
+    with serving(max_streams=streams) as server:
+        with Client(server.address) as client:
+            wanted = client.evaluate(enlarge, array)
+        outcomes = collect(server.address, items, options={"retry": ONCE})
+        assert len(outcomes) == len(items)
+        for index, result in outcomes:
+            assert isinstance(result, np.ndarray)
+            assert index == 1 or result.tobytes() == wanted.tobytes()
+        wait_idle(server)
